@@ -1,0 +1,25 @@
+"""The paper's six algorithms in plain torch, to be read beside it.
+
+Shapes: `[..., n, N]` for n rows and N experts; leading dimensions (steps, layers) are independent problems.
+Static shapes and no host synchronisation throughout, so that any of it can be captured or compiled.
+"""
+
+from xshare.algorithms.batch_aware import warm_up
+from xshare.algorithms.expert_parallel import fill_level, fill_rounds, load
+from xshare.algorithms.greedy import fixed_point, greedy, greedy_mass, rank
+from xshare.algorithms.refine import refine, top_up
+from xshare.algorithms.speculative import per_request
+
+__all__ = [
+    "fill_level",
+    "fill_rounds",
+    "fixed_point",
+    "greedy",
+    "greedy_mass",
+    "load",
+    "per_request",
+    "rank",
+    "refine",
+    "top_up",
+    "warm_up",
+]

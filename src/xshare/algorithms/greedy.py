@@ -1,0 +1,47 @@
+"""Algorithm 1, GreedySelect: add the experts with the largest summed score.
+
+f(S) = sum of u[j] over S is modular, so taking the largest u one after another is optimal, and taking them one
+after another is a sort.
+"""
+
+import torch
+from torch import Tensor
+
+ONE = 2**32  # a score of 1.0 as a fixed-point integer
+
+
+def fixed_point(score: Tensor, voting: Tensor) -> Tensor:
+    """Scores in [0, 1] as integers, zero in rows that do not vote: float [..., n, N], bool [..., n] -> int64.
+
+    Integer sums do not depend on the order of rows, so ranks of a tensor-parallel group agree bit for bit.
+    """
+    return (score * ONE).round().to(torch.int64) * voting.unsqueeze(-1)
+
+
+def rank(values: Tensor) -> Tensor:
+    """Place of each entry in its row, 0 for the largest; ties go to the lower index. [..., N] -> int64 [..., N]."""
+    order = values.argsort(dim=-1, descending=True, stable=True)
+    places = torch.arange(values.shape[-1], device=values.device).expand_as(order)
+    return torch.empty_like(order).scatter_(-1, order, places)
+
+
+def outside(u: Tensor, S0: Tensor) -> Tensor:
+    """Sums of the experts outside S0; members rank last."""
+    return u.masked_fill(S0, torch.iinfo(u.dtype).min)
+
+
+def greedy(u: Tensor, S0: Tensor, budget: int | Tensor) -> Tensor:
+    """S0 plus the `budget` experts outside it with the largest column sums u. int64 [..., N], bool [..., N] -> bool."""
+    return S0 | (rank(outside(u, S0)) < budget)
+
+
+def greedy_mass(u: Tensor, S0: Tensor, tau: float) -> Tensor:
+    """The threshold form: add in the same order while f(S) < tau * f(E)."""
+    if tau >= 1:
+        return torch.ones_like(S0)  # also the experts without any score
+    f_S0 = (u * S0).sum(-1, keepdim=True)
+    target = tau * u.sum(-1, keepdim=True).double()
+    gain, order = outside(u, S0).sort(dim=-1, descending=True, stable=True)
+    gain = gain.clamp(min=0)
+    f_before = f_S0 + gain.cumsum(-1) - gain  # f(S) at the moment each expert's turn comes
+    return S0 | torch.zeros_like(S0).scatter_(-1, order, f_before.double() < target)

@@ -1,0 +1,25 @@
+"""Refinement: every row routes to its top-k inside S, by the model's own rules."""
+
+import torch
+from torch import Tensor
+
+from xshare.algorithms.greedy import greedy
+from xshare.router import ABSENT, RouterSpec
+
+
+def top_up(S: Tensor, u: Tensor, k: int) -> Tensor:
+    """S with at least k experts, so that no token gets fewer than the model would give it."""
+    return greedy(u, S, k - S.sum(-1, keepdim=True))
+
+
+def refine(choice: Tensor, allowed: Tensor, router: RouterSpec) -> tuple[Tensor, Tensor]:
+    """The top-k of every row among `allowed`, best first. float64 [..., n, N], bool [..., n or 1, N] -> ids, real.
+
+    S comes before the group rule: groups are judged by what S leaves of them. A row left with fewer than k experts
+    repeats its best in the empty slots, which are not `real` and weigh nothing: engines read every slot, so each must
+    hold a valid id inside S.
+    """
+    inside = router.limit_groups(choice.masked_fill(~allowed, ABSENT))
+    best, ids = inside.sort(dim=-1, descending=True, stable=True)
+    ids, real = ids[..., : router.top_k], best[..., : router.top_k] > ABSENT
+    return torch.where(real, ids, ids[..., :1]), real

@@ -1,0 +1,68 @@
+"""One registry, one signature: every method is a function (Step, Policy) -> Selection."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from xshare.algorithms import top_up
+from xshare.errors import PolicyError
+from xshare.methods.step import Selection, Step
+from xshare.policy import METHOD_KNOBS, Knobs, Policy
+
+Function = Callable[[Step, Policy], Selection]
+Needs = Literal["scores", "router", "logits"]  # what a step must know: scores alone, native routing too, logits too
+
+
+@dataclass(frozen=True)
+class Method:
+    name: str
+    summary: str
+    knobs: Knobs
+    needs: Needs
+    tables: tuple[str, ...]  # per-layer tables a calibrated method brings
+    function: Function
+
+
+METHODS: dict[str, Method] = {}
+
+
+def register(
+    name: str, summary: str, *, knobs: Knobs | None = None, needs: Needs = "scores", tables: tuple[str, ...] = ()
+) -> Callable[[Function], Function]:
+    def add(function: Function) -> Function:
+        if knobs is not None:
+            METHOD_KNOBS[name] = knobs
+        METHODS[name] = Method(name, summary, METHOD_KNOBS[name], needs, tables, function)
+        return function
+
+    return add
+
+
+def decide(step: Step, policy: Policy) -> Selection:
+    """The set the policy's method chooses, as the algorithms define it."""
+    method = METHODS[policy.method]
+    if method.needs != "scores" and step.native is None:
+        raise PolicyError(f"method {method.name!r} needs the model's router: call route() with logits, not select()")
+    if method.needs == "logits" and step.logits is None:
+        raise PolicyError(f"method {method.name!r} needs the router's logits, and only the chosen experts are known")
+    for table in method.tables:
+        if table not in step.tables:
+            raise PolicyError(f"method {method.name!r} needs the table {table!r}: pass tables={{{table!r}: ...}}")
+    if policy.warmup > step.num_experts:
+        raise PolicyError(
+            f"warmup (k0) must be at most the number of experts ({step.num_experts}), not {policy.warmup}"
+        )
+    return method.function(step, policy)
+
+
+def decide_routing(step: Step, policy: Policy) -> Selection:
+    """The same for routing: a shared set is topped up to k, and with no voting row at all everything is allowed."""
+    assert step.native is not None
+    selection = decide(step, policy)
+    nobody = ~step.voting.any(dim=-1, keepdim=True)  # [..., 1]
+    keep, rows = selection.keep, selection.rows
+    if rows is None and selection.routed is None:  # methods that limit rows one by one mean to use fewer
+        keep = top_up(keep, step.sums(policy.score), step.native.top_k)
+    return replace(selection, keep=keep | nobody, rows=None if rows is None else rows | nobody.unsqueeze(-1))

@@ -1,0 +1,111 @@
+"""Step: one layer of one decode step as every method sees it. Selection: what a method decides.
+
+Both carry leading dimensions: a replay hands over [batches, layers, ...] at once, an engine none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from xshare.algorithms import fixed_point, rank
+from xshare.batch import BatchLayout, Placement
+from xshare.router import ABSENT
+
+
+@dataclass
+class Native:
+    """What the model's own router would do."""
+
+    ids: Tensor  # int64 [..., n, k]
+    weights: Tensor  # float64 [..., n, k], before the routed scaling factor
+
+    @property
+    def top_k(self) -> int:
+        return self.ids.shape[-1]
+
+    def scatter(self, num_experts: int) -> Tensor:
+        """The weights over all experts, zero outside the row's top-k: the paper's other gating value."""
+        zeros = self.weights.new_zeros(*self.ids.shape[:-1], num_experts)
+        return zeros.scatter_add_(-1, self.ids, self.weights)
+
+
+@dataclass
+class Step:
+    score: Tensor  # float64 [..., n, N], finite
+    choice: Tensor  # float64 [..., n, N], ABSENT where the model's own group rule does not look
+    usable: Tensor  # bool [..., n]: rows without NaN, +inf or nothing but -inf
+    layout: BatchLayout
+    placement: Placement
+    native: Native | None = None  # None where only scores are known
+    logits: Tensor | None = None  # float64 [..., n, N], finite; None where they are not known
+    tables: Mapping[str, Tensor] = field(default_factory=dict)  # a calibrated method's own, [..., ...] for this layer
+
+    @property
+    def num_experts(self) -> int:
+        return self.score.shape[-1]
+
+    @cached_property
+    def voting(self) -> Tensor:
+        """bool [..., n]: rows whose scores count."""
+        return self.layout.voting & self.usable
+
+    @cached_property
+    def choice_rank(self) -> Tensor:
+        """int64 [..., n, N]: 0 for a row's best expert, N for one it may not take."""
+        return rank(self.choice).masked_fill(self.choice == ABSENT, self.num_experts)
+
+    @cached_property
+    def native_mask(self) -> Tensor:
+        """bool [..., n, N]: each row's native top-k."""
+        assert self.native is not None
+        return torch.zeros_like(self.score, dtype=torch.bool).scatter_(-1, self.native.ids, True)
+
+    def fixed(self, form: Literal["full", "topk"] = "full") -> Tensor:
+        """Scores as integers in either form, zero in rows that do not vote. int64 [..., n, N]"""
+        return self._fixed_topk if form == "topk" and self.native is not None else self._fixed_full
+
+    def sums(self, form: Literal["full", "topk"] = "full") -> Tensor:
+        """u, the column sums over the voting rows. int64 [..., N]"""
+        return self._sums_topk if form == "topk" and self.native is not None else self._sums_full
+
+    @cached_property
+    def _fixed_full(self) -> Tensor:
+        return fixed_point(self.score, self.voting)
+
+    @cached_property
+    def _fixed_topk(self) -> Tensor:
+        assert self.native is not None
+        return fixed_point(self.native.scatter(self.num_experts), self.voting)
+
+    @cached_property
+    def _sums_full(self) -> Tensor:
+        return self._fixed_full.sum(dim=-2)
+
+    @cached_property
+    def _sums_topk(self) -> Tensor:
+        return self._fixed_topk.sum(dim=-2)
+
+    def union(self, rows: Tensor) -> Tensor:
+        """Experts that any voting row has in `rows`. bool [..., n, N] -> bool [..., N]"""
+        return (rows & self.voting.unsqueeze(-1)).any(dim=-2)
+
+
+@dataclass
+class Selection:
+    """A method's decision. Most give `keep` alone: one set for the batch, refined by the model's own router."""
+
+    keep: Tensor  # bool [..., N], the set S
+    rows: Tensor | None = None  # bool [..., n, N], where a method limits each row on its own
+    renormalize: bool | None = None  # where a method has a weight rule of its own
+    routed: tuple[Tensor, Tensor] | None = None  # ids, weights [..., n, k], where a method substitutes experts itself
+
+    @property
+    def allowed(self) -> Tensor:
+        """bool [..., n or 1, N]: what each row may use."""
+        return self.keep.unsqueeze(-2) if self.rows is None else self.rows

@@ -1,0 +1,152 @@
+"""RouterSpec: how a model turns router logits into score, choice and weight. Keep the three apart.
+
+score   what is summed over the batch:  softmax, or sigmoid
+choice  what ranks one row's experts:   the logit, or sigmoid + correction bias; then the group rule
+weight  what multiplies the output:     the score of the chosen, renormalised and scaled if the model does
+
+All of it in float64. A score then rounds to the same fixed-point integer whatever the order of summation, so equal
+rows tie exactly, and a decision depends on the logits alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal, Self
+
+import torch
+from torch import Tensor
+
+from xshare.errors import RouterError
+
+LOWEST = torch.finfo(torch.float64).min  # the choice of an expert with logit -inf: last, but still there to be taken
+ABSENT = float("-inf")  # the choice of an expert the row may not take at all
+
+
+@dataclass(frozen=True, eq=False)
+class RouterSpec:
+    top_k: int
+    scoring: Literal["softmax", "sigmoid"] = "softmax"
+    renormalize: bool = True
+    correction_bias: Tensor | None = None  # [N], or [..., N] with the leading dimensions of the logits
+    n_group: int = 1
+    topk_group: int = 1
+    routed_scaling_factor: float = 1.0
+    num_experts: int | None = None  # where known (presets); checked against the logits
+
+    def __post_init__(self) -> None:
+        for name in ("top_k", "n_group", "topk_group"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or value < 1:
+                raise RouterError(f"{name} must be a whole number from 1 up, not {value!r}")
+        if self.scoring not in ("softmax", "sigmoid"):
+            raise RouterError(f"scoring must be 'softmax' or 'sigmoid', not {self.scoring!r}")
+        if self.scoring == "softmax" and (self.correction_bias is not None or self.n_group > 1):
+            raise RouterError("correction_bias and n_group belong to a sigmoid router, and scoring is 'softmax'")
+        if self.topk_group > self.n_group:
+            raise RouterError(f"topk_group must be at most n_group ({self.n_group}), not {self.topk_group}")
+
+    @classmethod
+    def softmax(cls, top_k: int, *, renormalize: bool = True, num_experts: int | None = None) -> Self:
+        """gpt-oss, Qwen3-MoE, Mixtral; OLMoE with `renormalize=False`."""
+        return cls(top_k=top_k, renormalize=renormalize, num_experts=num_experts)
+
+    @classmethod
+    def sigmoid(
+        cls,
+        top_k: int,
+        *,
+        correction_bias: Tensor | None = None,
+        n_group: int = 1,
+        topk_group: int = 1,
+        routed_scaling_factor: float = 1.0,
+        renormalize: bool = True,
+        num_experts: int | None = None,
+    ) -> Self:
+        """DeepSeek-V3/R1, Kimi, GLM: sigmoid scores, a correction bias for ranking only, groups of experts."""
+        return cls(
+            top_k, "sigmoid", renormalize, correction_bias, n_group, topk_group, routed_scaling_factor, num_experts
+        )
+
+    @classmethod
+    def for_model(cls, name: str) -> Self:
+        """The router of a known model: `for_model("deepseek-r1")`, `for_model("Qwen/Qwen3-30B-A3B")`."""
+        short = name.lower().rsplit("/", 1)[-1]
+        match = max((known for known in PRESETS if short.startswith(known)), key=len, default=None)
+        if match is None or "distill" in short:  # the distilled R1 models are dense
+            raise RouterError(f"no router preset for model {name!r}: expected one of {', '.join(PRESETS)}")
+        return cls(**PRESETS[match])
+
+    def with_bias(self, correction_bias: Tensor | None) -> Self:
+        """The same router with a layer's correction bias (presets cannot know it)."""
+        return replace(self, correction_bias=correction_bias)
+
+    def check(self, num_experts: int) -> None:
+        """Refuse logits that this router cannot have made."""
+        if self.num_experts not in (None, num_experts):
+            raise RouterError(f"logits are over {num_experts} experts, expected {self.num_experts}")
+        if self.top_k > num_experts:
+            raise RouterError(f"top_k must be at most the number of experts ({num_experts}), not {self.top_k}")
+        if num_experts % self.n_group:
+            raise RouterError(f"n_group must divide the number of experts ({num_experts}), not {self.n_group}")
+        if self.top_k > num_experts // self.n_group * self.topk_group:
+            raise RouterError(f"top_k ({self.top_k}) must fit into topk_group ({self.topk_group}) groups of experts")
+        if self.correction_bias is not None and self.correction_bias.shape[-1] != num_experts:
+            got = self.correction_bias.shape[-1]
+            raise RouterError(f"correction_bias must hold one value an expert ({num_experts}), not {got}")
+
+    def score(self, logits: Tensor) -> Tensor:
+        """float64 [..., n, N] -> float64 [..., n, N] in [0, 1]."""
+        return logits.softmax(-1) if self.scoring == "softmax" else logits.sigmoid()
+
+    def choice(self, logits: Tensor, score: Tensor) -> Tensor:
+        """What ranks a row's experts, before the group rule."""
+        if self.scoring == "softmax":
+            return logits.clamp(min=LOWEST)
+        if self.correction_bias is None:
+            return score
+        return score + self.correction_bias.to(score).unsqueeze(-2)  # the bias is common to all rows of a layer
+
+    def limit_groups(self, choice: Tensor) -> Tensor:
+        """DeepSeek-V3's rule: the topk_group groups whose two best choices sum highest stay, the rest are ABSENT.
+
+        A group is judged by what is present in it: by one choice if one is left, last if none is.
+        """
+        if self.n_group == 1:
+            return choice
+        groups = choice.unflatten(-1, (self.n_group, -1))  # [..., n, n_group, N / n_group]
+        best = groups.topk(min(2, groups.shape[-1]), dim=-1).values
+        present = best > ABSENT
+        value = torch.where(present, best, 0).sum(-1).masked_fill(~present.any(-1), ABSENT)  # [..., n, n_group]
+        order = value.argsort(dim=-1, descending=True, stable=True)
+        stays = torch.zeros_like(value, dtype=torch.bool).scatter_(-1, order[..., : self.topk_group], True)
+        return groups.masked_fill(~stays.unsqueeze(-1), ABSENT).flatten(-2)
+
+    def weight(self, logits: Tensor, score: Tensor, ids: Tensor, real: Tensor) -> Tensor:
+        """Weights of the chosen `ids` [..., n, k]; a slot that is not `real` gets 0. Scaling comes last, in `route`."""
+        if not self.renormalize:
+            return score.gather(-1, ids) * real
+        # score / sum of scores, in the log domain: right even where every chosen score underflows to zero.
+        log_score = logits if self.scoring == "softmax" else torch.nn.functional.logsigmoid(logits)
+        chosen = log_score.gather(-1, ids).clamp(min=LOWEST)
+        return chosen.masked_fill(~real, ABSENT).softmax(-1)
+
+
+_DEEPSEEK_V3 = {
+    "scoring": "sigmoid",
+    "num_experts": 256,
+    "top_k": 8,
+    "n_group": 8,
+    "topk_group": 4,
+    "routed_scaling_factor": 2.5,
+}
+# Names as their checkpoints begin, in lower case; values from the models' published configurations.
+PRESETS: dict[str, dict[str, object]] = {
+    "gpt-oss-20b": {"num_experts": 32, "top_k": 4},
+    "gpt-oss-120b": {"num_experts": 128, "top_k": 4},
+    "qwen3-30b-a3b": {"num_experts": 128, "top_k": 8},
+    "qwen3-235b": {"num_experts": 128, "top_k": 8},
+    "olmoe": {"num_experts": 64, "top_k": 8, "renormalize": False},
+    "mixtral": {"num_experts": 8, "top_k": 2},
+    "deepseek-v3": _DEEPSEEK_V3,
+    "deepseek-r1": _DEEPSEEK_V3,
+}

@@ -1,0 +1,187 @@
+"""select() and route(), the public face: validate, run the method, report what came of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from xshare.algorithms import load, refine
+from xshare.batch import BatchLayout, Placement
+from xshare.errors import LayoutError, PolicyError
+from xshare.methods import Native, Selection, Step, decide, decide_routing
+from xshare.policy import Policy
+from xshare.router import LOWEST, RouterSpec
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a selection does to a batch, on the device of its inputs. Leading dimensions are kept."""
+
+    active: Tensor  # bool [..., N]: experts the voting rows are routed to
+    active_native: Tensor  # bool [..., N]: the same without selection
+    mass: Tensor  # float64 [...]: share of the voting rows' native top-k weight whose expert is kept
+    top1_kept: Tensor  # float64 [...]: share of the voting rows whose native best expert is kept
+    max_load: Tensor  # int64 [...]: most selected experts on one device
+
+
+@dataclass(frozen=True)
+class Routing(Report):
+    ids: Tensor  # int64 [..., n, k], best first
+    weights: Tensor  # float32 (float64 for float64 logits) [..., n, k]
+    selected: Tensor  # bool [..., N]: S
+    excluded: Tensor  # int64 [...]: rows that should vote and cannot (NaN, +inf or nothing but -inf)
+
+
+def select(
+    scores: Tensor,
+    policy: Policy,
+    *,
+    layout: BatchLayout | None = None,
+    placement: Placement | None = None,
+    choice: Tensor | None = None,
+) -> Tensor:
+    """The set S for a batch of scores g. float [..., n, N] -> bool [..., N].
+
+    Scores are taken as they are (in [0, 1], see RouterSpec.score). Warm-up ranks a row's experts by `choice`, or by the
+    scores where none is given. S may be smaller than k: topping up is routing's business.
+    """
+    _check_rows(scores, "scores")
+    if choice is not None and choice.shape != scores.shape:
+        raise LayoutError(f"choice must have the shape of scores {tuple(scores.shape)}, not {tuple(choice.shape)}")
+    layout, placement = fit(scores, policy, layout, placement)
+    ranked = (scores if choice is None else choice).double()
+    usable = _usable(scores) & _usable(ranked)
+    score = scores.double().masked_fill(scores.isneginf() | ~usable.unsqueeze(-1), 0)
+    return decide(Step(score, ranked.clamp(min=LOWEST), usable, layout, placement), policy).keep
+
+
+def route(
+    logits: Tensor,
+    router: RouterSpec,
+    policy: Policy,
+    *,
+    layout: BatchLayout | None = None,
+    placement: Placement | None = None,
+    tables: Mapping[str, Tensor] | None = None,
+) -> Routing:
+    """Experts and weights for every row of a batch, and a report. float [..., n, N] -> ids, weights [..., n, k].
+
+    `tables` are a calibrated method's own, for this layer.
+    """
+    _check_rows(logits, "logits")
+    layout, placement = fit(logits, policy, layout, placement)
+    dtype = torch.promote_types(logits.dtype, torch.float32)
+    return apply(prepare(logits, router, layout, placement, tables), router, policy, dtype)
+
+
+def fit(
+    rows: Tensor, policy: Policy, layout: BatchLayout | None, placement: Placement | None
+) -> tuple[BatchLayout, Placement]:
+    """Layout and placement, or their defaults, checked against `rows` [..., n, N] and on its device."""
+    if not isinstance(policy, Policy):
+        raise PolicyError(f"policy must be an xshare.Policy, not {type(policy).__name__}: see Policy.parse")
+    *lead, n, N = rows.shape
+    layout = BatchLayout.one_per_row(n, rows.device) if layout is None else layout.to(rows.device)
+    given = tuple(layout.requests.shape)
+    if layout.rows != n or any(a not in (1, b) for a, b in zip(given[:-1][::-1], lead[::-1], strict=False)):
+        raise LayoutError(f"requests must hold one id for each of the {n} rows of {tuple(rows.shape)}, not {given}")
+    if placement is None:
+        if policy.device_budget is not None:
+            raise LayoutError("placement is required with device_budget (mg): it says which device holds each expert")
+        placement = Placement(torch.zeros(N, dtype=torch.int64, device=rows.device), 1)
+    if placement.num_experts != N:
+        raise LayoutError(f"placement must name a device for each of the {N} experts, not for {placement.num_experts}")
+    return layout, placement.to(rows.device)
+
+
+def prepare(
+    logits: Tensor,
+    router: RouterSpec,
+    layout: BatchLayout,
+    placement: Placement,
+    tables: Mapping[str, Tensor] | None = None,
+) -> Step:
+    """All of a step that does not depend on the policy, so that many policies can share it."""
+    router.check(logits.shape[-1])
+    usable = _usable(logits)
+    logits = logits.double().masked_fill(~usable.unsqueeze(-1), 0)
+    score = router.score(logits)
+    choice = router.choice(logits, score)
+    ids, real = refine(choice, torch.ones_like(choice, dtype=torch.bool), router)
+    native = Native(ids, router.weight(logits, score, ids, real))
+    return Step(score, router.limit_groups(choice), usable, layout, placement, native, logits, tables or {})
+
+
+def apply(step: Step, router: RouterSpec, policy: Policy, dtype: torch.dtype = torch.float32) -> Routing:
+    """Select under one policy, and route every row inside what was selected."""
+    assert step.logits is not None
+    selection = decide_routing(step, policy)
+    if selection.routed is not None:
+        ids, weights = selection.routed
+    else:
+        rule = router if selection.renormalize is None else replace(router, renormalize=selection.renormalize)
+        ids, real = refine(router.choice(step.logits, step.score), selection.allowed, router)
+        weights = rule.weight(step.logits, step.score, ids, real)
+    spare_ids, spare_weights = _best_by_sum(selection.keep, step.sums(policy.score), router.top_k)
+    usable = step.usable.unsqueeze(-1)
+    ids = torch.where(usable, ids, spare_ids)
+    weights = torch.where(usable, weights, spare_weights)
+    return Routing(
+        **vars(report(step, selection, mark(ids, step.voting, step.num_experts))),
+        ids=ids,
+        weights=(weights * router.routed_scaling_factor).to(dtype),
+        selected=selection.keep,
+        excluded=(step.layout.voting & ~step.usable).sum(-1),
+    )
+
+
+def report(step: Step, selection: Selection, active: Tensor) -> Report:
+    assert step.native is not None
+    ids, voting = step.native.ids, step.voting.unsqueeze(-1)  # [..., n, k], [..., n, 1]
+    kept = selection.allowed.expand_as(step.score).gather(-1, ids)
+    placement = step.placement
+    return Report(
+        active=active,
+        active_native=mark(ids, step.voting, step.num_experts),
+        mass=_share(kept, step.native.weights * voting),
+        top1_kept=_share(kept[..., :1], voting.double()),
+        max_load=load(selection.keep, placement.devices, placement.num_devices).amax(-1),
+    )
+
+
+def mark(ids: Tensor, rows: Tensor, num_experts: int) -> Tensor:
+    """Experts that appear in the ids of the given rows. int64 [..., n, k], bool [..., n] -> bool [..., N]"""
+    hits = torch.zeros(*ids.shape[:-2], num_experts, dtype=torch.int64, device=ids.device)
+    counted = rows.unsqueeze(-1).expand(ids.shape).long()
+    return hits.scatter_add_(-1, ids.flatten(-2), counted.flatten(-2)) > 0
+
+
+def _share(kept: Tensor, weight: Tensor) -> Tensor:
+    """Weight of what is kept over all weight, [..., n, k] -> [...]; 1 where there is no weight to lose."""
+    total = weight.sum((-2, -1))
+    return torch.where(total > 0, (weight * kept).sum((-2, -1)) / total.clamp(min=1e-300), 1.0)
+
+
+def _best_by_sum(S: Tensor, u: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """Where a row that cannot be read goes: the best k of S by u, with equal weights. -> ids, weights [..., 1, k]"""
+    best, ids = u.masked_fill(~S, -1).sort(dim=-1, descending=True, stable=True)
+    real = best[..., :k] >= 0
+    ids = torch.where(real, ids[..., :k], ids[..., :1])
+    return ids.unsqueeze(-2), (real.double() / real.sum(-1, keepdim=True).clamp(min=1)).unsqueeze(-2)
+
+
+def _usable(rows: Tensor) -> Tensor:
+    """Rows that can vote: no NaN, no +inf, and not nothing but -inf. [..., n, N] -> bool [..., n]"""
+    broken = rows.isnan() | rows.isposinf()
+    return ~broken.any(-1) & ~rows.isneginf().all(-1)
+
+
+def _check_rows(rows: Tensor, name: str) -> None:
+    if not isinstance(rows, Tensor) or not rows.is_floating_point():
+        kind = str(rows.dtype) if isinstance(rows, Tensor) else type(rows).__name__
+        raise LayoutError(f"{name} must be a floating-point tensor [..., rows, experts], not {kind}")
+    if rows.ndim < 2 or rows.shape[-1] == 0:
+        raise LayoutError(f"{name} must have at least the dimensions [rows, experts], not {list(rows.shape)}")

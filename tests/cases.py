@@ -1,0 +1,115 @@
+"""Random cases shared by the tests: logits with ties and broken rows, routers, layouts, placements, policies."""
+
+import math
+import random
+from dataclasses import dataclass, field
+
+import oracle
+import torch
+
+import xshare
+
+
+@dataclass
+class Case:
+    logits: list
+    requests: list
+    router: oracle.Router
+    policy: dict  # the oracle's keyword arguments
+    score: str = "full"
+    devices: list = field(default_factory=list)
+    G: int = 1
+
+    @property
+    def N(self):
+        return len(self.logits[0])
+
+    def tensor(self):
+        return torch.tensor(self.logits, dtype=torch.float64)
+
+    def spec(self):
+        r = self.router
+        if r.scoring == "softmax":
+            return xshare.RouterSpec.softmax(r.k, renormalize=r.renormalize)
+        return xshare.RouterSpec.sigmoid(
+            r.k,
+            correction_bias=None if r.bias is None else torch.tensor(r.bias, dtype=torch.float64),
+            n_group=r.n_group,
+            topk_group=r.topk_group,
+            routed_scaling_factor=r.scale,
+            renormalize=r.renormalize,
+        )
+
+    def xshare_policy(self):
+        p = self.policy
+        return xshare.Policy(
+            warmup=p["k0"],
+            batch_budget=p["m"],
+            request_budget=p["m_r"],
+            device_budget=p["m_g"],
+            mass=p["tau"],
+            fill=p["fill"],
+            score=self.score,
+        )
+
+    def keywords(self):
+        return {"layout": xshare.BatchLayout(self.requests), "placement": xshare.Placement.of(self.devices, self.G)}
+
+    def oracle_route(self):
+        return oracle.route(
+            self.logits,
+            self.router,
+            requests=self.requests,
+            score=self.score,
+            devices=self.devices,
+            G=self.G,
+            policy=self.policy,
+        )
+
+
+def policy(rng, N, k):
+    """A random policy of any of the six algorithms."""
+    p = {"k0": rng.choice([0, 0, 1, 1, 2, 3, N]), "m": 0, "m_r": 0, "m_g": None, "tau": None, "fill": "level"}
+    p["k0"] = min(p["k0"], N)
+    if rng.random() < 0.4:
+        p["m_r"] = rng.randint(1, 5)
+    kind = rng.choice(["m", "m", "m_g", "tau"])
+    if kind == "m":
+        p["m"] = rng.choice([0, 1, 2, k, N // 2, N])
+    elif kind == "m_g":
+        p["m_g"], p["fill"] = rng.randint(0, 4), rng.choice(["level", "rounds"])
+    else:
+        p["tau"] = rng.choice([0.0, 0.1, 0.5, 0.9, 1.0, rng.random()])
+    if not (p["k0"] or p["m"] or p["m_r"] or p["m_g"] or p["tau"]):
+        p["k0"] = 1
+    return p
+
+
+def row(rng, N, ties, broken):
+    if broken and rng.random() < 0.15:
+        bad = rng.choice([math.nan, math.inf, -math.inf, "all"])
+        return [-math.inf] * N if bad == "all" else [bad if rng.random() < 0.3 else rng.gauss(0, 2) for _ in range(N)]
+    return [float(rng.randint(-2, 2)) if ties else rng.gauss(0, 2) for _ in range(N)]
+
+
+def make(seed, *, ties=None, broken=None):
+    rng = random.Random(seed)
+    ties = rng.random() < 0.3 if ties is None else ties
+    broken = rng.random() < 0.2 if broken is None else broken
+    n = rng.choice([1, 2, 3, 5, 8, 13])
+    if rng.random() < 0.5:
+        N = rng.choice([1, 2, 3, 5, 7, 12, 17, 33])
+        k = rng.randint(1, min(N, 6))
+        router = oracle.Router(k, "softmax", rng.random() < 0.6)
+    else:
+        n_group, size = rng.choice([(1, 9), (2, 3), (4, 4), (3, 5), (8, 2), (4, 1)])
+        N, topk_group = n_group * size, rng.randint(1, n_group)
+        k = rng.randint(1, min(size * topk_group, 6))
+        bias = [rng.gauss(0, 0.5) for _ in range(N)] if rng.random() < 0.7 else None
+        router = oracle.Router(k, "sigmoid", rng.random() < 0.8, bias, n_group, topk_group, rng.choice([1.0, 2.5]))
+    ids = [rng.choice([0, 3, 7, 41]) for _ in range(n)]  # gaps, and rows of a request need not be neighbours
+    requests = [-1 if rng.random() < 0.2 else r for r in ids] if rng.random() < 0.7 else list(range(n))
+    G = rng.choice([1, 2, 3, 5])
+    devices = [rng.randrange(G) for _ in range(N)]  # uneven, some devices may be empty
+    logits = [row(rng, N, ties, broken) for _ in range(n)]
+    return Case(logits, requests, router, policy(rng, N, k), rng.choice(["full", "full", "topk"]), devices, G)
