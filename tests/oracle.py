@@ -118,9 +118,11 @@ class Router:
         ids = top(choice, self.k, self.limit_groups(choice, sorted(S)))
         raw = [self.score(row)[j] for j in ids]
         if self.renormalize:
-            if self.scoring == "softmax":
-                high = max(row[j] for j in ids)
-                raw = [1.0] * len(ids) if high == -math.inf else [math.exp(row[j] - high) for j in ids]
+            high = max(row[j] for j in ids)
+            if high == -math.inf:  # nothing but -inf left for this row: equal weights, never NaN
+                raw = [1.0] * len(ids)
+            elif self.scoring == "softmax":  # the same ratio, and no underflow where S misses the row's best by far
+                raw = [math.exp(row[j] - high) for j in ids]
             raw = [w / math.fsum(raw) for w in raw]
         pad = self.k - len(ids)
         return ids + ids[:1] * pad, raw + [0.0] * pad

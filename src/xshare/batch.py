@@ -116,7 +116,7 @@ def _check_sizes(num_experts: int, devices: int) -> None:
 def _whole_numbers(values: Sequence[int] | Tensor, name: str) -> Tensor:
     try:
         tensor = values if isinstance(values, Tensor) else torch.tensor(list(values))
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, RuntimeError):
         raise LayoutError(f"{name} must be a list or tensor of whole numbers, not {values!r}") from None
     if tensor.numel() == 0:
         return tensor.to(torch.int64)

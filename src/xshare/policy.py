@@ -94,7 +94,7 @@ class Policy(BaseModel):
     mass: float | None = Field(None, ge=0, le=1, allow_inf_nan=False)  # tau: share of the gating score to reach
     fill: Literal["level", "rounds"] = "level"
     score: Literal["full", "topk"] = "full"
-    params: dict[str, int | float] = {}
+    params: dict[str, Any] = {}  # a method's own knobs, checked by the method
 
     def __init__(self, **data: Any) -> None:
         try:
@@ -121,7 +121,7 @@ class Policy(BaseModel):
     def _is_set(self, name: str) -> bool:
         return bool(getattr(self, name) != type(self).model_fields[name].default)
 
-    def param(self, name: str) -> int | float | None:
+    def param(self, name: str) -> Any:
         """A method's own knob, or its default."""
         return self.params.get(name, METHOD_KNOBS[self.method].params[name].default)
 
@@ -136,7 +136,9 @@ class Policy(BaseModel):
             method, knobs = ("xshare", text) if "=" in text else (text, "")
         if method not in METHOD_KNOBS:
             expected = ", ".join([*METHOD_KNOBS, *PRESETS])
-            raise PolicyError(f"policy {text!r} names no known method: expected one of {expected}, or letters as k0=1,m=24")
+            raise PolicyError(
+                f"policy {text!r} names no known method: expected one of {expected}, or letters as k0=1,m=24"
+            )
         fields: dict[str, Any] = {"method": method}
         params: dict[str, Any] = {}
         for item in filter(None, (part.strip() for part in knobs.split(","))):

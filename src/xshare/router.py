@@ -11,7 +11,7 @@ rows tie exactly, and a decision depends on the logits alone.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor
@@ -113,7 +113,7 @@ class RouterSpec:
         """
         if self.n_group == 1:
             return choice
-        groups = choice.unflatten(-1, (self.n_group, -1))  # [..., n, n_group, N / n_group]
+        groups = choice.view(*choice.shape[:-1], self.n_group, -1)  # [..., n, n_group, N / n_group]
         best = groups.topk(min(2, groups.shape[-1]), dim=-1).values
         present = best > ABSENT
         value = torch.where(present, best, 0).sum(-1).masked_fill(~present.any(-1), ABSENT)  # [..., n, n_group]
@@ -131,7 +131,7 @@ class RouterSpec:
         return chosen.masked_fill(~real, ABSENT).softmax(-1)
 
 
-_DEEPSEEK_V3 = {
+_DEEPSEEK_V3: dict[str, Any] = {
     "scoring": "sigmoid",
     "num_experts": 256,
     "top_k": 8,
@@ -140,7 +140,7 @@ _DEEPSEEK_V3 = {
     "routed_scaling_factor": 2.5,
 }
 # Names as their checkpoints begin, in lower case; values from the models' published configurations.
-PRESETS: dict[str, dict[str, object]] = {
+PRESETS: dict[str, dict[str, Any]] = {
     "gpt-oss-20b": {"num_experts": 32, "top_k": 4},
     "gpt-oss-120b": {"num_experts": 128, "top_k": 4},
     "qwen3-30b-a3b": {"num_experts": 128, "top_k": 8},

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -51,7 +52,8 @@ def select(
     _check_rows(scores, "scores")
     if choice is not None and choice.shape != scores.shape:
         raise LayoutError(f"choice must have the shape of scores {tuple(scores.shape)}, not {tuple(choice.shape)}")
-    layout, placement = fit(scores, policy, layout, placement)
+    check_policy(policy, placement)
+    layout, placement = fit(scores, layout, placement)
     ranked = (scores if choice is None else choice).double()
     usable = _usable(scores) & _usable(ranked)
     score = scores.double().masked_fill(scores.isneginf() | ~usable.unsqueeze(-1), 0)
@@ -72,25 +74,27 @@ def route(
     `tables` are a calibrated method's own, for this layer.
     """
     _check_rows(logits, "logits")
-    layout, placement = fit(logits, policy, layout, placement)
+    check_policy(policy, placement)
+    layout, placement = fit(logits, layout, placement)
     dtype = torch.promote_types(logits.dtype, torch.float32)
     return apply(prepare(logits, router, layout, placement, tables), router, policy, dtype)
 
 
-def fit(
-    rows: Tensor, policy: Policy, layout: BatchLayout | None, placement: Placement | None
-) -> tuple[BatchLayout, Placement]:
-    """Layout and placement, or their defaults, checked against `rows` [..., n, N] and on its device."""
+def check_policy(policy: Policy, placement: Placement | None) -> None:
     if not isinstance(policy, Policy):
         raise PolicyError(f"policy must be an xshare.Policy, not {type(policy).__name__}: see Policy.parse")
+    if policy.device_budget is not None and placement is None:
+        raise LayoutError("placement is required with device_budget (mg): it says which device holds each expert")
+
+
+def fit(rows: Tensor, layout: BatchLayout | None, placement: Placement | None) -> tuple[BatchLayout, Placement]:
+    """Layout and placement, or their defaults, checked against `rows` [..., n, N] and on its device."""
     *lead, n, N = rows.shape
     layout = BatchLayout.one_per_row(n, rows.device) if layout is None else layout.to(rows.device)
     given = tuple(layout.requests.shape)
-    if layout.rows != n or any(a not in (1, b) for a, b in zip(given[:-1][::-1], lead[::-1], strict=False)):
+    if layout.rows != n or not _broadcasts(given, (*lead, n)):
         raise LayoutError(f"requests must hold one id for each of the {n} rows of {tuple(rows.shape)}, not {given}")
     if placement is None:
-        if policy.device_budget is not None:
-            raise LayoutError("placement is required with device_budget (mg): it says which device holds each expert")
         placement = Placement(torch.zeros(N, dtype=torch.int64, device=rows.device), 1)
     if placement.num_experts != N:
         raise LayoutError(f"placement must name a device for each of the {N} experts, not for {placement.num_experts}")
@@ -177,6 +181,13 @@ def _usable(rows: Tensor) -> Tensor:
     """Rows that can vote: no NaN, no +inf, and not nothing but -inf. [..., n, N] -> bool [..., n]"""
     broken = rows.isnan() | rows.isposinf()
     return ~broken.any(-1) & ~rows.isneginf().all(-1)
+
+
+def _broadcasts(shape: tuple[int, ...], to: tuple[int, ...]) -> bool:
+    try:
+        return np.broadcast_shapes(shape, to) == to
+    except ValueError:
+        return False
 
 
 def _check_rows(rows: Tensor, name: str) -> None:

@@ -19,7 +19,7 @@ KNOBS = Knobs(
 @register("random", "a random set of the size XShare's would have, as a control", knobs=KNOBS)
 def random(step: Step, policy: Policy) -> Selection:
     size = selected(step, policy).sum(dim=-1, keepdim=True)
-    return Selection(keep=rank(_noise(step.sums(), int(policy.param("seed") or 0))) < size)
+    return Selection(keep=rank(_noise(step.sums(), policy.param("seed"))) < size)
 
 
 def _noise(u: Tensor, seed: int) -> Tensor:
@@ -37,11 +37,11 @@ GOLDEN = 0x9E3779B97F4A7C15 - 2**64  # as a signed 64-bit number; products wrap 
 
 
 def _mix(x: Tensor) -> Tensor:
-    for shift, factor in ((30, 0xBF58476D1CE4E5B9 - 2**64), (27, 0x94D049BB133111EB - 2**64)):
-        x = (x ^ _shift(x, shift)) * factor
-    return x ^ _shift(x, 31)
+    x = (x ^ _shift(x, 30)) * (0xBF58476D1CE4E5B9 - 2**64)
+    x = (x ^ _shift(x, 27)) * (0x94D049BB133111EB - 2**64)
+    return x.bitwise_xor(_shift(x, 31))
 
 
 def _shift(x: Tensor, bits: int) -> Tensor:
     """Shift right as if unsigned."""
-    return (x >> bits) & (2 ** (64 - bits) - 1)
+    return x.bitwise_right_shift(bits).bitwise_and(2 ** (64 - bits) - 1)

@@ -1,0 +1,46 @@
+"""The command line: one file a command. A user's mistake is one sentence and exit code 2, never a traceback."""
+
+import sys
+from typing import Annotated
+
+import typer
+
+from xshare import __version__
+from xshare.cli import methods, replay, trace
+from xshare.errors import XShareError
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Batch-aware expert selection for mixture-of-experts decoding.",
+)
+app.command("methods")(methods.methods)
+app.command("replay")(replay.replay_command)
+app.add_typer(trace.app, name="trace")
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"xshare {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    pass
+
+
+def main() -> None:
+    try:
+        app()
+    except XShareError as error:
+        typer.echo(f"error: {error}", err=True)
+        sys.exit(2)
+    except OSError as error:
+        typer.echo(f"error: {error.filename or 'input or output'}: {error.strerror or error}", err=True)
+        sys.exit(2)

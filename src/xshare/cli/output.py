@@ -1,0 +1,33 @@
+"""What the commands share in how they print."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+
+def wide_console() -> Console:
+    """Standard output. Into a file or a pipe, lines are as long as they need to be: tables stay whole."""
+    return Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else 240)
+
+
+def number_table(title: str, first: str, *columns: str) -> Table:
+    """A plain table: one column of names, the rest numbers."""
+    table = Table(first, title=title, title_justify="left", box=None, pad_edge=False)
+    for column in columns:
+        table.add_column(column, justify="right", no_wrap=True)
+    return table
+
+
+@contextmanager
+def progress_bar(what: str, total: int) -> Iterator[Callable[[int], None]]:
+    """A bar on standard error; yields a function that is told how many more are done."""
+    columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task(what, total=total)
+        yield lambda done: progress.advance(task, done)

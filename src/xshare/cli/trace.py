@@ -1,0 +1,62 @@
+"""`xshare trace import` and `xshare trace show`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from xshare.cli.output import number_table, wide_console
+from xshare.files import check_writable
+from xshare.trace import Trace, import_npz
+
+app = typer.Typer(no_args_is_help=True, help="Routing traces: import them, look into them.")
+
+
+@app.command("import")
+def import_command(
+    file: Annotated[Path, typer.Argument(help="An .npz file with experts, weights and lengths.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="The trace file to write (safetensors).")],
+    model: Annotated[str | None, typer.Option(help="Model name; the file's own name if none is given.")] = None,
+    experts: Annotated[int | None, typer.Option(help="Experts a layer, for a model that is not a known one.")] = None,
+) -> None:
+    """Read a NumPy file of chosen experts and write it as a trace."""
+    check_writable(output)
+    trace = import_npz(file, model, experts)
+    trace.save(output)
+    layers = len(trace.header.layers)
+    typer.echo(
+        f"{output}: {trace.header.model}, {trace.tokens:,} tokens, {len(trace.lengths)} sequences, {layers} layers"
+    )
+
+
+@app.command("show")
+def show(file: Annotated[Path, typer.Argument(help="A trace file.")]) -> None:
+    """Print what a trace holds."""
+    trace = Trace.load(file)
+    header, router = trace.header, trace.header.router
+    weights = "renormalised" if router.renormalize else "not renormalised"
+    groups = f", {router.topk_group} of {router.n_group} groups" if router.n_group > 1 else ""
+    scale = f", scaled by {router.routed_scaling_factor:g}" if router.routed_scaling_factor != 1 else ""
+    holds = {"topk": f"the {header.top_k} chosen experts and their weights", "full": "full router logits"}
+    console = wide_console()
+    facts = {
+        "model": header.model,
+        "experts": f"{header.num_experts} a layer, {len(header.layers)} layers, top-{header.top_k}",
+        "router": f"{router.scoring}, weights {weights}{groups}{scale}",
+        "holds": f"{holds[header.score]} (score form: {header.score})",
+        "size": f"{trace.tokens:,} tokens in {len(trace.lengths)} sequences "
+        f"({int(trace.lengths.min())} to {int(trace.lengths.max())} long), {file.stat().st_size / 1e6:.1f} MB",
+        "categories": str(len(set(header.categories))) if header.categories else "none",
+    }
+    for name, value in facts.items():
+        console.print(f"[bold]{name:<12}[/bold]{value}")
+    table = number_table("", "domain", "sequences", "tokens")
+    for domain in sorted(set(header.domains)):
+        lengths = [int(n) for n, name in zip(trace.lengths, header.domains, strict=True) if name == domain]
+        table.add_row(domain, str(len(lengths)), f"{sum(lengths):,}")
+    console.print(table)
+    for name in ("source", "argv", "time", "git", "versions"):
+        if (fact := header.provenance.get(name)) is not None:
+            console.print(f"[bold]{name:<12}[/bold]{' '.join(fact) if name == 'argv' else fact}")

@@ -1,0 +1,32 @@
+"""Writing files whole or not at all."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from xshare.errors import XShareError
+
+
+def check_writable(path: Path) -> None:
+    """Refuse an output path before the work, not after it."""
+    if path.is_dir():
+        raise XShareError(f"output {str(path)!r} is a folder, expected a file")
+    if not path.parent.is_dir():
+        raise XShareError(f"output {str(path)!r}: the folder {str(path.parent)!r} does not exist")
+    if not os.access(path.parent, os.W_OK):
+        raise XShareError(f"output {str(path)!r}: the folder {str(path.parent)!r} cannot be written to")
+
+
+@contextmanager
+def whole_file(path: Path) -> Iterator[Path]:
+    """A temporary path beside `path` that takes its place if the block succeeds and vanishes if it does not."""
+    check_writable(path)
+    temporary = path.with_name(f".{path.stem}.{os.getpid()}{path.suffix}")  # the suffix tells plotters the format
+    try:
+        yield temporary
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)

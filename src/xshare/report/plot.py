@@ -1,0 +1,90 @@
+"""Plots, from the same rows as the tables. matplotlib is imported only when a plot is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from xshare.errors import XShareError
+from xshare.files import check_writable, whole_file
+from xshare.results import Row
+
+
+def check_plot(path: Path) -> None:
+    """Refuse what cannot be drawn before any work is done."""
+    if path.suffix not in (".png", ".svg"):
+        raise XShareError(f"plot {str(path)!r} must end in .png or .svg")
+    if find_spec("matplotlib") is None:
+        raise XShareError("plots need matplotlib: pip install 'xshare[plot]'")
+    check_writable(path)
+
+
+def plot_curve(rows: Sequence[Row], path: Path, title: str) -> None:
+    """Active experts against batch size, beside the closed form for independent uniform routing."""
+    figure, axes = _axes(title, "requests in the batch", "active experts a layer")
+    sizes = sorted({row["batch"] for row in rows})
+    closed = {row["batch"]: row["closed_form"] for row in rows}
+    axes.plot(sizes, [closed[size] for size in sizes], "--", color="grey", label="independent uniform routing")
+    for policy in dict.fromkeys(row["policy"] for row in rows):
+        mine = [row for row in rows if row["policy"] == policy]
+        line = axes.plot([row["batch"] for row in mine], [row["active"] for row in mine], "o-", label=policy)
+        low, high = ([row[f"active_{end}"] for row in mine] for end in ("lo", "hi"))
+        axes.fill_between([row["batch"] for row in mine], low, high, color=line[0].get_color(), alpha=0.2)
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(sizes, [str(size) for size in sizes])
+    axes.set_ylim(bottom=0)
+    _save(figure, axes, path)
+
+
+def plot_overlap(rows: Sequence[Row], path: Path, title: str) -> None:
+    """Overlap of two tokens' top sets, a bar for each kind of pair, next to chance."""
+    figure, axes = _axes(title, "size of the sets", "experts in common")
+    tops = sorted({row["top"] for row in rows})
+    kinds = list(dict.fromkeys(row["pair"] for row in rows))
+    width = 0.8 / len(kinds)
+    for number, kind in enumerate(kinds):
+        mine = {row["top"]: row for row in rows if row["pair"] == kind}
+        height = [mine[top]["overlap"] for top in tops]
+        error = [
+            [mine[top]["overlap"] - mine[top]["overlap_lo"] for top in tops],
+            [mine[top]["overlap_hi"] - mine[top]["overlap"] for top in tops],
+        ]
+        axes.bar([x + number * width for x in range(len(tops))], height, width, yerr=error, capsize=3, label=kind)
+    for x, top in enumerate(tops):
+        chance = next(row["chance"] for row in rows if row["top"] == top)
+        axes.hlines(chance, x - width / 2, x + 0.8 - width / 2, colors="grey", linestyles="dashed")
+    axes.set_xticks([x + 0.4 - width / 2 for x in range(len(tops))], [str(top) for top in tops])
+    axes.plot([], [], "--", color="grey", label="chance")
+    _save(figure, axes, path)
+
+
+def plot_tradeoff(rows: Sequence[Row], path: Path, title: str) -> None:
+    """Gating mass kept against active experts, a point for each policy."""
+    figure, axes = _axes(title, "active experts a layer", "gating mass kept")
+    for row in rows:
+        axes.plot(row["active"], row["mass"], "o", label=row["policy"])
+        axes.annotate(
+            row["policy"], (row["active"], row["mass"]), textcoords="offset points", xytext=(5, -9), fontsize=8
+        )
+    _save(figure, axes, path, legend=False)
+
+
+def _axes(title: str, x: str, y: str) -> tuple[Any, Any]:
+    from matplotlib.figure import Figure  # no pyplot: nothing global, and no display is looked for
+
+    figure = Figure(figsize=(7, 4.5), layout="constrained")
+    axes = figure.subplots()
+    axes.set_title(title, fontsize=10)
+    axes.set_xlabel(x)
+    axes.set_ylabel(y)
+    axes.grid(alpha=0.3)
+    return figure, axes
+
+
+def _save(figure: Any, axes: Any, path: Path, legend: bool = True) -> None:
+    if legend:
+        axes.legend(fontsize=8)
+    with whole_file(path) as temporary:
+        figure.savefig(temporary, dpi=150)

@@ -1,0 +1,55 @@
+"""Result files: `{"provenance": {...}, "rows": [flat records]}`, the one form every table and plot is made from."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+import subprocess
+import sys
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from xshare.files import whole_file
+
+Row = dict[str, Any]
+
+
+def provenance(**more: Any) -> dict[str, Any]:
+    """What it takes to run this again: command, versions, commit, machine; seeds and the like come in as `more`."""
+    packages = ("xshare", "torch", "numpy", "safetensors")
+    return {
+        "argv": [Path(sys.argv[0]).name, *sys.argv[1:]],
+        "time": datetime.now(UTC).isoformat(timespec="seconds"),
+        "versions": {"python": platform.python_version()} | {name: metadata.version(name) for name in packages},
+        "machine": f"{platform.system()} {platform.machine()}",
+        "git": _git(),
+        **more,
+    }
+
+
+def write_result(path: Path, rows: list[Row], stamp: dict[str, Any]) -> None:
+    with whole_file(path) as temporary:
+        temporary.write_text(json.dumps({"provenance": stamp, "rows": rows}, indent=1, allow_nan=False) + "\n")
+
+
+def sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _git() -> str | None:
+    """The commit of the checkout this package runs from, with a mark if it has changes; None when installed."""
+
+    def git(*words: str) -> str:
+        command = ["git", "-C", str(Path(__file__).parent), *words]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+    try:
+        if not git("ls-files", Path(__file__).name):
+            return None  # some other repository that happens to surround an installed package
+        return git("rev-parse", "HEAD") + ("+changes" if git("status", "--porcelain", "--untracked-files=no") else "")
+    except (OSError, subprocess.CalledProcessError):
+        return None

@@ -1,0 +1,16 @@
+"""Intervals for means."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+def interval(values: NDArray[np.float64], seed: int = 0, blocks: int = 20, draws: int = 2000) -> tuple[float, float]:
+    """Bootstrap 95 % interval of the mean, over blocks of neighbours.
+
+    Neighbouring batches of one pass over a trace come from the same sequences; resampling them one by one would make
+    the interval too narrow.
+    """
+    means = np.array([block.mean() for block in np.array_split(values, min(blocks, len(values)))])
+    picks = np.random.default_rng(seed).integers(len(means), size=(draws, len(means)))
+    low, high = np.quantile(means[picks].mean(axis=1), [0.025, 0.975])
+    return float(low), float(high)

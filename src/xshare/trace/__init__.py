@@ -1,0 +1,9 @@
+"""Routing traces: the file, its import, and replay of any policy on it."""
+
+from xshare.trace.file import Header, Trace
+from xshare.trace.npz import import_npz
+from xshare.trace.overlap import overlap
+from xshare.trace.replay import Outcome, replay
+from xshare.trace.sample import Batches, one_pass, sampled
+
+__all__ = ["Batches", "Header", "Outcome", "Trace", "import_npz", "one_pass", "overlap", "replay", "sampled"]

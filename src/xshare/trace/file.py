@@ -1,0 +1,156 @@
+"""The trace file: what a model's routers chose, token by token, as safetensors with a JSON header. Never pickle.
+
+Tensors                                                     header (JSON in the safetensors metadata)
+  experts  uint8/int16 [tokens, layers, k]  best first        model, num_experts, top_k, score, router,
+  weights  float16     [tokens, layers, k]                    layers, domains, categories (one a sequence),
+or                                                            provenance
+  logits   float       [tokens, layers, N]
+  correction_bias  float32 [layers, N]      sigmoid routers
+and
+  lengths  int64       [sequences]          splits the token axis
+
+`score` says which of the two it is: "topk" holds only the chosen experts and their weights, "full" every logit.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from xshare.errors import RouterError, TraceError
+from xshare.files import whole_file
+from xshare.router import RouterSpec
+
+HEADER_KEY = "xshare_trace"
+
+
+class RouterFields(BaseModel):
+    """The scalar part of a RouterSpec."""
+
+    model_config: ClassVar[ConfigDict] = ConfigDict(frozen=True, extra="forbid")
+
+    scoring: Literal["softmax", "sigmoid"] = "softmax"
+    renormalize: bool = True
+    n_group: int = 1
+    topk_group: int = 1
+    routed_scaling_factor: float = 1.0
+
+    @classmethod
+    def of(cls, router: RouterSpec) -> RouterFields:
+        return cls(**{name: getattr(router, name) for name in cls.model_fields})
+
+
+class Header(BaseModel):
+    model_config: ClassVar[ConfigDict] = ConfigDict(frozen=True, extra="forbid")
+
+    version: Literal[1] = 1
+    model: str
+    num_experts: int = Field(ge=1)
+    top_k: int = Field(ge=1)
+    score: Literal["topk", "full"]
+    router: RouterFields
+    layers: list[int]  # the model's own layer numbers
+    domains: list[str]  # one a sequence
+    categories: list[str] = []  # one a sequence, or none at all
+    provenance: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Trace:
+    header: Header
+    lengths: Tensor  # int64 [sequences]
+    experts: Tensor | None = None  # [tokens, layers, k], with weights
+    weights: Tensor | None = None
+    logits: Tensor | None = None  # [tokens, layers, N], instead of them
+    correction_bias: Tensor | None = None  # [layers, N]
+
+    def __post_init__(self) -> None:
+        self._check()
+
+    @property
+    def tokens(self) -> int:
+        return int(self.lengths.sum())
+
+    def router(self) -> RouterSpec:
+        header = self.header
+        return RouterSpec(
+            top_k=header.top_k,
+            num_experts=header.num_experts,
+            correction_bias=self.correction_bias,
+            **header.router.model_dump(),
+        )
+
+    def save(self, path: Path) -> None:
+        names = ("lengths", "experts", "weights", "logits", "correction_bias")
+        tensors = {name: value.contiguous() for name in names if (value := getattr(self, name)) is not None}
+        with whole_file(path) as temporary:
+            save_file(tensors, temporary, metadata={HEADER_KEY: self.header.model_dump_json()})
+
+    @classmethod
+    def load(cls, path: Path) -> Trace:
+        if not path.is_file():
+            raise TraceError(f"trace {str(path)!r} does not exist or is not a file")
+        try:
+            with safe_open(path, framework="pt") as file:
+                text = (file.metadata() or {}).get(HEADER_KEY)
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
+        except (SafetensorError, OSError) as error:
+            reason = str(error).splitlines()[0]
+            raise TraceError(f"trace {str(path)!r} is not a whole safetensors file: {reason}") from None
+        if text is None:
+            raise TraceError(f"{str(path)!r} is a safetensors file but no trace: its header has no {HEADER_KEY!r}")
+        try:
+            return cls(Header.model_validate(json.loads(text)), **tensors)
+        except (ValidationError, json.JSONDecodeError) as error:
+            raise TraceError(f"trace {str(path)!r} has a header that cannot be read: {_reason(error)}") from None
+        except (TypeError, TraceError, RouterError) as error:
+            raise TraceError(f"trace {str(path)!r} does not fit together: {error}") from None
+
+    def _check(self) -> None:
+        header, lengths = self.header, self.lengths
+        if lengths.ndim != 1 or lengths.numel() == 0 or int(lengths.min()) < 1:
+            raise TraceError("lengths must give at least one sequence, each of one token or more")
+        L, k, N = len(header.layers), header.top_k, header.num_experts
+        if header.score == "full":
+            _shape("logits", self.logits, (self.tokens, L, N))
+        else:
+            experts = _shape("experts", self.experts, (self.tokens, L, k))
+            weights = _shape("weights", self.weights, (self.tokens, L, k))
+            if int(experts.min()) < 0 or int(experts.max()) >= N:
+                raise TraceError(f"experts must be numbers from 0 to {N - 1}, and the largest is {int(experts.max())}")
+            if not bool(weights.isfinite().all()) or float(weights.min()) < 0:
+                raise TraceError("weights must be finite and not negative")
+            if k > 1 and bool((experts.sort(-1).values.diff(dim=-1) == 0).any()):
+                raise TraceError("experts must name each expert at most once a token and layer")
+        if self.correction_bias is not None:
+            _shape("correction_bias", self.correction_bias, (L, N))
+        for name, labels in (("domains", header.domains), ("categories", header.categories)):
+            if len(labels) != len(lengths) and not (name == "categories" and not labels):
+                raise TraceError(f"{name} must hold one label for each of {len(lengths)} sequences, not {len(labels)}")
+        self.router().check(N)
+
+
+def _shape(name: str, tensor: Tensor | None, shape: tuple[int, ...]) -> Tensor:
+    if tensor is None or tuple(tensor.shape) != shape:
+        got = "missing" if tensor is None else list(tensor.shape)
+        raise TraceError(f"{name} must have the shape {list(shape)} (tokens, layers, ...), and is {got}")
+    return tensor
+
+
+def narrow_ids(ids: Tensor, num_experts: int) -> Tensor:
+    return ids.to(torch.uint8 if num_experts <= 256 else torch.int16)
+
+
+def _reason(error: Exception) -> str:
+    if not isinstance(error, ValidationError):
+        return str(error)
+    first = error.errors(include_url=False)[0]
+    return f"{'.'.join(map(str, first['loc']))}: {first['msg'].lower()}"

@@ -1,0 +1,91 @@
+"""Import of the plain NumPy form: `experts` and `weights` [tokens, layers, k], `lengths`, `domain`, `category`."""
+
+from __future__ import annotations
+
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from xshare.errors import RouterError, TraceError
+from xshare.results import provenance, sha256
+from xshare.router import RouterSpec
+from xshare.trace.file import Header, RouterFields, Trace, narrow_ids
+
+
+def import_npz(path: Path, model: str | None = None, num_experts: int | None = None) -> Trace:
+    """Read an .npz file. The model's name (the file's, if none is given) tells the router, where it is a known one."""
+    arrays = _read(path)
+    model = model or path.stem
+    experts = torch.from_numpy(arrays["experts"].astype(np.int64))
+    weights = torch.from_numpy(arrays["weights"].astype(np.float32))
+    if experts.ndim != 3 or weights.shape != experts.shape:
+        raise TraceError(
+            f"{str(path)!r}: experts and weights must both be [tokens, layers, k], "
+            f"not {list(experts.shape)} and {list(weights.shape)}"
+        )
+    router = _router(model, num_experts, top_k=experts.shape[-1])
+    assert router.num_experts is not None
+    weights, order = weights.sort(dim=-1, descending=True, stable=True)
+    lengths = torch.from_numpy(arrays["lengths"].astype(np.int64))
+    header = Header(
+        model=model,
+        num_experts=router.num_experts,
+        top_k=experts.shape[-1],
+        score="topk",
+        router=RouterFields.of(router),
+        layers=list(range(experts.shape[1])),
+        domains=_labels(arrays, "domain", len(lengths)) or ["unlabelled"] * len(lengths),
+        categories=_labels(arrays, "category", len(lengths)),
+        provenance=provenance() | {"source": path.name, "source_sha256": sha256(path)},
+    )
+    try:
+        return Trace(header, lengths, narrow_ids(experts.gather(-1, order), header.num_experts), weights.half())
+    except TraceError as error:
+        raise TraceError(f"{str(path)!r} does not fit together: {error}") from None
+
+
+def _read(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        raise TraceError(f"{str(path)!r} does not exist or is not a file")
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            if not isinstance(file, np.lib.npyio.NpzFile):
+                raise TraceError(f"{str(path)!r} is a single NumPy array, expected an .npz file of several")
+            arrays = {name: file[name] for name in file.files}
+    except (ValueError, OSError, EOFError, zipfile.BadZipFile, AttributeError) as error:
+        if isinstance(error, TraceError):
+            raise
+        raise TraceError(f"{str(path)!r} is not a whole .npz file of plain arrays: {error}") from None
+    for name in ("experts", "weights", "lengths"):
+        if name not in arrays:
+            found = ", ".join(arrays) or "nothing"
+            raise TraceError(
+                f"{str(path)!r} has no array {name!r}: expected experts, weights and lengths, found {found}"
+            )
+    return arrays
+
+
+def _router(model: str, num_experts: int | None, top_k: int) -> RouterSpec:
+    try:
+        known = RouterSpec.for_model(model)
+    except RouterError:
+        if num_experts is None:
+            raise TraceError(
+                f"model {model!r} is not a known one: say --experts, how many experts a layer has"
+            ) from None
+        return RouterSpec.softmax(top_k, num_experts=num_experts)
+    if known.top_k != top_k or num_experts not in (None, known.num_experts):
+        got = f"{num_experts or known.num_experts} experts, top-{top_k}"
+        raise TraceError(f"{model} has {known.num_experts} experts, top-{known.top_k}, and the file says {got}")
+    return known
+
+
+def _labels(arrays: dict[str, Any], name: str, sequences: int) -> list[str]:
+    if name not in arrays:
+        return []
+    if arrays[name].shape != (sequences,):
+        raise TraceError(f"{name} must hold one label for each of {sequences} sequences, not {arrays[name].shape}")
+    return [str(label) for label in arrays[name]]

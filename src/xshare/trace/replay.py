@@ -1,0 +1,94 @@
+"""Replay: what a policy would have loaded and lost on the batches of a trace, all layers at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from xshare.batch import BatchLayout, Placement
+from xshare.errors import PolicyError
+from xshare.methods import Native, Step, decide_routing
+from xshare.policy import Policy
+from xshare.router import ABSENT
+from xshare.routing import Report, apply, check_policy, fit, prepare, report
+from xshare.trace.file import Trace
+from xshare.trace.sample import Batches
+
+METRICS = ("active", "active_native", "mass", "top1_kept", "max_load")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One policy on all batches: a table [batches, layers] for each metric."""
+
+    policy: Policy
+    metrics: dict[str, NDArray[np.float64]]
+
+
+def replay(
+    trace: Trace,
+    policies: Sequence[Policy],
+    batches: Batches,
+    placement: Placement | None = None,
+    advance: Callable[[int], None] = lambda batches: None,
+    chunk_elements: int = 4_000_000,  # scores held at once: a few hundred MB with everything derived from them
+) -> list[Outcome]:
+    """Run every policy on the same batches. `advance` is told how many batches are done, for a progress bar."""
+    for policy in policies:
+        check_policy(policy, placement)
+        if trace.header.score == "topk" and policy.warmup > (k := trace.header.top_k):
+            raise PolicyError(
+                f"warmup (k0) must be at most {k}, the experts a token this trace holds, not {policy.warmup}"
+            )
+    layers, N = len(trace.header.layers), trace.header.num_experts
+    chunk = max(1, chunk_elements // (layers * batches.tokens.shape[1] * N))
+    parts: list[list[Report]] = [[] for _ in policies]
+    with torch.inference_mode():
+        for start in range(0, len(batches), chunk):
+            piece = Batches(batches.tokens[start : start + chunk], batches.requests[start : start + chunk])
+            step = make_step(trace, piece, placement)
+            for results, policy in zip(parts, policies, strict=True):
+                results.append(run(step, trace, policy))
+            advance(len(piece))
+    return [Outcome(policy, _collect(results)) for policy, results in zip(policies, parts, strict=True)]
+
+
+def make_step(trace: Trace, batches: Batches, placement: Placement | None) -> Step:
+    """The rows of some batches, [batches, layers, n, N], ready for any policy."""
+    index = torch.from_numpy(batches.tokens).clamp(min=0)  # empty rows read token 0 and do not vote
+    layout = BatchLayout(torch.from_numpy(batches.requests).unsqueeze(1))  # [batches, 1, n]
+    if trace.logits is not None:
+        logits = trace.logits[index].transpose(1, 2)
+        layout, placement = fit(logits, layout, placement)
+        return prepare(logits, trace.router(), layout, placement)
+    assert trace.experts is not None
+    assert trace.weights is not None
+    ids = trace.experts[index].transpose(1, 2).long()  # [batches, layers, n, k]
+    native = Native(ids, trace.weights[index].transpose(1, 2).double())
+    score = native.scatter(trace.header.num_experts)
+    order = torch.arange(trace.header.top_k, 0, -1, dtype=torch.float64)  # logged best first
+    choice = torch.full_like(score, ABSENT).scatter_(-1, ids, order.expand(ids.shape))
+    layout, placement = fit(score, layout, placement)
+    return Step(score, choice, torch.ones(score.shape[:-1], dtype=torch.bool), layout, placement, native)
+
+
+def run(step: Step, trace: Trace, policy: Policy) -> Report:
+    """One policy on prepared rows. Where only chosen experts are known, a row routes to those of them that are kept."""
+    if step.logits is not None:
+        return apply(step, trace.router(), policy)
+    selection = decide_routing(step, policy)
+    return report(step, selection, step.union(step.native_mask & selection.allowed))
+
+
+def _collect(results: list[Report]) -> dict[str, NDArray[np.float64]]:
+    tables = {}
+    for metric in METRICS:
+        values = [getattr(part, metric) for part in results]
+        if metric.startswith("active"):
+            values = [mask.sum(-1) for mask in values]  # [batches, layers, N] -> how many
+        tables[metric] = torch.cat([value.double() for value in values]).numpy()
+    return tables

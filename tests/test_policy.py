@@ -1,0 +1,128 @@
+"""Policy: one string form, one JSON form, one sentence for every mistake."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from xshare import Policy, PolicyError
+from xshare.policy import PRESETS
+
+
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [
+        ({"warmup": 1, "batch_budget": 24}, "k0=1,m=24"),
+        ({"batch_budget": 24}, "k0=0,m=24"),
+        ({"warmup": 1}, "k0=1,m=0"),
+        ({"warmup": 1, "request_budget": 4}, "k0=1,m=0,mr=4"),
+        ({"warmup": 1, "device_budget": 5}, "k0=1,m=0,mg=5"),
+        ({"warmup": 1, "device_budget": 0}, "k0=1,m=0,mg=0"),
+        ({"warmup": 1, "device_budget": 5, "fill": "rounds"}, "k0=1,m=0,mg=5,fill=rounds"),
+        ({"warmup": 1, "mass": 0.9}, "k0=1,tau=0.9"),
+        ({"warmup": 1, "mass": 0.9, "request_budget": 2}, "k0=1,mr=2,tau=0.9"),
+        ({"mass": 1.0}, "k0=0,tau=1"),
+        ({"warmup": 2, "score": "topk"}, "k0=2,m=0,score=topk"),
+        ({"method": "oea", "warmup": 2}, "oea:k0=2"),
+        ({"method": "skip", "params": {"beta": 0.5}}, "skip:beta=0.5"),
+        ({"method": "random", "warmup": 1, "batch_budget": 6, "params": {"seed": 3}}, "random:k0=1,m=6,seed=3"),
+        ({"method": "logit-sum", "batch_budget": 24}, "logit-sum:m=24"),
+        ({"method": "native"}, "native"),
+    ],
+)
+def test_canonical_string_and_back(fields, text):
+    policy = Policy(**fields)
+    assert str(policy) == text
+    assert Policy.parse(text) == policy
+    assert Policy.of(policy.to_dict()) == policy
+    assert Policy.of(text) == Policy.of(policy) == policy
+    assert Policy.model_validate_json(policy.model_dump_json()) == policy
+    assert len({policy, Policy.parse(text)}) == 1
+
+
+@given(
+    st.fixed_dictionaries(
+        {"warmup": st.integers(1, 9), "request_budget": st.integers(0, 9), "score": st.sampled_from(["full", "topk"])},
+        optional={"mass": st.floats(0, 1)},
+    )
+)
+def test_string_loses_nothing(fields):
+    policy = Policy(**fields)
+    assert Policy.parse(str(policy)) == policy
+
+
+def test_field_names_and_spaces_are_read_too():
+    assert Policy.parse(" warmup=1 , batch_budget=24 ") == Policy.parse("k0=1,m=24") == Policy.parse("xshare:k0=1,m=24")
+
+
+def test_presets_are_policies():
+    for name, text in PRESETS.items():
+        assert str(Policy.parse(name)) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("k0=0,m=0", "k0, m, mr, mg and tau"),
+        ("k0=0,tau=0", "above zero"),
+        ("m=-1", "batch_budget (m)"),
+        ("k0=-1,m=3", "warmup (k0)"),
+        ("k0=1.5", "warmup (k0)"),
+        ("k0=one", "warmup (k0)"),
+        ("k0=1,mg=-2", "device_budget (mg)"),
+        ("k0=1,tau=1.1", "mass (tau)"),
+        ("k0=1,tau=nan", "mass (tau)"),
+        ("k0=1,m=2,tau=0.5", "mass (tau) and batch_budget (m)"),
+        ("k0=1,m=2,mg=3", "device_budget (mg) and batch_budget (m)"),
+        ("k0=1,tau=0.5,mg=3", "device_budget (mg) and mass (tau)"),
+        ("k0=1,fill=up", "fill"),
+        ("k0=1,score=some", "score"),
+        ("k1=1", "unknown letter 'k1'"),
+        ("k0=1,k0=2", "twice"),
+        ("k0=", "'k0='"),
+        ("k0", "'k0'"),
+        ("", "''"),
+        ("oae:k0=1", "'oae:k0=1'"),
+        ("oea", "warmup (k0)"),
+        ("oea:k0=1,m=3", "batch_budget (m)"),
+        ("oea:beta=1", "unknown letter 'beta'"),
+        ("topk", "knob k"),
+        ("topk:k=0", "topk knob k"),
+        ("topk:k=two", "topk"),
+        ("lynx", "knob drop"),
+        ("skip", "skip:beta=0.5"),
+        ("skip:beta=0.5,t=0.2", "skip:beta=0.5"),
+        ("skip:beta=2", "skip knob beta"),
+        ("logit-sum:k0=1", "batch_budget (m)"),
+        ("random:seed=1", "k0, m, mr, mg and tau"),
+        ("native:k0=1", "warmup (k0)"),
+    ],
+)
+def test_mistakes_are_named_in_one_sentence(text, names):
+    with pytest.raises(PolicyError) as caught:
+        Policy.parse(text)
+    assert names in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert isinstance(caught.value, ValueError)
+
+
+@pytest.mark.parametrize(
+    ("fields", "names"),
+    [
+        ({"warmup": True}, "warmup (k0)"),
+        ({"budget": 3}, "'budget'"),
+        ({"method": "lnyx"}, "'lnyx'"),
+        ({"params": {"a": 1}, "warmup": 1}, "'a'"),
+        ({"params": 3}, "params"),
+    ],
+)
+def test_mistakes_in_fields(fields, names):
+    with pytest.raises(PolicyError) as caught:
+        Policy(**fields)
+    assert names in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("value", [3, None, ["k0=1"], {1: 2}])
+def test_what_cannot_be_a_policy(value):
+    with pytest.raises(PolicyError, match="string or a mapping"):
+        Policy.of(value)

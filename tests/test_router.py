@@ -1,0 +1,64 @@
+"""RouterSpec: presets, checks, and the three things a router gives."""
+
+import pytest
+import torch
+
+from xshare import RouterError, RouterSpec
+
+
+@pytest.mark.parametrize(
+    ("name", "N", "k", "scoring", "renormalize"),
+    [
+        ("gpt-oss-20b", 32, 4, "softmax", True),
+        ("openai/gpt-oss-120b", 128, 4, "softmax", True),
+        ("Qwen/Qwen3-30B-A3B-Instruct-2507", 128, 8, "softmax", True),
+        ("Qwen3-235B-A22B", 128, 8, "softmax", True),
+        ("allenai/OLMoE-1B-7B-0924", 64, 8, "softmax", False),
+        ("mistralai/Mixtral-8x7B-v0.1", 8, 2, "softmax", True),
+        ("deepseek-r1", 256, 8, "sigmoid", True),
+        ("deepseek-ai/DeepSeek-V3-0324", 256, 8, "sigmoid", True),
+    ],
+)
+def test_presets(name, N, k, scoring, renormalize):
+    router = RouterSpec.for_model(name)
+    assert (router.num_experts, router.top_k, router.scoring, router.renormalize) == (N, k, scoring, renormalize)
+    if scoring == "sigmoid":
+        assert (router.n_group, router.topk_group, router.routed_scaling_factor) == (8, 4, 2.5)
+        assert router.with_bias(torch.zeros(256)).correction_bias is not None
+
+
+@pytest.mark.parametrize("name", ["llama-3", "DeepSeek-R1-Distill-Qwen-7B", ""])
+def test_unknown_models_are_refused(name):
+    with pytest.raises(RouterError, match="gpt-oss-20b"):
+        RouterSpec.for_model(name)
+
+
+@pytest.mark.parametrize(
+    ("make", "N", "names"),
+    [
+        (lambda: RouterSpec(0), 8, "top_k"),
+        (lambda: RouterSpec.softmax(9), 8, "top_k"),
+        (lambda: RouterSpec(2, scoring="tanh"), 8, "scoring"),
+        (lambda: RouterSpec(2, correction_bias=torch.zeros(8)), 8, "correction_bias"),
+        (lambda: RouterSpec.sigmoid(2, n_group=3), 8, "n_group"),
+        (lambda: RouterSpec.sigmoid(2, n_group=2, topk_group=3), 8, "topk_group"),
+        (lambda: RouterSpec.sigmoid(5, n_group=2, topk_group=1), 8, "top_k"),
+        (lambda: RouterSpec.sigmoid(2, correction_bias=torch.zeros(7)), 8, "correction_bias"),
+        (lambda: RouterSpec.for_model("gpt-oss-20b"), 8, "expected 32"),
+    ],
+)
+def test_what_does_not_fit_is_named(make, N, names):
+    with pytest.raises(RouterError, match=names):
+        make().check(N)
+
+
+def test_score_choice_and_weight_are_three_things():
+    logits = torch.tensor([[2.0, 0.0, -1.0]], dtype=torch.float64)
+    bias = torch.tensor([-1.0, 0.0, 1.0])
+    router = RouterSpec.sigmoid(2, correction_bias=bias)
+    score = router.score(logits)
+    torch.testing.assert_close(score, logits.sigmoid())
+    torch.testing.assert_close(router.choice(logits, score), logits.sigmoid() + bias)
+    ids = torch.tensor([[2, 1]])
+    weight = router.weight(logits, score, ids, torch.ones_like(ids, dtype=torch.bool))
+    torch.testing.assert_close(weight, score[:, [2, 1]] / score[:, [2, 1]].sum())
