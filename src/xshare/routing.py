@@ -14,7 +14,7 @@ from xshare.batch import BatchLayout, Placement
 from xshare.errors import LayoutError, PolicyError
 from xshare.methods import Native, Selection, Step, decide, decide_routing
 from xshare.policy import Policy
-from xshare.router import LOWEST, RouterSpec
+from xshare.router import RouterSpec
 
 
 @dataclass(frozen=True)
@@ -54,10 +54,11 @@ def select(
         raise LayoutError(f"choice must have the shape of scores {tuple(scores.shape)}, not {tuple(choice.shape)}")
     check_policy(policy, placement)
     layout, placement = fit(scores, layout, placement)
-    ranked = (scores if choice is None else choice).double()
-    usable = _usable(scores) & _usable(ranked)
-    score = scores.double().masked_fill(scores.isneginf() | ~usable.unsqueeze(-1), 0)
-    return decide(Step(score, ranked.clamp(min=LOWEST), usable, layout, placement), policy).keep
+    usable = _usable(scores) if choice is None else _usable(scores) & _usable(choice)
+    score = scores.to(torch.promote_types(scores.dtype, torch.float32)).nan_to_num(0, 0, 0)
+    ranked = scores if choice is None else choice
+    ranked = ranked.clamp(min=torch.finfo(ranked.dtype).min)  # an expert of choice -inf comes last, but it is there
+    return decide(Step(score, ranked, usable, layout, placement), policy).keep
 
 
 def route(
@@ -179,8 +180,7 @@ def _best_by_sum(S: Tensor, u: Tensor, k: int) -> tuple[Tensor, Tensor]:
 
 def _usable(rows: Tensor) -> Tensor:
     """Rows that can vote: no NaN, no +inf, and not nothing but -inf. [..., n, N] -> bool [..., n]"""
-    broken = rows.isnan() | rows.isposinf()
-    return ~broken.any(-1) & ~rows.isneginf().all(-1)
+    return rows.amax(-1).isfinite()  # amax hands on a NaN, and is infinite in the other two cases
 
 
 def _broadcasts(shape: tuple[int, ...], to: tuple[int, ...]) -> bool:

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import xshare
-from xshare.algorithms import rank, warm_up
+from xshare.algorithms import best, warm_up
 
 G = torch.tensor(
     [
@@ -20,10 +20,10 @@ def chosen(text, **keywords):
 
 
 def test_warm_up_is_the_union_of_the_best():
-    places, everyone = rank(G), torch.ones(3, dtype=torch.bool)
-    assert warm_up(places, everyone, 1).tolist() == [True, False, False, True]
-    assert warm_up(places, everyone, 2).tolist() == [True, True, False, True]
-    assert warm_up(places, torch.tensor([True, False, True]), 1).tolist() == [True, False, False, False]
+    everyone = torch.ones(3, dtype=torch.bool)
+    assert warm_up(best(G, 1), everyone).tolist() == [True, False, False, True]
+    assert warm_up(best(G, 2), everyone).tolist() == [True, True, False, True]
+    assert warm_up(best(G, 1), torch.tensor([True, False, True])).tolist() == [True, False, False, False]
 
 
 def test_budget_comes_on_top_of_the_warm_up():

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from xshare.algorithms import fixed_point, greedy, greedy_mass, rank
+from xshare.algorithms import best, fixed_point, greedy, greedy_mass, rank
 
 
 def mask(N, experts):
@@ -67,11 +67,12 @@ def test_optimal_among_sets_of_its_size(drawn):
     assert sum(u[j] for j in S) == best + sum(u[j] for j in S0)
 
 
-@given(st.lists(st.integers(-3, 3), min_size=1, max_size=12))
-def test_rank_breaks_ties_by_index(values):
+@given(st.lists(st.integers(-3, 3) | st.just(-torch.inf), min_size=1, max_size=12), st.integers(0, 14))
+def test_rank_and_best_break_ties_by_index(values, count):
     order = sorted(range(len(values)), key=lambda j: (-values[j], j))
     places = rank(torch.tensor(values)).tolist()
     assert [places[j] for j in order] == list(range(len(values)))
+    assert experts(best(torch.tensor(values), count)) == set(order[:count])
 
 
 def test_fixed_point_is_exact_and_rounds_half_to_even():

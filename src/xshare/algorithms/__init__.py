@@ -6,11 +6,12 @@ Static shapes and no host synchronisation throughout, so that any of it can be c
 
 from xshare.algorithms.batch_aware import warm_up
 from xshare.algorithms.expert_parallel import fill_level, fill_rounds, load
-from xshare.algorithms.greedy import fixed_point, greedy, greedy_mass, rank
+from xshare.algorithms.greedy import best, fixed_point, greedy, greedy_mass, rank
 from xshare.algorithms.refine import refine, top_up
 from xshare.algorithms.speculative import per_request
 
 __all__ = [
+    "best",
     "fill_level",
     "fill_rounds",
     "fixed_point",

@@ -3,13 +3,13 @@
 import torch
 from torch import Tensor
 
-from xshare.algorithms.greedy import greedy
+from xshare.algorithms.greedy import outside, rank
 from xshare.router import ABSENT, RouterSpec
 
 
 def top_up(S: Tensor, u: Tensor, k: int) -> Tensor:
     """S with at least k experts, so that no token gets fewer than the model would give it."""
-    return greedy(u, S, k - S.sum(-1, keepdim=True))
+    return S | (rank(outside(u, S)) < k - S.sum(-1, keepdim=True))
 
 
 def refine(choice: Tensor, allowed: Tensor, router: RouterSpec) -> tuple[Tensor, Tensor]:

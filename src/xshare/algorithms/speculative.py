@@ -7,17 +7,14 @@ budget spent request by request buys more of their score than the same budget sp
 import torch
 from torch import Tensor
 
-from xshare.algorithms.batch_aware import best_of_rows
 from xshare.algorithms.greedy import greedy
 
 
-def per_request(
-    fixed: Tensor, choice_rank: Tensor, voting: Tensor, slots: Tensor, num_slots: int, k0: int, m_r: int
-) -> Tensor:
+def per_request(fixed: Tensor, favourites: Tensor, voting: Tensor, slots: Tensor, num_slots: int, m_r: int) -> Tensor:
     """The union over requests of S_r = the rows' top-k0, plus the m_r best of the rest by the request's own sums.
 
     fixed       int64 [..., n, N]   scores as integers, zero in rows that do not vote
-    choice_rank int64 [..., n, N]
+    favourites  bool [..., n, N]    each row's own top-k0
     slots       int64 [..., n]      row -> request, as consecutive numbers; rows need not be contiguous
     -> bool [..., N]; `greedy(u, ., m)` on top of it completes Algorithm 4
     """
@@ -26,7 +23,7 @@ def per_request(
         zeros = torch.zeros(*rows.shape[:-2], num_slots, rows.shape[-1], dtype=torch.int64, device=rows.device)
         return zeros.scatter_add_(-2, slots.unsqueeze(-1).expand(rows.shape), rows)
 
-    S_r0 = by_request(best_of_rows(choice_rank, voting, k0).long()) > 0
+    S_r0 = by_request((favourites & voting.unsqueeze(-1)).long()) > 0
     S_r = greedy(by_request(fixed), S_r0, m_r)
     votes = by_request(voting.long().unsqueeze(-1)) > 0  # [..., R, 1]: a request without a voting row adds nothing
     return (S_r & votes).any(dim=-2)

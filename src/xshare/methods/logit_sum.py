@@ -6,7 +6,7 @@ whole size of the set; and a token's warm-up experts are open to that token alon
 
 import torch
 
-from xshare.algorithms import rank
+from xshare.algorithms import best
 from xshare.errors import PolicyError
 from xshare.methods.registry import register
 from xshare.methods.step import Selection, Step
@@ -31,8 +31,8 @@ def logit_sum(step: Step, policy: Policy) -> Selection:
     assert step.logits is not None
     assert step.native is not None
     fixed = (step.logits.clamp(-LIMIT, LIMIT) * STEP).round().to(torch.int64) * step.voting.unsqueeze(-1)
-    pool = rank(fixed.sum(dim=-2)) < max(policy.batch_budget, step.native.top_k)  # [..., N]
+    pool = best(fixed.sum(dim=-2), max(policy.batch_budget, step.native.top_k))  # [..., N]
     if not policy.warmup:
         return Selection(keep=pool)
-    rows = pool.unsqueeze(-2) | (step.choice_rank < policy.warmup)  # [..., n, N]
-    return Selection(keep=pool | step.union(step.choice_rank < policy.warmup), rows=rows)
+    own = step.favourites(policy.warmup)  # [..., n, N]
+    return Selection(keep=pool | step.union(own), rows=pool.unsqueeze(-2) | own)

@@ -19,4 +19,4 @@ def _check(policy: Policy) -> None:
 
 @register("oea", "piggyback on the union of all tokens' top-k0", knobs=Knobs(fields=("warmup",), check=_check))
 def oea(step: Step, policy: Policy) -> Selection:
-    return Selection(keep=warm_up(step.choice_rank, step.voting, policy.warmup), renormalize=True)
+    return Selection(keep=warm_up(step.favourites(policy.warmup), step.voting), renormalize=True)

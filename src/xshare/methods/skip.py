@@ -30,5 +30,5 @@ def skip(step: Step, policy: Policy) -> Selection:
     threshold = policy.params["beta"] if "beta" in policy.params else policy.params["t"]
     weight = step.score.masked_fill(~step.native_mask, 0)
     strong = weight >= threshold * weight.amax(dim=-1, keepdim=True)
-    rows = step.native_mask & (strong | (step.choice_rank < policy.param("kmin")))
+    rows = step.native_mask & (strong | step.favourites(policy.param("kmin")))
     return Selection(keep=step.union(rows), rows=rows)

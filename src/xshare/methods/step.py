@@ -13,7 +13,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from xshare.algorithms import fixed_point, rank
+from xshare.algorithms import best, fixed_point
 from xshare.batch import BatchLayout, Placement
 from xshare.router import ABSENT
 
@@ -37,14 +37,15 @@ class Native:
 
 @dataclass
 class Step:
-    score: Tensor  # float64 [..., n, N], finite
+    score: Tensor  # float32 or float64 [..., n, N], finite
     choice: Tensor  # float64 [..., n, N], ABSENT where the model's own group rule does not look
     usable: Tensor  # bool [..., n]: rows without NaN, +inf or nothing but -inf
     layout: BatchLayout
     placement: Placement
     native: Native | None = None  # None where only scores are known
     logits: Tensor | None = None  # float64 [..., n, N], finite; None where they are not known
-    tables: Mapping[str, Tensor] = field(default_factory=dict)  # a calibrated method's own, [..., ...] for this layer
+    tables: Mapping[str, Tensor] = field(default_factory=dict)  # a calibrated method's own, for this layer
+    _favourites: dict[int, Tensor] = field(default_factory=dict, init=False, repr=False)  # policies share them
 
     @property
     def num_experts(self) -> int:
@@ -55,10 +56,11 @@ class Step:
         """bool [..., n]: rows whose scores count."""
         return self.layout.voting & self.usable
 
-    @cached_property
-    def choice_rank(self) -> Tensor:
-        """int64 [..., n, N]: 0 for a row's best expert, N for one it may not take."""
-        return rank(self.choice).masked_fill(self.choice == ABSENT, self.num_experts)
+    def favourites(self, count: int) -> Tensor:
+        """bool [..., n, N]: each row's `count` best experts by choice, of those it may take."""
+        if count not in self._favourites:
+            self._favourites[count] = best(self.choice, count) & (self.choice > ABSENT)
+        return self._favourites[count]
 
     @cached_property
     def native_mask(self) -> Tensor:

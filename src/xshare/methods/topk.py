@@ -16,5 +16,5 @@ KNOBS = Knobs(params={"k": Knob(int, "experts each token keeps", low=1)}, check=
 
 @register("topk", "a smaller k for every token, whatever the batch", knobs=KNOBS, needs="router")
 def topk(step: Step, policy: Policy) -> Selection:
-    rows = step.native_mask & (step.choice_rank < policy.params["k"])
+    rows = step.native_mask & step.favourites(policy.params["k"])
     return Selection(keep=step.union(rows), rows=rows)

@@ -15,15 +15,12 @@ def xshare(step: Step, policy: Policy) -> Selection:
 
 def selected(step: Step, policy: Policy) -> torch.Tensor:
     """S, bool [..., N]."""
-    u = step.sums(policy.score)
+    u, favourites = step.sums(policy.score), step.favourites(policy.warmup)
     if policy.request_budget:
-        slots = step.layout.slots.expand(step.voting.shape)
-        fixed = step.fixed(policy.score)
-        S0 = per_request(
-            fixed, step.choice_rank, step.voting, slots, step.layout.num_slots, policy.warmup, policy.request_budget
-        )
+        slots, R = step.layout.slots.expand(step.voting.shape), step.layout.num_slots
+        S0 = per_request(step.fixed(policy.score), favourites, step.voting, slots, R, policy.request_budget)
     else:
-        S0 = warm_up(step.choice_rank, step.voting, policy.warmup)
+        S0 = warm_up(favourites, step.voting)
     if policy.device_budget is not None:
         fill = fill_level if policy.fill == "level" else fill_rounds
         return fill(u, S0, step.placement.devices, step.placement.num_devices, policy.device_budget)
