@@ -5,7 +5,7 @@ TORCH  ?= torch==2.13.0
 BIN    := .venv/bin
 JOBS   ?= 2
 
-.PHONY: setup test test-fast lint clean
+.PHONY: setup test test-fast lint docs evidence clean
 
 setup: .venv/.ready
 
@@ -26,6 +26,29 @@ lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# The tables of README.md and docs/, from evidence/*.json.
+docs: setup
+	$(BIN)/python benchmarks/render.py
+
+# Replay's evidence again, from a trace of gpt-oss-20b (docs/traces.md): make evidence TRACE=gpt-oss-20b.trace
+REPLAY = $(BIN)/xshare replay $(TRACE)
+COMMON = --policy k0=1,m=0 --policy k0=1,m=3 --policy k0=1,m=6 --policy k0=2,m=0
+evidence: setup
+	@test -f "$(TRACE)" || { echo "say which trace: make evidence TRACE=FILE"; exit 2; }
+	$(REPLAY) --all --batch 16 $(COMMON) --policy oea:k0=2 --policy k0=1,tau=0.9 --policy lynx:drop=7 \
+	  --policy topk:k=2 --policy skip:beta=0.5 --policy random:k0=1,m=6 --json evidence/replay.json
+	$(REPLAY) --batch 4 --draft 3 --policy k0=1,mr=4 --policy k0=1,mr=5 --policy k0=2,m=0 --policy k0=1,m=8 \
+	  --json evidence/replay_draft.json
+	$(REPLAY) --all --batch 16 --devices 8 --policy k0=1,mg=2 --policy k0=1,mg=2,fill=rounds --policy k0=1,m=6 \
+	  --policy k0=1,mg=3 --policy k0=1,mg=3,fill=rounds --json evidence/replay_devices.json
+	$(REPLAY) --batch 16 --mix domain $(COMMON) --json evidence/replay_mixed.json
+	$(REPLAY) --batch 16 --mix single $(COMMON) --json evidence/replay_single.json
+	mkdir -p docs/plots
+	$(REPLAY) --curve --policy k0=1,m=6 --json evidence/curve.json --plot docs/plots/curve.svg
+	$(REPLAY) --overlap --json evidence/overlap.json --plot docs/plots/overlap.svg
+	$(BIN)/python benchmarks/select.py --json evidence/select.json
+	$(MAKE) docs
 
 clean:
 	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,110 @@
+"""Write the tables of README.md and docs/ from evidence/*.json, between their `<!-- table:NAME -->` markers.
+
+    python benchmarks/render.py [--check]
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = ["README.md", "docs/evidence.md"]
+Row = dict[str, Any]
+
+
+def rows_of(name: str) -> list[Row]:
+    rows: list[Row] = json.loads((ROOT / "evidence" / f"{name}.json").read_text())["rows"]
+    return rows
+
+
+def markdown(titles: list[str], cells: list[list[str]]) -> str:
+    lines = ["| " + " | ".join(line) + " |" for line in [titles, *cells]]
+    return "\n".join([lines[0], "|---" + "|--:" * (len(titles) - 1) + "|", *lines[1:]])
+
+
+def mean(row: Row, name: str, digits: int) -> str:
+    return f"{row[name]:.{digits}f} ±{(row[f'{name}_hi'] - row[f'{name}_lo']) / 2:.{digits}f}"
+
+
+def replay_table(name: str) -> str:
+    titles = ["policy", "active experts", "of native", "gating mass", "top-1 kept", "max load"]
+    cells = [
+        [
+            f"`{row['policy']}`",
+            mean(row, "active", 1),
+            f"{row['active'] / row['active_native']:.0%}",
+            mean(row, "mass", 3),
+            f"{row['top1_kept']:.3f}",
+            f"{row['max_load']:.1f}",
+        ]
+        for row in rows_of(name)
+    ]
+    return markdown(titles, cells)
+
+
+def curve_table(name: str) -> str:
+    rows = rows_of(name)
+    policies = list(dict.fromkeys(row["policy"] for row in rows))
+    cells = []
+    for size in dict.fromkeys(row["batch"] for row in rows):
+        at = {row["policy"]: row for row in rows if row["batch"] == size}
+        cells.append([str(size), f"{at['native']['closed_form']:.1f}", *(mean(at[policy], "active", 1) for policy in policies)])
+    return markdown(["batch", "closed form", *(f"`{policy}`" for policy in policies)], cells)
+
+
+def overlap_table(name: str) -> str:
+    titles = ["pair of tokens", "of their top", "experts shared", "by chance"]
+    cells = [[row["pair"], str(row["top"]), mean(row, "overlap", 3), f"{row['chance']:.3f}"] for row in rows_of(name)]
+    return markdown(titles, cells)
+
+
+def select_table(name: str) -> str:
+    rows = [row for row in rows_of(name) if row["question"] == "rows"]
+    sizes = list(dict.fromkeys(row["n"] for row in rows))
+    cells = []
+    for policy in dict.fromkeys(row["policy"] for row in rows):
+        at = {row["n"]: row for row in rows if row["policy"] == policy}
+        growth = f"{at[4096]['growth']:.1f} / {at[4096]['growth_router']:.1f}"
+        cells.append([f"`{policy}`", *(f"{at[n]['ratio']:.1f}" for n in sizes), growth])
+    return markdown(["policy", *(f"n={n}" for n in sizes), "growth 256 to 4096, and the router's"], cells)
+
+
+TABLES: dict[str, Callable[[str], str]] = {
+    "replay": replay_table,
+    "replay_draft": replay_table,
+    "replay_devices": replay_table,
+    "replay_mixed": replay_table,
+    "replay_single": replay_table,
+    "curve": curve_table,
+    "overlap": overlap_table,
+    "select": select_table,
+}
+
+
+def rendered(text: str) -> str:
+    def fill(match: re.Match[str]) -> str:
+        name = match["name"]
+        return f"<!-- table:{name} -->\n{TABLES[name](name)}\n<!-- /table -->"
+
+    return re.sub(r"<!-- table:(?P<name>\w+) -->.*?<!-- /table -->", fill, text, flags=re.DOTALL)
+
+
+def main(check: Annotated[bool, typer.Option("--check", help="Only say whether the pages are up to date.")] = False) -> None:
+    for page in PAGES:
+        path = ROOT / page
+        before = path.read_text()
+        after = rendered(before)
+        if check and after != before:
+            typer.echo(f"{page} is not what evidence/ says: run `make docs`", err=True)
+            raise typer.Exit(1)
+        path.write_text(after)
+
+
+if __name__ == "__main__":
+    typer.run(main)
