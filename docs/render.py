@@ -1,6 +1,6 @@
 """Write the tables of README.md and docs/ from evidence/*.json, between their `<!-- table:NAME -->` markers.
 
-    python benchmarks/render.py [--check]
+python docs/render.py [--check]
 """
 
 from __future__ import annotations
@@ -54,7 +54,9 @@ def curve_table(name: str) -> str:
     cells = []
     for size in dict.fromkeys(row["batch"] for row in rows):
         at = {row["policy"]: row for row in rows if row["batch"] == size}
-        cells.append([str(size), f"{at['native']['closed_form']:.1f}", *(mean(at[policy], "active", 1) for policy in policies)])
+        cells.append(
+            [str(size), f"{at['native']['closed_form']:.1f}", *(mean(at[policy], "active", 1) for policy in policies)]
+        )
     return markdown(["batch", "closed form", *(f"`{policy}`" for policy in policies)], cells)
 
 
@@ -95,7 +97,9 @@ def rendered(text: str) -> str:
     return re.sub(r"<!-- table:(?P<name>\w+) -->.*?<!-- /table -->", fill, text, flags=re.DOTALL)
 
 
-def main(check: Annotated[bool, typer.Option("--check", help="Only say whether the pages are up to date.")] = False) -> None:
+def main(
+    check: Annotated[bool, typer.Option("--check", help="Only say whether the pages are up to date.")] = False,
+) -> None:
     for page in PAGES:
         path = ROOT / page
         before = path.read_text()
