@@ -107,7 +107,8 @@ def main(
         if check and after != before:
             typer.echo(f"{page} is not what evidence/ says: run `make docs`", err=True)
             raise typer.Exit(1)
-        path.write_text(after)
+        if after != before:
+            path.write_text(after)
 
 
 if __name__ == "__main__":

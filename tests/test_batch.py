@@ -41,6 +41,12 @@ def test_slots_are_consecutive_whatever_the_ids():
         (lambda: Placement.of([]), "placement"),
         (lambda: Placement.of([0, 3], num_devices=2), "device 3"),
         (lambda: Placement.contiguous(4, 0), "device"),
+        (lambda: Placement.contiguous("4", 2), "num_experts"),
+        (lambda: Placement.of([0, 1], num_devices=2.5), "num_devices"),
+        (lambda: xshare.select(SCORES, POLICY, layout=[0, 1, 2, 3]), "layout"),
+        (lambda: xshare.select(SCORES, POLICY, placement=[0] * 6), "placement"),
+        (lambda: xshare.select(SCORES, POLICY, placement=Placement(torch.zeros(3, 6).long())), "placement"),
+        (lambda: xshare.select(SCORES, POLICY, choice=SCORES.tolist()), "choice"),
         (lambda: xshare.select(SCORES, POLICY, layout=BatchLayout([0, 1])), "requests"),
         (lambda: xshare.select(SCORES, POLICY, layout=BatchLayout(torch.zeros(2, 4).long())), "requests"),
         (lambda: xshare.select(SCORES, Policy.parse("k0=1,mg=1")), "placement is required"),
@@ -68,6 +74,12 @@ def test_what_does_not_fit_is_named(call, names):
         (lambda: xshare.select(SCORES, Policy.parse("native")), PolicyError, "route()"),
         (lambda: xshare.route(SCORES, RouterSpec.softmax(9), POLICY), RouterError, "top_k"),
         (lambda: xshare.route(SCORES, RouterSpec.for_model("mixtral"), POLICY), RouterError, "expected 8"),
+        (lambda: xshare.route(SCORES, "softmax", POLICY), RouterError, "router"),
+        (
+            lambda: xshare.route(SCORES, RouterSpec.sigmoid(2, correction_bias=torch.zeros(3, 6)), POLICY),
+            RouterError,
+            "bias",
+        ),
     ],
 )
 def test_policies_and_routers_that_do_not_fit_are_named(call, error, names):

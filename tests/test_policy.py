@@ -54,6 +54,13 @@ def test_field_names_and_spaces_are_read_too():
     assert Policy.parse(" warmup=1 , batch_budget=24 ") == Policy.parse("k0=1,m=24") == Policy.parse("xshare:k0=1,m=24")
 
 
+def test_equal_policies_spell_alike():
+    a, b = Policy.parse("skip:kmin=2,t=0.2"), Policy.parse("skip:t=0.2,kmin=2")
+    assert a == b
+    assert str(a) == str(b)
+    assert hash(a) == hash(b)
+
+
 def test_presets_are_policies():
     for name, text in PRESETS.items():
         assert str(Policy.parse(name)) == text
@@ -79,6 +86,7 @@ def test_presets_are_policies():
         ("k1=1", "unknown letter 'k1'"),
         ("k0=1,k0=2", "twice"),
         ("k0=", "'k0='"),
+        ("k0=1_0", "warmup (k0)"),
         ("k0", "'k0'"),
         ("", "''"),
         ("oae:k0=1", "'oae:k0=1'"),
@@ -120,6 +128,11 @@ def test_mistakes_in_fields(fields, names):
         Policy(**fields)
     assert names in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_only_strings_can_be_parsed():
+    with pytest.raises(PolicyError, match="string"):
+        Policy.parse(None)
 
 
 @pytest.mark.parametrize("value", [3, None, ["k0=1"], {1: 2}])

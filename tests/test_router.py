@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+import xshare
 from xshare import RouterError, RouterSpec
 
 
@@ -45,11 +46,31 @@ def test_unknown_models_are_refused(name):
         (lambda: RouterSpec.sigmoid(5, n_group=2, topk_group=1), 8, "top_k"),
         (lambda: RouterSpec.sigmoid(2, correction_bias=torch.zeros(7)), 8, "correction_bias"),
         (lambda: RouterSpec.for_model("gpt-oss-20b"), 8, "expected 32"),
+        (lambda: RouterSpec.softmax(True), 8, "top_k"),
+        (lambda: RouterSpec.softmax(2, renormalize="no"), 8, "renormalize"),
+        (lambda: RouterSpec.sigmoid(2, routed_scaling_factor=float("nan")), 8, "routed_scaling_factor"),
+        (lambda: RouterSpec.sigmoid(2, correction_bias=[0.0] * 8), 8, "correction_bias"),
     ],
 )
 def test_what_does_not_fit_is_named(make, N, names):
     with pytest.raises(RouterError, match=names):
         make().check(N)
+
+
+@pytest.mark.parametrize("shape", [(1, 33), (3, 11), (7, 60), (5, 100)])
+def test_equal_logits_tie_wherever_they_stand(shape):
+    """torch's own sigmoid gives equal inputs unequal results in the tail of a vectorised loop; ours must not."""
+    for value in (0.0986328125, 0.470703125, -3.0, 1.7, -0.3):
+        logits = torch.full(shape, value, dtype=torch.float64)
+        for router in (RouterSpec.sigmoid(1), RouterSpec.softmax(1)):
+            assert router.score(logits).unique().numel() == 1
+
+
+def test_a_broken_bias_never_makes_nan():
+    logits = torch.randn(3, 8, generator=torch.Generator().manual_seed(0))
+    for value in (torch.nan, -torch.inf):
+        router = RouterSpec.sigmoid(2, correction_bias=torch.full((8,), value))
+        assert not xshare.route(logits, router, xshare.Policy(warmup=1)).weights.isnan().any()
 
 
 def test_score_choice_and_weight_are_three_things():

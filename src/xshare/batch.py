@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from copy import copy
+from functools import cached_property
 from typing import Self
 
 import torch
@@ -26,7 +26,6 @@ class BatchLayout:
         if given.device.type == "cpu" and given.numel() and int(given.min()) < -1:
             raise LayoutError(f"requests must be -1 (does not vote) or a request id from 0 up, not {int(given.min())}")
         self.requests = given  # [..., n]
-        self.slots, self.num_slots = _compact(given)  # [..., n], values in [0, num_slots)
 
     @classmethod
     def one_per_row(cls, n: int, device: torch.device | str | None = None) -> Self:
@@ -41,24 +40,25 @@ class BatchLayout:
     def voting(self) -> Tensor:
         return self.requests >= 0  # [..., n]
 
+    @cached_property
+    def slots(self) -> Tensor:
+        """Request ids as consecutive numbers, [..., n]: by sorting, without an n x n table or a synchronisation."""
+        ordered, order = self.requests.sort(dim=-1, stable=True)
+        first = torch.zeros_like(ordered)
+        first[..., 1:] = ordered[..., 1:] != ordered[..., :-1]
+        return torch.empty_like(ordered).scatter_(-1, order, first.cumsum(-1))
+
+    @cached_property
+    def num_slots(self) -> int:
+        """A bound on `slots`: the true number where reading it is free, on the CPU; n where it would synchronise."""
+        return int(self.slots.max()) + 1 if self.requests.device.type == "cpu" and self.requests.numel() else self.rows
+
     def to(self, device: torch.device) -> BatchLayout:
-        moved = copy(self)
-        moved.requests, moved.slots = self.requests.to(device), self.slots.to(device)
-        return moved
+        """The same on another device. A layout for a GPU is best made there: this copies, and a copy synchronises."""
+        return self if self.requests.device == device else BatchLayout(self.requests.to(device))
 
     def __repr__(self) -> str:
         return f"BatchLayout(rows={self.rows}, device={self.requests.device})"
-
-
-def _compact(requests: Tensor) -> tuple[Tensor, int]:
-    """Request ids -> consecutive slots, by sorting: linear storage, no n x n table and no host synchronisation."""
-    n = requests.shape[-1]
-    ordered, order = requests.sort(dim=-1, stable=True)
-    first = torch.zeros_like(ordered)
-    first[..., 1:] = ordered[..., 1:] != ordered[..., :-1]
-    slots = torch.empty_like(requests).scatter_(-1, order, first.cumsum(-1))
-    # On the CPU the true number of requests is free to read; elsewhere n is the bound that costs no synchronisation.
-    return slots, (int(slots.max()) + 1 if requests.device.type == "cpu" and slots.numel() else n)
 
 
 class Placement:
@@ -74,7 +74,7 @@ class Placement:
             missing = int(self.devices.flatten().argmin()) % self.num_experts
             raise LayoutError(f"placement misses expert {missing}: every expert needs a device number from 0 up")
         highest = int(self.devices.max()) if on_cpu or num_devices is None else -1
-        self.num_devices = highest + 1 if num_devices is None else num_devices
+        self.num_devices = highest + 1 if num_devices is None else _count(num_devices, "num_devices")
         if self.num_devices < 1 or highest >= self.num_devices:
             raise LayoutError(f"placement uses device {highest}, expected devices from 0 to {self.num_devices - 1}")
 
@@ -86,31 +86,30 @@ class Placement:
     @classmethod
     def contiguous(cls, num_experts: int, devices: int) -> Self:
         """Blocks of neighbours; with a remainder, the first N mod G devices hold one expert more."""
-        _check_sizes(num_experts, devices)
-        share, more = divmod(num_experts, devices)
+        share, more = divmod(_count(num_experts, "num_experts"), _count(devices, "devices"))
         sizes = torch.tensor([share + (d < more) for d in range(devices)])
         return cls(torch.arange(devices).repeat_interleave(sizes), devices)
 
     @classmethod
     def round_robin(cls, num_experts: int, devices: int) -> Self:
         """Expert j on device j mod G."""
-        _check_sizes(num_experts, devices)
-        return cls(torch.arange(num_experts) % devices, devices)
+        return cls(torch.arange(_count(num_experts, "num_experts")) % _count(devices, "devices"), devices)
 
     @property
     def num_experts(self) -> int:
         return self.devices.shape[-1]
 
     def to(self, device: torch.device) -> Placement:
-        return Placement(self.devices.to(device), self.num_devices)
+        return self if self.devices.device == device else Placement(self.devices.to(device), self.num_devices)
 
     def __repr__(self) -> str:
         return f"Placement(experts={self.num_experts}, devices={self.num_devices})"
 
 
-def _check_sizes(num_experts: int, devices: int) -> None:
-    if num_experts < 1 or devices < 1:
-        raise LayoutError(f"placement needs at least one expert and one device, not {num_experts} and {devices}")
+def _count(value: int, name: str) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise LayoutError(f"{name} must be a whole number from 1 up, not {value!r}")
+    return value
 
 
 def _whole_numbers(values: Sequence[int] | Tensor, name: str) -> Tensor:

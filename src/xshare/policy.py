@@ -130,6 +130,8 @@ class Policy(BaseModel):
     @classmethod
     def parse(cls, text: str) -> Self:
         """`k0=1,m=24`, `oea:k0=2`, `native`, or the name of a preset."""
+        if not isinstance(text, str):
+            raise PolicyError(f"a policy to parse must be a string as k0=1,m=24, not {text!r}")
         text = PRESETS.get(text.strip(), text.strip())
         method, colon, knobs = text.partition(":")
         if not colon:
@@ -162,7 +164,8 @@ class Policy(BaseModel):
             always = self.method == "xshare" and (letter == "k0" or (letter == "m" and self.mass is None))
             if always or self._is_set(name):
                 items.append(f"{letter}={_spell(getattr(self, name))}")
-        items += [f"{name}={_spell(value)}" for name, value in self.params.items()]
+        own = METHOD_KNOBS[self.method].params  # in the method's order, so that equal policies spell alike
+        items += [f"{name}={_spell(self.params[name])}" for name in own if name in self.params]
         knobs = ",".join(items)
         if self.method == "xshare":
             return knobs
@@ -192,7 +195,7 @@ class Policy(BaseModel):
 def _number(text: str) -> int | float | str:
     for kind in (int, float):
         try:
-            return kind(text)
+            return kind(text) if "_" not in text else text
         except ValueError:
             continue
     return text

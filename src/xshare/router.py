@@ -36,8 +36,15 @@ class RouterSpec:
     def __post_init__(self) -> None:
         for name in ("top_k", "n_group", "topk_group"):
             value = getattr(self, name)
-            if not isinstance(value, int) or value < 1:
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise RouterError(f"{name} must be a whole number from 1 up, not {value!r}")
+        if not isinstance(self.renormalize, bool):
+            raise RouterError(f"renormalize must be True or False, not {self.renormalize!r}")
+        scale, bias = self.routed_scaling_factor, self.correction_bias
+        if not isinstance(scale, int | float) or not 0 < scale < float("inf"):
+            raise RouterError(f"routed_scaling_factor must be a finite number above zero, not {scale!r}")
+        if bias is not None and (not isinstance(bias, Tensor) or bias.ndim == 0 or not bias.is_floating_point()):
+            raise RouterError("correction_bias must be a floating-point tensor with one value an expert")
         if self.scoring not in ("softmax", "sigmoid"):
             raise RouterError(f"scoring must be 'softmax' or 'sigmoid', not {self.scoring!r}")
         if self.scoring == "softmax" and (self.correction_bias is not None or self.n_group > 1):
@@ -70,7 +77,7 @@ class RouterSpec:
     @classmethod
     def for_model(cls, name: str) -> Self:
         """The router of a known model: `for_model("deepseek-r1")`, `for_model("Qwen/Qwen3-30B-A3B")`."""
-        short = name.lower().rsplit("/", 1)[-1]
+        short = str(name).lower().rsplit("/", 1)[-1]
         match = max((known for known in PRESETS if short.startswith(known)), key=len, default=None)
         if match is None or "distill" in short:  # the distilled R1 models are dense
             raise RouterError(f"no router preset for model {name!r}: expected one of {', '.join(PRESETS)}")
@@ -96,7 +103,7 @@ class RouterSpec:
 
     def score(self, logits: Tensor) -> Tensor:
         """float64 [..., n, N] -> float64 [..., n, N] in [0, 1]."""
-        return logits.softmax(-1) if self.scoring == "softmax" else logits.sigmoid()
+        return logits.softmax(-1) if self.scoring == "softmax" else _against_zero(logits).softmax(-1)[..., 0]
 
     def choice(self, logits: Tensor, score: Tensor) -> Tensor:
         """What ranks a row's experts, before the group rule."""
@@ -104,7 +111,8 @@ class RouterSpec:
             return logits.clamp(min=LOWEST)
         if self.correction_bias is None:
             return score
-        return score + self.correction_bias.to(score).unsqueeze(-2)  # the bias is common to all rows of a layer
+        biased = score + self.correction_bias.to(score).unsqueeze(-2)  # common to all rows of a layer
+        return biased.nan_to_num(nan=LOWEST, neginf=LOWEST)
 
     def limit_groups(self, choice: Tensor) -> Tensor:
         """DeepSeek-V3's rule: the topk_group groups whose two best choices sum highest stay, the rest are ABSENT.
@@ -126,9 +134,18 @@ class RouterSpec:
         if not self.renormalize:
             return score.gather(-1, ids) * real
         # score / sum of scores, in the log domain: right even where every chosen score underflows to zero.
-        log_score = logits if self.scoring == "softmax" else torch.nn.functional.logsigmoid(logits)
+        log_score = logits if self.scoring == "softmax" else _against_zero(logits).log_softmax(-1)[..., 0]
         chosen = log_score.gather(-1, ids).clamp(min=LOWEST)
         return chosen.masked_fill(~real, ABSENT).softmax(-1)
+
+
+def _against_zero(logits: Tensor) -> Tensor:
+    """[...] -> [..., 2]: softmax over the pair (x, 0) is sigmoid(x).
+
+    torch's sigmoid rounds otherwise in the scalar tail of a vectorised loop, so that equal logits would not tie; its
+    softmax treats every row alike.
+    """
+    return torch.stack((logits, torch.zeros_like(logits)), dim=-1)
 
 
 _DEEPSEEK_V3: dict[str, Any] = {

@@ -11,10 +11,12 @@ from torch import Tensor
 
 from xshare.algorithms import load, refine
 from xshare.batch import BatchLayout, Placement
-from xshare.errors import LayoutError, PolicyError
+from xshare.errors import LayoutError, PolicyError, RouterError
 from xshare.methods import Native, Selection, Step, decide, decide_routing
 from xshare.policy import Policy
 from xshare.router import RouterSpec
+
+FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 @dataclass(frozen=True)
@@ -50,8 +52,10 @@ def select(
     scores where none is given. S may be smaller than k: topping up is routing's business.
     """
     _check_rows(scores, "scores")
-    if choice is not None and choice.shape != scores.shape:
-        raise LayoutError(f"choice must have the shape of scores {tuple(scores.shape)}, not {tuple(choice.shape)}")
+    if choice is not None:
+        _check_rows(choice, "choice")
+        if choice.shape != scores.shape:
+            raise LayoutError(f"choice must have the shape of scores {tuple(scores.shape)}, not {tuple(choice.shape)}")
     check_policy(policy, placement)
     layout, placement = fit(scores, layout, placement)
     usable = _usable(scores) if choice is None else _usable(scores) & _usable(choice)
@@ -75,6 +79,8 @@ def route(
     `tables` are a calibrated method's own, for this layer.
     """
     _check_rows(logits, "logits")
+    if not isinstance(router, RouterSpec):
+        raise RouterError(f"router must be an xshare.RouterSpec, not {type(router).__name__}")
     check_policy(policy, placement)
     layout, placement = fit(logits, layout, placement)
     dtype = torch.promote_types(logits.dtype, torch.float32)
@@ -90,6 +96,9 @@ def check_policy(policy: Policy, placement: Placement | None) -> None:
 
 def fit(rows: Tensor, layout: BatchLayout | None, placement: Placement | None) -> tuple[BatchLayout, Placement]:
     """Layout and placement, or their defaults, checked against `rows` [..., n, N] and on its device."""
+    for name, value, kind in (("layout", layout, BatchLayout), ("placement", placement, Placement)):
+        if value is not None and not isinstance(value, kind):
+            raise LayoutError(f"{name} must be an xshare.{kind.__name__}, not {type(value).__name__}")
     *lead, n, N = rows.shape
     layout = BatchLayout.one_per_row(n, rows.device) if layout is None else layout.to(rows.device)
     given = tuple(layout.requests.shape)
@@ -97,8 +106,9 @@ def fit(rows: Tensor, layout: BatchLayout | None, placement: Placement | None) -
         raise LayoutError(f"requests must hold one id for each of the {n} rows of {tuple(rows.shape)}, not {given}")
     if placement is None:
         placement = Placement(torch.zeros(N, dtype=torch.int64, device=rows.device), 1)
-    if placement.num_experts != N:
-        raise LayoutError(f"placement must name a device for each of the {N} experts, not for {placement.num_experts}")
+    if placement.num_experts != N or not _broadcasts(tuple(placement.devices.shape), (*lead, N)):
+        got = list(placement.devices.shape)
+        raise LayoutError(f"placement must name a device for each of the {N} experts of {list(rows.shape)}, not {got}")
     return layout, placement.to(rows.device)
 
 
@@ -110,25 +120,30 @@ def prepare(
     tables: Mapping[str, Tensor] | None = None,
 ) -> Step:
     """All of a step that does not depend on the policy, so that many policies can share it."""
-    router.check(logits.shape[-1])
+    *lead, _, N = logits.shape
+    router.check(N)
+    if router.correction_bias is not None and not _broadcasts(tuple(router.correction_bias.shape), (*lead, N)):
+        got = list(router.correction_bias.shape)
+        raise RouterError(f"correction_bias must have the shape [{N}] or {[*lead, N]}, not {got}")
     usable = _usable(logits)
     logits = logits.double().masked_fill(~usable.unsqueeze(-1), 0)
     score = router.score(logits)
     choice = router.choice(logits, score)
     ids, real = refine(choice, torch.ones_like(choice, dtype=torch.bool), router)
     native = Native(ids, router.weight(logits, score, ids, real))
-    return Step(score, router.limit_groups(choice), usable, layout, placement, native, logits, tables or {})
+    return Step(score, router.limit_groups(choice), usable, layout, placement, native, logits, choice, tables or {})
 
 
 def apply(step: Step, router: RouterSpec, policy: Policy, dtype: torch.dtype = torch.float32) -> Routing:
     """Select under one policy, and route every row inside what was selected."""
     assert step.logits is not None
+    assert step.open_choice is not None
     selection = decide_routing(step, policy)
     if selection.routed is not None:
         ids, weights = selection.routed
     else:
         rule = router if selection.renormalize is None else replace(router, renormalize=selection.renormalize)
-        ids, real = refine(router.choice(step.logits, step.score), selection.allowed, router)
+        ids, real = refine(step.open_choice, selection.allowed, router)
         weights = rule.weight(step.logits, step.score, ids, real)
     spare_ids, spare_weights = _best_by_sum(selection.keep, step.sums(policy.score), router.top_k)
     usable = step.usable.unsqueeze(-1)
@@ -191,8 +206,8 @@ def _broadcasts(shape: tuple[int, ...], to: tuple[int, ...]) -> bool:
 
 
 def _check_rows(rows: Tensor, name: str) -> None:
-    if not isinstance(rows, Tensor) or not rows.is_floating_point():
+    if not isinstance(rows, Tensor) or rows.dtype not in FLOATS:
         kind = str(rows.dtype) if isinstance(rows, Tensor) else type(rows).__name__
-        raise LayoutError(f"{name} must be a floating-point tensor [..., rows, experts], not {kind}")
+        raise LayoutError(f"{name} must be a tensor of 16-, 32- or 64-bit floats [..., rows, experts], not {kind}")
     if rows.ndim < 2 or rows.shape[-1] == 0:
         raise LayoutError(f"{name} must have at least the dimensions [rows, experts], not {list(rows.shape)}")

@@ -36,6 +36,8 @@ def experts(mask):
         (fill_level, UNEVEN, 3, set(), 2, {0, 1, 6, 7}),  # devices 1 and 2 have one expert each
         (fill_rounds, UNEVEN, 3, set(), 2, {0, 6, 7, 1, 2, 3}),  # 3, 4, 5, 6 >= 6: only device 0 can still add
         (fill_rounds, UNEVEN, 3, set(), 9, set(range(8))),  # stops when no device can add
+        (fill_level, TWO, 2, set(), 2**70, set(range(8))),
+        (fill_rounds, TWO, 2, set(), 2**62, set(range(8))),
         (fill_level, TWO, 3, set(), 1, {0, 4}),  # the third device holds nothing
         (fill_rounds, TWO, 3, set(), 1, {0, 4, 1, 5}),  # 2 < 3, so another round
     ],

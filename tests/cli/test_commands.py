@@ -3,10 +3,12 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from traces import chosen_trace, full_trace
 
 import xshare
@@ -136,6 +138,35 @@ def test_mistakes_end_with_code_2_and_a_sentence(words, names, trace, xshare_com
     assert names in err
     assert "Traceback" not in out + err
     assert sorted(trace.parent.iterdir()) == before  # nothing half-written
+
+
+def test_names_in_a_file_are_not_markup(tmp_path, xshare_command):
+    made = chosen_trace()
+    odd = made.header.model_copy(update={"model": "[/red]x", "domains": ["[bold]"] * 8})
+    replace(made, header=odd).save(tmp_path / "t")
+    code, out, _ = xshare_command("trace", "show", tmp_path / "t")
+    assert code == 0
+    assert "[/red]x" in out
+    assert "[bold]" in out
+    code, out, _ = xshare_command("replay", tmp_path / "t")
+    assert code == 0
+    assert "[/red]x" in out
+
+
+def test_logits_that_are_all_broken_replay_as_nothing(tmp_path, xshare_command):
+    made = full_trace()
+    replace(made, logits=torch.full_like(made.logits, torch.nan)).save(tmp_path / "t")
+    code, out, _ = xshare_command("replay", tmp_path / "t", "--policy", "k0=1,m=2")
+    assert code == 0
+    assert "nan" not in out
+
+
+def test_import_does_not_overwrite_its_input(tmp_path, xshare_command):
+    (tmp_path / "a.npz").write_bytes(b"something")
+    code, _, err = xshare_command("trace", "import", tmp_path / "a.npz", "--output", tmp_path / "a.npz")
+    assert code == 2
+    assert "itself" in err
+    assert (tmp_path / "a.npz").read_bytes() == b"something"
 
 
 def test_no_traceback_in_a_real_process(tmp_path):

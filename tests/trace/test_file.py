@@ -75,6 +75,10 @@ def test_headers_that_cannot_be_read(text, names, tmp_path):
         ({"weights": torch.full((54, 2, 3), torch.nan)}, "finite"),
         ({"lengths": torch.tensor([54, 0])}, "lengths"),
         ({"lengths": torch.tensor([54])}, "domains"),
+        ({"lengths": torch.tensor([54.0])}, "lengths"),
+        ({"weights": torch.ones(54, 2, 3, dtype=torch.int64)}, "weights"),
+        ({"experts": torch.zeros(54, 2, 3)}, "experts"),
+        ({"correction_bias": torch.full((2, 12), torch.nan)}, "correction_bias"),
     ],
 )
 def test_what_does_not_fit_together(change, names):
@@ -120,7 +124,17 @@ def test_import_puts_the_best_first(tmp_path):
         ({"weights": None}, "'weights'"),
         ({"lengths": np.array([3] * 8)}, "shape"),
         ({"domain": np.array(["one"])}, "domain"),
-        ({"experts": np.zeros((5, 2))}, "experts and weights"),
+        ({"experts": np.zeros((5, 2), dtype=np.int64)}, "3 dimensions"),
+        ({"experts": np.zeros((54, 2, 4))}, "whole numbers"),
+        ({"experts": np.full((54, 2, 4), 256)}, "from 256 to 256"),  # not wrapped round to 0
+        ({"experts": np.full((54, 2, 4), -1)}, "from -1 to -1"),
+        ({"weights": np.zeros((54, 2, 3))}, "experts and weights"),
+        ({"weights": np.zeros((54, 2, 4), dtype=complex)}, "weights"),
+        ({"lengths": np.array(54)}, "1 dimensions"),
+        (
+            {"lengths": np.array([2**63 - 1, 2**63 - 1, 56], dtype=np.uint64), "domain": None, "category": None},
+            "lengths",
+        ),
         ({"domain": np.array([{"pickled": 1}], dtype=object)}, "plain arrays"),
     ],
 )
@@ -129,6 +143,26 @@ def test_npz_that_does_not_fit(change, names, tmp_path):
     with pytest.raises(TraceError, match=names) as caught:
         import_npz(tmp_path / "gpt-oss-20b.npz")
     assert "\n" not in str(caught.value)
+
+
+def test_npz_that_is_one_array(tmp_path):
+    np.save(tmp_path / "a.npy", np.zeros(3))
+    with pytest.raises(TraceError, match="no array 'experts'"):
+        import_npz(tmp_path / "a.npy")
+
+
+def test_npz_damaged_anywhere_is_refused_or_read(tmp_path):
+    """Whatever byte is wrong: a trace, or one sentence."""
+    good = tmp_path / "gpt-oss-20b.npz"
+    npz(good)
+    data = bytearray(good.read_bytes())
+    bad = tmp_path / "bad.npz"
+    for place in range(0, len(data), 97):
+        bad.write_bytes(data[:place] + bytes([data[place] ^ 0x5A]) + data[place + 1 :])
+        try:
+            import_npz(bad, model="gpt-oss-20b")
+        except TraceError as error:
+            assert "\n" not in str(error)
 
 
 def test_npz_of_an_unknown_or_other_model(tmp_path):

@@ -12,7 +12,8 @@ from xshare.algorithms.greedy import outside
 
 def fill_level(u: Tensor, S0: Tensor, devices: Tensor, G: int, m_g: int) -> Tensor:
     """Each device ends with max(|S0 on it|, min(m_g, its experts)): the best f(S) with MaxLoad <= m_g that keeps S0."""
-    room = (m_g - load(S0, devices, G)).gather(-1, devices.expand_as(u))  # of each expert's own device, [..., N]
+    room = min(m_g, u.shape[-1]) - load(S0, devices, G)  # [..., G]
+    room = room.gather(-1, devices.expand_as(u))  # of each expert's own device, [..., N]
     return S0 | (rank_on_device(u, S0, devices, G) < room)
 
 
@@ -25,7 +26,7 @@ def fill_rounds(u: Tensor, S0: Tensor, devices: Tensor, G: int, m_g: int) -> Ten
     place = rank_on_device(u, S0, devices, G)
     added = torch.zeros_like(u).scatter_add_(-1, place.clamp(max=N - 1), (~S0).long())  # experts a round adds
     size_before = S0.sum(-1, keepdim=True) + added.cumsum(-1) - added  # |S| when round r begins
-    return S0 | ((size_before.gather(-1, place.clamp(max=N - 1)) < m_g * G) & ~S0)
+    return S0 | ((size_before.gather(-1, place.clamp(max=N - 1)) < min(m_g, N) * G) & ~S0)
 
 
 def rank_on_device(u: Tensor, S0: Tensor, devices: Tensor, G: int) -> Tensor:

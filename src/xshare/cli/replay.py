@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 import yaml
+from rich.markup import escape
 from rich.table import Table
 
 from xshare.batch import Placement
@@ -60,7 +61,7 @@ def replay_command(
     setting: Row = {"batch": batch, "draft": draft, "devices": devices, "mix": mix, "seed": seed}
     stamp = provenance(model=header.model, trace=trace.name, trace_sha256=sha256(trace), seed=seed)
     console = wide_console()
-    title = f"{header.model}, {header.num_experts} experts, top-{header.top_k}, {len(header.layers)} layers"
+    title = f"{escape(header.model)}, {header.num_experts} experts, top-{header.top_k}, {len(header.layers)} layers"
 
     def batches_of(size: int) -> Batches:
         return (
@@ -133,7 +134,7 @@ def _mean(row: dict[str, Any], name: str, digits: int) -> str:
 def _replay_table(rows: list[Row], title: str) -> Table:
     table = number_table(title, "policy", "active", "of native", "mass", "top-1 kept", "max load")
     for row in rows:
-        share = f"{row['active'] / row['active_native']:.0%}"
+        share = f"{row['active'] / row['active_native']:.0%}" if row["active_native"] else "-"
         kept, load = f"{row['top1_kept']:.3f}", f"{row['max_load']:.1f}"
         table.add_row(row["policy"], _mean(row, "active", 2), share, _mean(row, "mass", 3), kept, load)
     return table

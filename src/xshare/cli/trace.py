@@ -6,8 +6,10 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.markup import escape
 
 from xshare.cli.output import number_table, wide_console
+from xshare.errors import TraceError
 from xshare.files import check_writable
 from xshare.trace import Trace, import_npz
 
@@ -19,10 +21,14 @@ def import_command(
     file: Annotated[Path, typer.Argument(help="An .npz file with experts, weights and lengths.")],
     output: Annotated[Path, typer.Option("--output", "-o", help="The trace file to write (safetensors).")],
     model: Annotated[str | None, typer.Option(help="Model name; the file's own name if none is given.")] = None,
-    experts: Annotated[int | None, typer.Option(help="Experts a layer, for a model that is not a known one.")] = None,
+    experts: Annotated[
+        int | None, typer.Option(min=1, help="Experts a layer, for a model that is not a known one.")
+    ] = None,
 ) -> None:
     """Read a NumPy file of chosen experts and write it as a trace."""
     check_writable(output)
+    if output.exists() and output.samefile(file):
+        raise TraceError(f"output {str(output)!r} is the file to import itself: name another")
     trace = import_npz(file, model, experts)
     trace.save(output)
     layers = len(trace.header.layers)
@@ -51,12 +57,13 @@ def show(file: Annotated[Path, typer.Argument(help="A trace file.")]) -> None:
         "categories": str(len(set(header.categories))) if header.categories else "none",
     }
     for name, value in facts.items():
-        console.print(f"[bold]{name:<12}[/bold]{value}")
+        console.print(f"[bold]{name:<12}[/bold]{escape(value)}")
     table = number_table("", "domain", "sequences", "tokens")
     for domain in sorted(set(header.domains)):
         lengths = [int(n) for n, name in zip(trace.lengths, header.domains, strict=True) if name == domain]
-        table.add_row(domain, str(len(lengths)), f"{sum(lengths):,}")
+        table.add_row(escape(domain), str(len(lengths)), f"{sum(lengths):,}")
     console.print(table)
     for name in ("source", "argv", "time", "git", "versions"):
         if (fact := header.provenance.get(name)) is not None:
-            console.print(f"[bold]{name:<12}[/bold]{' '.join(fact) if name == 'argv' else fact}")
+            text = " ".join(map(str, fact)) if isinstance(fact, list) else str(fact)
+            console.print(f"[bold]{name:<12}[/bold]{escape(text)}")

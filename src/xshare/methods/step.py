@@ -43,7 +43,8 @@ class Step:
     layout: BatchLayout
     placement: Placement
     native: Native | None = None  # None where only scores are known
-    logits: Tensor | None = None  # float64 [..., n, N], finite; None where they are not known
+    logits: Tensor | None = None  # float64 [..., n, N]; None where they are not known
+    open_choice: Tensor | None = None  # choice before the group rule, which refinement applies after S
     tables: Mapping[str, Tensor] = field(default_factory=dict)  # a calibrated method's own, for this layer
     _favourites: dict[int, Tensor] = field(default_factory=dict, init=False, repr=False)  # policies share them
 

@@ -22,7 +22,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor
 
 from xshare.errors import RouterError, TraceError
@@ -30,6 +30,8 @@ from xshare.files import whole_file
 from xshare.router import RouterSpec
 
 HEADER_KEY = "xshare_trace"
+TENSORS = ("lengths", "experts", "weights", "logits", "correction_bias")
+MOST_TOKENS = 2**40  # of a sequence: a sum of any number of such lengths that fits a file does not wrap
 
 
 class RouterFields(BaseModel):
@@ -89,10 +91,9 @@ class Trace:
         )
 
     def save(self, path: Path) -> None:
-        names = ("lengths", "experts", "weights", "logits", "correction_bias")
-        tensors = {name: value.contiguous() for name in names if (value := getattr(self, name)) is not None}
+        tensors = {name: value.contiguous() for name in TENSORS if (value := getattr(self, name)) is not None}
         with whole_file(path) as temporary:
-            save_file(tensors, temporary, metadata={HEADER_KEY: self.header.model_dump_json()})
+            temporary.write_bytes(save(tensors, metadata={HEADER_KEY: self.header.model_dump_json()}))
 
     @classmethod
     def load(cls, path: Path) -> Trace:
@@ -107,23 +108,31 @@ class Trace:
             raise TraceError(f"trace {str(path)!r} is not a whole safetensors file: {reason}") from None
         if text is None:
             raise TraceError(f"{str(path)!r} is a safetensors file but no trace: its header has no {HEADER_KEY!r}")
+        if unknown := set(tensors) - set(TENSORS):
+            raise TraceError(f"trace {str(path)!r} holds {sorted(unknown)[0]!r}, expected only {', '.join(TENSORS)}")
+        if "lengths" not in tensors:
+            raise TraceError(f"trace {str(path)!r} does not fit together: lengths are missing")
         try:
             return cls(Header.model_validate(json.loads(text)), **tensors)
-        except (ValidationError, json.JSONDecodeError) as error:
+        except (ValidationError, json.JSONDecodeError, RecursionError) as error:
             raise TraceError(f"trace {str(path)!r} has a header that cannot be read: {_reason(error)}") from None
-        except (TypeError, TraceError, RouterError) as error:
+        except (TraceError, RouterError) as error:
             raise TraceError(f"trace {str(path)!r} does not fit together: {error}") from None
 
     def _check(self) -> None:
         header, lengths = self.header, self.lengths
-        if lengths.ndim != 1 or lengths.numel() == 0 or int(lengths.min()) < 1:
-            raise TraceError("lengths must give at least one sequence, each of one token or more")
+        if lengths.ndim != 1 or lengths.dtype != torch.int64 or lengths.numel() == 0:
+            raise TraceError("lengths must be a list of int64 numbers, one a sequence")
+        if int(lengths.min()) < 1 or int(lengths.max()) > MOST_TOKENS:
+            raise TraceError(f"lengths must each be from 1 to {MOST_TOKENS}, not {int(lengths.min())}")
+        if not header.layers:
+            raise TraceError("layers must name at least one layer")
         L, k, N = len(header.layers), header.top_k, header.num_experts
         if header.score == "full":
-            _shape("logits", self.logits, (self.tokens, L, N))
+            _shape("logits", self.logits, (self.tokens, L, N), floating=True)
         else:
-            experts = _shape("experts", self.experts, (self.tokens, L, k))
-            weights = _shape("weights", self.weights, (self.tokens, L, k))
+            experts = _shape("experts", self.experts, (self.tokens, L, k), floating=False)
+            weights = _shape("weights", self.weights, (self.tokens, L, k), floating=True)
             if int(experts.min()) < 0 or int(experts.max()) >= N:
                 raise TraceError(f"experts must be numbers from 0 to {N - 1}, and the largest is {int(experts.max())}")
             if not bool(weights.isfinite().all()) or float(weights.min()) < 0:
@@ -131,21 +140,29 @@ class Trace:
             if k > 1 and bool((experts.sort(-1).values.diff(dim=-1) == 0).any()):
                 raise TraceError("experts must name each expert at most once a token and layer")
         if self.correction_bias is not None:
-            _shape("correction_bias", self.correction_bias, (L, N))
+            bias = _shape("correction_bias", self.correction_bias, (L, N), floating=True)
+            if not bool(bias.isfinite().all()):
+                raise TraceError("correction_bias must be finite")
         for name, labels in (("domains", header.domains), ("categories", header.categories)):
             if len(labels) != len(lengths) and not (name == "categories" and not labels):
                 raise TraceError(f"{name} must hold one label for each of {len(lengths)} sequences, not {len(labels)}")
         self.router().check(N)
 
 
-def _shape(name: str, tensor: Tensor | None, shape: tuple[int, ...]) -> Tensor:
+def _shape(name: str, tensor: Tensor | None, shape: tuple[int, ...], floating: bool) -> Tensor:
     if tensor is None or tuple(tensor.shape) != shape:
         got = "missing" if tensor is None else list(tensor.shape)
-        raise TraceError(f"{name} must have the shape {list(shape)} (tokens, layers, ...), and is {got}")
+        raise TraceError(f"{name} must have the shape {list(shape)}, and is {got}")
+    if tensor.is_floating_point() != floating or tensor.is_complex():
+        raise TraceError(f"{name} must be {'floating-point' if floating else 'whole'} numbers, not {tensor.dtype}")
     return tensor
 
 
 def narrow_ids(ids: Tensor, num_experts: int) -> Tensor:
+    """Expert ids in the smallest type that holds them."""
+    if int(ids.min()) < 0 or int(ids.max()) >= num_experts:
+        got = f"from {int(ids.min())} to {int(ids.max())}"
+        raise TraceError(f"experts must be numbers from 0 to {num_experts - 1}, and run {got}")
     return ids.to(torch.uint8 if num_experts <= 256 else torch.int16)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +20,16 @@ def import_npz(path: Path, model: str | None = None, num_experts: int | None = N
     model = model or path.stem
     experts = torch.from_numpy(arrays["experts"].astype(np.int64))
     weights = torch.from_numpy(arrays["weights"].astype(np.float32))
-    if experts.ndim != 3 or weights.shape != experts.shape:
+    if experts.ndim != 3 or weights.shape != experts.shape or experts.numel() == 0:
         raise TraceError(
-            f"{str(path)!r}: experts and weights must both be [tokens, layers, k], "
+            f"{str(path)!r}: experts and weights must both be [tokens, layers, k] and not empty, "
             f"not {list(experts.shape)} and {list(weights.shape)}"
         )
     router = _router(model, num_experts, top_k=experts.shape[-1])
     assert router.num_experts is not None
-    weights, order = weights.sort(dim=-1, descending=True, stable=True)
+    if router.scoring == "softmax":  # best first; with a correction bias weights do not tell the order, the file does
+        weights, order = weights.sort(dim=-1, descending=True, stable=True)
+        experts = experts.gather(-1, order)
     lengths = torch.from_numpy(arrays["lengths"].astype(np.int64))
     header = Header(
         model=model,
@@ -42,7 +43,7 @@ def import_npz(path: Path, model: str | None = None, num_experts: int | None = N
         provenance=provenance() | {"source": path.name, "source_sha256": sha256(path)},
     )
     try:
-        return Trace(header, lengths, narrow_ids(experts.gather(-1, order), header.num_experts), weights.half())
+        return Trace(header, lengths, narrow_ids(experts, header.num_experts), weights.half())
     except TraceError as error:
         raise TraceError(f"{str(path)!r} does not fit together: {error}") from None
 
@@ -51,20 +52,22 @@ def _read(path: Path) -> dict[str, Any]:
     if not path.is_file():
         raise TraceError(f"{str(path)!r} does not exist or is not a file")
     try:
-        with np.load(path, allow_pickle=False) as file:
-            if not isinstance(file, np.lib.npyio.NpzFile):
-                raise TraceError(f"{str(path)!r} is a single NumPy array, expected an .npz file of several")
-            arrays = {name: file[name] for name in file.files}
-    except (ValueError, OSError, EOFError, zipfile.BadZipFile, AttributeError) as error:
-        if isinstance(error, TraceError):
-            raise
-        raise TraceError(f"{str(path)!r} is not a whole .npz file of plain arrays: {error}") from None
-    for name in ("experts", "weights", "lengths"):
-        if name not in arrays:
-            found = ", ".join(arrays) or "nothing"
+        file = np.load(path, allow_pickle=False)
+        arrays = {name: file[name] for name in file.files} if isinstance(file, np.lib.npyio.NpzFile) else {}
+    except Exception as error:  # a damaged file fails in as many ways as zip and NumPy have parts
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise TraceError(f"{str(path)!r} is not a whole .npz file of plain arrays: {reason}") from None
+    for name, kinds, dimensions in (("experts", "iu", 3), ("weights", "f", 3), ("lengths", "iu", 1)):
+        array = arrays.get(name)
+        if not isinstance(array, np.ndarray):
+            found = ", ".join(arrays) or "none"
             raise TraceError(
                 f"{str(path)!r} has no array {name!r}: expected experts, weights and lengths, found {found}"
             )
+        if array.dtype.kind not in kinds or array.ndim != dimensions:
+            kind = "floating-point" if kinds == "f" else "whole"
+            got = f"{array.dtype} with {array.ndim}"
+            raise TraceError(f"{str(path)!r}: {name} must be {kind} numbers with {dimensions} dimensions, not {got}")
     return arrays
 
 

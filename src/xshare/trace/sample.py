@@ -105,5 +105,5 @@ def _drawer(trace: Trace, rng: np.random.Generator, mix: Mix) -> Callable[[int],
 def _domains(trace: Trace, mix: Mix) -> tuple[list[str], Ints]:
     names, domain = np.unique(np.array(trace.header.domains), return_inverse=True)
     if mix == "domain" and len(names) < 2:
-        raise TraceError(f"mix 'domain' needs a trace of at least two domains, and this one has only {names[0]!r}")
+        raise TraceError(f"mix 'domain' needs a trace of at least two domains, and this one has only {str(names[0])!r}")
     return list(names), domain
