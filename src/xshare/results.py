@@ -50,6 +50,8 @@ def _git() -> str | None:
     try:
         if not git("ls-files", Path(__file__).name):
             return None  # some other repository that happens to surround an installed package
-        return git("rev-parse", "HEAD") + ("+changes" if git("status", "--porcelain", "--untracked-files=no") else "")
+        code = (":/src", ":/benchmarks")  # a result is made by these; the results themselves may change
+        changed = git("status", "--porcelain", "--untracked-files=no", "--", *code)
+        return git("rev-parse", "HEAD") + ("+changes" if changed else "")
     except (OSError, subprocess.CalledProcessError):
         return None
