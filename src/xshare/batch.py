@@ -53,6 +53,21 @@ class BatchLayout:
         """A bound on `slots`: the true number where reading it is free, on the CPU; n where it would synchronise."""
         return int(self.slots.max()) + 1 if self.requests.device.type == "cpu" and self.requests.numel() else self.rows
 
+    @cached_property
+    def starts(self) -> list[int] | None:
+        """Where each request's rows begin, and where the last one's end, as an engine's query_start_loc.
+
+        None where voting rows do not come first, where a request's rows are not neighbours, or where looking would
+        synchronise.
+        """
+        if self.requests.device.type != "cpu" or self.requests.ndim != 1:
+            return None
+        ids: list[int] = self.requests.tolist()
+        voting = [request for request in ids if request >= 0]
+        begins = [row for row, request in enumerate(voting) if row == 0 or request != voting[row - 1]]
+        tidy = ids[: len(voting)] == voting and len(set(voting)) == len(begins)
+        return [*begins, len(voting)] if tidy else None
+
     def to(self, device: torch.device) -> BatchLayout:
         """The same on another device. A layout for a GPU is best made there: this copies, and a copy synchronises."""
         return self if self.requests.device == device else BatchLayout(self.requests.to(device))

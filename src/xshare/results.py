@@ -19,11 +19,14 @@ Row = dict[str, Any]
 
 def provenance(**more: Any) -> dict[str, Any]:
     """What it takes to run this again: command, versions, commit, machine; seeds and the like come in as `more`."""
-    packages = ("xshare", "torch", "numpy", "safetensors")
+    from xshare import __version__  # not at the top: the package imports this file
+
+    packages = ("torch", "numpy", "safetensors")
+    versions = {"python": platform.python_version(), "xshare": __version__}
     return {
         "argv": [Path(sys.argv[0]).name, *sys.argv[1:]],
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
-        "versions": {"python": platform.python_version()} | {name: metadata.version(name) for name in packages},
+        "versions": versions | {name: metadata.version(name) for name in packages},
         "machine": f"{platform.system()} {platform.machine()}",
         "git": _git(),
         **more,

@@ -12,6 +12,7 @@ from torch import Tensor
 from xshare.algorithms import load, refine
 from xshare.batch import BatchLayout, Placement
 from xshare.errors import LayoutError, PolicyError, RouterError
+from xshare.kernels import fused_set
 from xshare.methods import Native, Selection, Step, decide, decide_routing
 from xshare.policy import Policy
 from xshare.router import RouterSpec
@@ -57,7 +58,10 @@ def select(
         if choice.shape != scores.shape:
             raise LayoutError(f"choice must have the shape of scores {tuple(scores.shape)}, not {tuple(choice.shape)}")
     check_policy(policy, placement)
+    tidy = layout
     layout, placement = fit(scores, layout, placement)
+    if choice is None and (keep := fused_set(scores, policy, tidy, placement)) is not None:
+        return keep
     usable = _usable(scores) if choice is None else _usable(scores) & _usable(choice)
     score = scores.to(torch.promote_types(scores.dtype, torch.float32)).nan_to_num(0, 0, 0)
     ranked = scores if choice is None else choice
@@ -82,9 +86,11 @@ def route(
     if not isinstance(router, RouterSpec):
         raise RouterError(f"router must be an xshare.RouterSpec, not {type(router).__name__}")
     check_policy(policy, placement)
+    tidy = layout
     layout, placement = fit(logits, layout, placement)
-    dtype = torch.promote_types(logits.dtype, torch.float32)
-    return apply(prepare(logits, router, layout, placement, tables), router, policy, dtype)
+    step = prepare(logits, router, layout, placement, tables)
+    keep = fused_set(logits, policy, tidy, placement, router)
+    return apply(step, router, policy, torch.promote_types(logits.dtype, torch.float32), keep)
 
 
 def check_policy(policy: Policy, placement: Placement | None) -> None:
@@ -134,11 +140,13 @@ def prepare(
     return Step(score, router.limit_groups(choice), usable, layout, placement, native, logits, choice, tables or {})
 
 
-def apply(step: Step, router: RouterSpec, policy: Policy, dtype: torch.dtype = torch.float32) -> Routing:
-    """Select under one policy, and route every row inside what was selected."""
+def apply(
+    step: Step, router: RouterSpec, policy: Policy, dtype: torch.dtype = torch.float32, keep: Tensor | None = None
+) -> Routing:
+    """Select under one policy, unless `keep` is already selected, and route every row inside what was selected."""
     assert step.logits is not None
     assert step.open_choice is not None
-    selection = decide_routing(step, policy)
+    selection = decide_routing(step, policy) if keep is None else Selection(keep)
     if selection.routed is not None:
         ids, weights = selection.routed
     else:

@@ -1,0 +1,58 @@
+"""Behind select() and route(): the fused kernel where it can serve, otherwise None and the reference runs."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from xshare.batch import BatchLayout, Placement
+from xshare.policy import Policy
+from xshare.router import RouterSpec
+
+
+def fused_set(
+    rows: Tensor, policy: Policy, layout: BatchLayout | None, placement: Placement, router: RouterSpec | None = None
+) -> Tensor | None:
+    """S for logits (with a router) or scores (without) [n, N] on a CUDA device, bool [N]; None if unsupported.
+
+    The layout must be known on the host and tidy (BatchLayout.starts). Inside a graph capture the reference runs: here
+    the policy is copied to the device at every call. An engine holds a Control and a FusedSelection instead.
+    """
+    if rows.device.type != "cuda" or rows.ndim != 2 or rows.stride(-1) != 1 or find_spec("triton") is None:
+        return None
+    if torch.cuda.is_current_stream_capturing():
+        return None
+    from xshare.kernels.launch import DTYPES, Control, FusedSelection, unsupported_policy, unsupported_shape
+
+    n, N = rows.shape
+    starts = list(range(n + 1)) if layout is None else layout.starts
+    if rows.dtype not in DTYPES or starts is None or placement.devices.ndim > 1 or unsupported_policy(policy):
+        return None
+    longest = max((b - a for a, b in pairwise(starts)), default=1) if policy.request_budget else 0
+    groups = (1, 1) if router is None else (router.n_group, router.topk_group)
+    bias = None if router is None else router.correction_bias
+    if unsupported_shape(N, n, longest, groups[0]) or (bias is not None and bias.ndim > 1):
+        return None
+    selection = FusedSelection(
+        N,
+        0 if router is None else router.top_k,
+        n,
+        rows.device,
+        "given" if router is None else router.scoring,
+        bias,
+        *groups,
+        rows_per_request=longest,
+        placement=None if policy.device_budget is None else placement,
+        fill=policy.fill,
+        mask_logits=False,
+        with_mass=False,
+    )
+    control = Control(rows.device, max_requests=n)
+    control.set_policy(policy)
+    control.set_step(starts[-1], starts)
+    control.set_gate(True)
+    selection.launch(rows, control)
+    return selection.keep
