@@ -34,7 +34,7 @@ def fused_set(
     longest = max((b - a for a, b in pairwise(starts)), default=1) if policy.request_budget else 0
     groups = (1, 1) if router is None else (router.n_group, router.topk_group)
     bias = None if router is None else router.correction_bias
-    if unsupported_shape(N, n, longest, groups[0]) or (bias is not None and bias.ndim > 1):
+    if unsupported_shape(N, n, groups[0]) or (bias is not None and bias.ndim > 1):
         return None
     selection = FusedSelection(
         N,

@@ -16,7 +16,8 @@ from xshare.kernels import selection as kernel
 from xshare.policy import Policy
 
 MAX_EXPERTS, MAX_WARMUP = 512, 4
-ONE_LAUNCH_ROWS, TWO_LAUNCH_ROWS, BLOCK_ROWS = 64, 256, 32
+MAX_ROWS = 256
+FEW_ROWS = 16
 SCORINGS = {"softmax": 0, "sigmoid": 1, "given": 2}
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
@@ -24,7 +25,7 @@ DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 class Control:
     """What changes from step to step, in device memory: a captured graph reads it afresh at every replay."""
 
-    def __init__(self, device: torch.device | str, max_requests: int = TWO_LAUNCH_ROWS) -> None:
+    def __init__(self, device: torch.device | str, max_requests: int = MAX_ROWS) -> None:
         self.words = torch.zeros(7, dtype=torch.int32, device=device)  # gate, rows, requests, k0, m, m_r, m_g
         self.tau = torch.full((1,), -1.0, dtype=torch.float64, device=device)  # below zero: no threshold
         # query_start_loc, with room for the blocks of two launches to look past the last request
@@ -57,7 +58,8 @@ class FusedSelection:
     """One layer's selection: its fixed shapes and rules, its outputs, and the launch.
 
     `rows` is the number of rows of the logits, voting ones first and padding after, at most 256. `rows_per_request` is
-    the most rows one request can have, 0 where no policy will ever set m_r. Nothing is allocated after construction.
+    how many rows most requests have (any number is right, this one is fast), 0 where no policy will ever set m_r.
+    Nothing is allocated after construction.
     """
 
     num_experts: int
@@ -75,7 +77,7 @@ class FusedSelection:
     with_mass: bool = True
 
     def __post_init__(self) -> None:
-        if reason := unsupported_shape(self.num_experts, self.rows, self.rows_per_request, self.n_group):
+        if reason := unsupported_shape(self.num_experts, self.rows, self.n_group):
             raise LayoutError(reason)
         N, device = self.num_experts, self.device
         self.keep = torch.ones(N, dtype=torch.bool, device=device)  # S
@@ -87,61 +89,62 @@ class FusedSelection:
         self.devices = devices.to(device, torch.int32).contiguous()
         self.num_devices = 1 if self.placement is None else self.placement.num_devices
 
-        self.two_launches = self.rows > ONE_LAUNCH_ROWS
         self.block_n = max(16, triton.next_power_of_2(N))
-        self.block_r = BLOCK_ROWS if self.two_launches else triton.next_power_of_2(self.rows)
-        # A block's requests: all there can be in one launch, as many as surely fit into its rows in two.
-        each = self.rows_per_request
-        self.quota = 0 if not each else self.block_r // each if self.two_launches else self.rows
-        self.num_blocks = triton.cdiv(self.rows, self.quota or self.block_r) if self.two_launches else 1
-        self.sums = torch.zeros(self.num_blocks, self.block_n, dtype=torch.float64, device=device)
-        self.counts = torch.zeros(self.num_blocks, self.block_n, dtype=torch.int32, device=device)
-        # Measured on an H200: sums over rows cross warps, so few are better, until registers spill.
-        self.warps = 4 if self.block_r * self.block_n <= 4096 and self.block_n <= 256 else 8
-        self.early = torch.device(device).type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
+        self.each = min(8, triton.next_power_of_2(self.rows_per_request)) if self.rows_per_request else 0
+        # One expert a thread where experts are ranked, one row a warp where rows are read.
+        self.warps = min(16, max(1, self.block_n // 32))
+        self.block_q = min(max(4, self.warps), triton.next_power_of_2(self.rows))
+        self.one_tile = not self.each and self.rows <= self.block_q
+        # Requests of one program. With few rows one program takes them all; they may be as many as there are rows.
+        self.quota = self.rows if self.each and self.rows <= FEW_ROWS else self.block_q
+        self.blocks = triton.cdiv(self.rows, self.quota)
+        self.block_r = triton.next_power_of_2(triton.cdiv(self.rows, self.blocks))  # rows that a program finishes
+        self.on_gpu = torch.device(device).type == "cuda"
+        self.early = self.on_gpu and torch.cuda.get_device_capability(device) >= (9, 0)
+
+        def scratch(count: int, dtype: torch.dtype) -> Tensor:
+            return torch.zeros(count, dtype=dtype, device=device)
+
+        tile = self.blocks * self.block_q * self.block_n
+        self.stats = scratch(2 * self.rows, torch.float32)  # each row's best logit and total
+        self.halves, self.counts = scratch(2 * tile, torch.float32), scratch(tile, torch.int32)
+        columns = self.blocks * self.block_n
+        self.sums, self.totals = scratch(columns, torch.float64), scratch(columns, torch.int32)
+        self.keys = scratch(columns, torch.float64)
+        self.arrivals = scratch(1, torch.int32)
 
     def launch(self, logits: Tensor, control: Control) -> None:
         """Select for `logits` [rows, N], rows possibly strided; leaves keep, mass, masked_bias and masked logits."""
-        tile: dict[str, Any] = {
-            "N": self.num_experts, "BR": self.block_r, "BN": self.block_n, "SCORING": SCORINGS[self.scoring],
-            "num_warps": self.warps,
-        }  # fmt: skip
-        voting: dict[str, Any] = {
+        rules: dict[str, Any] = {
+            "N": self.num_experts, "BN": self.block_n, "VEC": max(1, self.block_n // 32), "BR": self.block_r,
+            "TOP_K": self.top_k, "SCORING": SCORINGS[self.scoring],
             "GROUPS": self.n_group, "KEEP_GROUPS": self.topk_group,
-            "BQ": triton.next_power_of_2(self.quota + 1) if self.quota else 0,
-        }  # fmt: skip
-        choosing: dict[str, Any] = {
-            "TOP_K": self.top_k, "DEVICES": self.placement is not None, "ROUNDS": self.fill == "rounds",
+            "DEVICES": self.placement is not None, "ROUNDS": self.fill == "rounds",
             "MASK_LOGITS": self.mask_logits, "MASK_BIAS": self.scoring == "sigmoid", "MASS": self.with_mass,
-            "LOWEST": torch.finfo(logits.dtype).min,
+            "LOWEST": torch.finfo(logits.dtype).min, "num_warps": self.warps,
         }  # fmt: skip
+        rules |= {"EARLY": True, "launch_pdl": True} if self.early else {"EARLY": False}
         rows = (logits, logits.stride(0), logits.shape[0], self.bias)
-        rules = (control.words, control.tau, self.devices, self.num_devices)
+        policy = (control.words, control.tau, self.devices, self.num_devices)
         outputs = (self.keep, self.masked_bias, self.mass)
-        if not self.two_launches:
-            early = {"EARLY": self.early} | ({"launch_pdl": True} if self.early else {})
-            kernel.select_in_one_launch[(1,)](
-                *rows, control.starts, *rules, *outputs,
-                VEC=max(1, self.block_n // 32), **early, **tile, **voting, **choosing,
-            )  # fmt: skip
+        if self.one_tile:
+            kernel.select_in_one_tile[(1,)](*rows, *policy, *outputs, self.halves, self.counts, self.keys, **rules)
             return
-        blocks = (self.sums, self.counts)
-        kernel.vote_in_blocks[(self.num_blocks,)](
-            *rows, control.starts, control.words, *blocks, QUOTA=self.quota, **tile, **voting
-        )
-        kernel.choose_and_mask[(triton.cdiv(logits.shape[0], self.block_r),)](
-            *rows, *rules, *outputs, *blocks, BLOCKS=self.num_blocks, **tile, **choosing
-        )
+        scratch = (self.stats, self.halves, self.counts, self.sums, self.totals, self.keys, self.arrivals)
+        for part in (0,) if self.on_gpu else (1, 2):
+            kernel.select_in_blocks[(self.blocks,)](
+                *rows, control.starts, *policy, *outputs, *scratch,
+                BLOCKS=self.blocks, PART=part, QUOTA=self.quota, DIRECT=self.blocks * self.block_q <= FEW_ROWS,
+                BQ=self.block_q, EACH=self.each, **rules,
+            )  # fmt: skip
 
 
-def unsupported_shape(num_experts: int, rows: int, rows_per_request: int = 0, n_group: int = 1) -> str | None:
+def unsupported_shape(num_experts: int, rows: int, n_group: int = 1) -> str | None:
     """Why the kernels cannot serve this shape, or None."""
     if not 1 <= num_experts <= MAX_EXPERTS:
         return f"the fused selection serves 1 to {MAX_EXPERTS} experts, not {num_experts}"
-    if not 1 <= rows <= TWO_LAUNCH_ROWS:
-        return f"the fused selection serves 1 to {TWO_LAUNCH_ROWS} rows, not {rows}"
-    if rows > ONE_LAUNCH_ROWS and rows_per_request > BLOCK_ROWS:
-        return f"beyond {ONE_LAUNCH_ROWS} rows a request can have at most {BLOCK_ROWS} rows, not {rows_per_request}"
+    if not 1 <= rows <= MAX_ROWS:
+        return f"the fused selection serves 1 to {MAX_ROWS} rows, not {rows}"
     if n_group > 1 and (num_experts < 16 or num_experts & (num_experts - 1) or n_group & (n_group - 1)):
         return f"the fused selection serves groups in powers of two, not {n_group} groups of {num_experts} experts"
     return None
