@@ -1,0 +1,193 @@
+"""What does selection cost on a GPU, on top of the router it sits in?
+
+    python benchmarks/kernel.py [--json evidence/kernel.json] [--compile 4]
+
+A graph of LAYERS layers of [router GEMM -> selection -> score + top-k] is replayed, and the same graph without it; the
+difference over LAYERS is `marginal_us`. `us` is the selection alone, replayed back to back. Medians of interleaved
+replays; `spread_us` is the middle half of the paired differences.
+
+  floor      an empty kernel instead of selection: what any launch costs
+  reference  the torch implementation, captured
+  compiled   the same under torch.compile (on the first few shapes: compiling takes long)
+  fused      the kernel, gate open
+  fused-off  the kernel, gate closed
+"""
+
+from __future__ import annotations
+
+import sys
+
+if __name__ == "__main__":
+    sys.path.pop(0)  # this folder: in it, select.py would stand in for the standard library's `select`
+
+import statistics
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import triton
+import typer
+from torch import Tensor
+
+from xshare import BatchLayout, Placement, Policy, RouterSpec
+from xshare.cli.output import number_table, progress_bar, wide_console
+from xshare.kernels.launch import Control, FusedSelection
+from xshare.methods import decide_routing
+from xshare.results import Row, provenance, write_result
+from xshare.routing import prepare
+
+LAYERS, REPLAYS, HIDDEN = 24, 40, 2880
+ROWS = (1, 4, 16, 64, 256)
+SIZES = ((32, 4), (64, 8), (128, 4), (128, 8), (256, 8), (384, 8))
+POINT = ("n", "experts", "k", "router", "policy")
+Call = Callable[[Tensor], object]
+
+
+@triton.jit
+def nothing(x):  # type: ignore[no-untyped-def]
+    pass
+
+
+class Shape:
+    """One point of the grid: a router of N experts, n rows, and a policy."""
+
+    def __init__(self, n: int, experts: int, k: int, router: str, policy: str) -> None:
+        self.n, self.experts, self.k, self.router = n, experts, k, router
+        self.policy = Policy.parse(policy)
+        self.bias = torch.randn(experts, device="cuda") * 0.1
+        self.spec = RouterSpec.softmax(k) if router == "softmax" else RouterSpec.sigmoid(k, correction_bias=self.bias)
+        each = 4 if self.policy.request_budget else 0
+        self.starts = list(range(0, n + 1, each)) if each else None
+        requests = torch.arange(n, device="cuda") // max(1, each)
+        self.layout, self.placement = BatchLayout(requests), Placement(torch.zeros(experts).long().cuda(), 1)
+        self.hidden = torch.randn(n, HIDDEN, device="cuda", dtype=torch.bfloat16)
+        scale = 2 / HIDDEN**0.5
+        self.weights = [
+            torch.randn(experts, HIDDEN, device="cuda", dtype=torch.bfloat16) * scale for _ in range(LAYERS)
+        ]
+        self.logits = torch.empty(n, experts, device="cuda", dtype=torch.bfloat16)
+        self.selection = FusedSelection(
+            experts, k, n, "cuda", self.spec.scoring, self.spec.correction_bias, rows_per_request=each
+        )
+        self.control = Control("cuda")
+        self.control.set_policy(self.policy)
+        self.control.set_step(n, self.starts)
+        self.control.set_gate(True)
+
+    def reference(self, logits: Tensor) -> object:
+        step = prepare(logits, self.spec, self.layout, self.placement)
+        keep = decide_routing(step, self.policy).keep
+        return logits.masked_fill_(~keep, torch.finfo(logits.dtype).min)
+
+    def fused(self, logits: Tensor) -> None:
+        self.selection.launch(logits, self.control)
+
+    def chain(self, select: Call | None) -> Callable[[], None]:
+        def layers() -> None:
+            for weight in self.weights:
+                torch.mm(self.hidden, weight.t(), out=self.logits)
+                if select is not None:
+                    select(self.logits)
+                if self.router == "softmax":
+                    self.logits.softmax(-1).topk(self.k)
+                else:
+                    (self.logits.float().sigmoid() + self.selection.masked_bias).topk(self.k)
+
+        return layers
+
+    def alone(self, select: Call) -> Callable[[], None]:
+        def layers() -> None:
+            for _ in range(LAYERS):
+                select(self.logits)
+
+        self.logits.normal_()
+        return layers
+
+
+def captured(call: Callable[[], None]) -> torch.cuda.CUDAGraph:
+    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    with torch.cuda.stream(stream):
+        for _ in range(2):
+            call()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        call()
+    return graph
+
+
+def replay_us(graph: torch.cuda.CUDAGraph) -> float:
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+    begin.record()
+    graph.replay()
+    end.record()
+    end.synchronize()
+    return float(begin.elapsed_time(end)) * 1000 / LAYERS
+
+
+def measure(shape: Shape, impl: str, select: Call) -> Row:
+    alone, without, with_it = captured(shape.alone(select)), captured(shape.chain(None)), captured(shape.chain(select))
+    if impl == "fused-off":
+        shape.control.set_gate(False)
+    times = [tuple(replay_us(graph) for graph in (alone, without, with_it)) for _ in range(REPLAYS)][5:]
+    shape.control.set_gate(True)
+    extra = [c - b for _, b, c in times]
+    low, _, high = statistics.quantiles(extra, n=4)
+    return {
+        "impl": impl,
+        "n": shape.n,
+        "experts": shape.experts,
+        "k": shape.k,
+        "router": shape.router,
+        "policy": str(shape.policy),
+        "us": statistics.median(a for a, _, _ in times),
+        "marginal_us": statistics.median(extra),
+        "spread_us": high - low,
+    }
+
+
+def grid() -> list[tuple[int, int, int, str, str]]:
+    """(n, experts, k, router, policy): the points with a bound first."""
+    named = [
+        (16, 128, 4, "softmax", "k0=1,m=24"),
+        (64, 256, 8, "sigmoid", "k0=1,m=24"),
+        (16, 128, 4, "softmax", "k0=1,m=0,mr=4"),
+    ]
+    batch = [(n, N, k, "softmax", f"k0=1,m={max(4, 3 * N // 16)}") for N, k in SIZES for n in ROWS]
+    more = [(16, 256, 8, "sigmoid", "k0=1,m=48"), (16, 128, 4, "softmax", "k0=1,tau=0.9")]
+    return list(dict.fromkeys(named + batch + more))
+
+
+def main(
+    json: Annotated[Path | None, typer.Option(help="Write the rows here.")] = None,
+    compile: Annotated[int, typer.Option(help="On how many shapes to time the compiled reference.")] = 3,
+) -> None:
+    rows: list[Row] = []
+    points = grid()
+    with progress_bar("shapes", len(points)) as advance:
+        for number, point in enumerate(points):
+            shape = Shape(*point)
+            impls: dict[str, Call] = {"floor": lambda logits: nothing[(1,)](logits), "reference": shape.reference}
+            if number < compile:
+                impls["compiled"] = torch.compile(shape.reference, dynamic=False)
+            impls |= {"fused": shape.fused, "fused-off": shape.fused}
+            rows += [measure(shape, impl, select) for impl, select in impls.items()]
+            advance(1)
+            if json is not None:  # a long run leaves what it has
+                stamp = provenance(
+                    gpu=torch.cuda.get_device_name(), triton=triton.__version__, layers=LAYERS, seed=None
+                )
+                write_result(json, rows, stamp)
+    names = list(dict.fromkeys(row["impl"] for row in rows))
+    table = number_table("marginal microseconds a layer (alone)", "router, policy", "n", "N", "k", *names)
+    for n, N, k, router, policy in points:
+        point = (n, N, k, router, str(Policy.parse(policy)))
+        at = {row["impl"]: row for row in rows if tuple(row[name] for name in POINT) == point}
+        cells = [f"{at[i]['marginal_us']:.1f} ({at[i]['us']:.1f})" if i in at else "" for i in names]
+        table.add_row(f"{router} {policy}", str(n), str(N), str(k), *cells)
+    wide_console().print(table)
+
+
+if __name__ == "__main__":
+    typer.run(main)
