@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import platform
 import subprocess
 import sys
@@ -44,7 +45,10 @@ def sha256(path: Path) -> str:
 
 
 def _git() -> str | None:
-    """The commit of the checkout this package runs from, with a mark if it has changes; None when installed."""
+    """The commit of the checkout this package runs from, with a mark if it has changes.
+
+    A copy without its repository can be told by XSHARE_COMMIT; None when neither is there.
+    """
 
     def git(*words: str) -> str:
         command = ["git", "-C", str(Path(__file__).parent), *words]
@@ -52,9 +56,9 @@ def _git() -> str | None:
 
     try:
         if not git("ls-files", Path(__file__).name):
-            return None  # some other repository that happens to surround an installed package
+            return os.environ.get("XSHARE_COMMIT")  # some other repository surrounds an installed package
         code = (":/src", ":/benchmarks")  # a result is made by these; the results themselves may change
         changed = git("status", "--porcelain", "--untracked-files=no", "--", *code)
         return git("rev-parse", "HEAD") + ("+changes" if changed else "")
     except (OSError, subprocess.CalledProcessError):
-        return None
+        return os.environ.get("XSHARE_COMMIT")

@@ -1,0 +1,152 @@
+"""The fused selection, row by row: logits -> scores, each row's top-k0, and what a batch or request votes for.
+
+Votes are integers, round(g * 2^32), and live in floats, exactly: split into two halves of 16 bits, whose sums over 256
+rows stay within 2^24 and are exact in float32 in any order.
+"""
+
+import triton
+import triton.language as tl
+
+SOFTMAX, SIGMOID, GIVEN = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
+LOWEST_FLOAT = tl.constexpr(-3.4028234663852886e38)
+ROUND = tl.constexpr(12582912.0)  # 1.5 * 2^23: adding and subtracting it rounds a float32 below 2^22 to an integer
+VOTER = tl.constexpr(65536)  # a row's count of votes: one voter, plus 1 where the row wants the expert in S0
+
+
+@triton.jit
+def _limit_groups(choice, BR: tl.constexpr, BN: tl.constexpr, GROUPS: tl.constexpr, KEEP_GROUPS: tl.constexpr):
+    """The model's own group rule: only the groups whose two best choices sum highest keep their choice."""
+    SIZE: tl.constexpr = BN // GROUPS
+    grouped = tl.reshape(choice, [BR, GROUPS, SIZE])
+    value, best = tl.max(grouped, axis=2, return_indices=True)  # [BR, GROUPS]
+    if SIZE > 1:
+        place = tl.arange(0, SIZE)[None, None, :]
+        value += tl.max(tl.where(place == best[:, :, None], float("-inf"), grouped), axis=2)
+    group = tl.arange(0, GROUPS)
+    mine, other = value[:, :, None], value[:, None, :]
+    before = (other > mine) | ((other == mine) & (group[None, None, :] < group[None, :, None]))
+    stays = tl.sum(before.to(tl.int32), axis=2) < KEEP_GROUPS
+    return tl.reshape(tl.where(stays[:, :, None], grouped, float("-inf")), [BR, BN])
+
+
+@triton.jit
+def read_rows(
+    x, bias, N: tl.constexpr, BR: tl.constexpr, BN: tl.constexpr,
+    SCORING: tl.constexpr, GROUPS: tl.constexpr, KEEP_GROUPS: tl.constexpr,
+):  # fmt: skip
+    """Logits [BR, BN], -inf where there are none -> score, choice, and for each row its best expert, usable, the best
+    logit and the total of the scores as they come (NaN or infinite for a row that cannot vote)."""
+    inside = (tl.arange(0, BN) < N)[None, :]
+    if SCORING == SOFTMAX:
+        top, best = tl.max(x, axis=1, return_indices=True)
+        score = tl.exp(x - top[:, None])
+        total = tl.sum(score, axis=1)  # NaN for a row that holds NaN, +inf or nothing but -inf
+        usable = total == total
+        score = score * (1.0 / total)[:, None]
+        choice = tl.where(inside, tl.maximum(x, LOWEST_FLOAT), float("-inf"))
+    else:
+        top = tl.max(x, axis=1)
+        score = tl.sigmoid(x) if SCORING == SIGMOID else x
+        score = tl.where(x == float("-inf"), 0.0, score)
+        total = tl.sum(score, axis=1)
+        usable = (total == total) & (top < float("inf")) & (top > float("-inf"))
+        choice = score + bias[None, :] if SCORING == SIGMOID else x
+        # An expert of choice -inf comes last but can be taken; one outside the model's N or its groups cannot.
+        choice = tl.where(inside, tl.maximum(choice, LOWEST_FLOAT), float("-inf"))
+        if GROUPS > 1:
+            choice = _limit_groups(choice, BR, BN, GROUPS, KEEP_GROUPS)
+        _, best = tl.max(choice, axis=1, return_indices=True)
+    return tl.where(usable[:, None], score, 0.0), choice, best, usable, top, total
+
+
+@triton.jit
+def vote(score, choice, best, usable, k0, BN: tl.constexpr):
+    """-> the scores' integers in two halves, float32 [BR, BN], and counts, int32: VOTER, plus 1 for a row's top-k0."""
+    cols = tl.arange(0, BN)[None, :]
+    wanted = (cols == best[:, None]) & (k0 > 0)
+    done = 1
+    while done < k0:
+        left = tl.where(wanted, float("-inf"), choice)
+        value, best = tl.max(left, axis=1, return_indices=True)
+        wanted = wanted | ((cols == best[:, None]) & (value > float("-inf"))[:, None])
+        done += 1
+    fixed = score * 4294967296.0
+    high = (fixed * 0.0000152587890625 + ROUND) - ROUND  # / 2^16
+    low = (fixed - high * 65536.0 + ROUND) - ROUND
+    return high, low, tl.where(usable[:, None], wanted.to(tl.int32) + VOTER, 0)
+
+
+@triton.jit
+def join(high, low):
+    return high.to(tl.float64) * 65536.0 + low.to(tl.float64)
+
+
+@triton.jit
+def unique_keys(sums, candidate, cols):
+    """Unique keys of the candidates: larger sum first, then lower index; -1 for the rest."""
+    return tl.where(candidate, sums * 512.0 + (511 - cols).to(tl.float64), -1.0)
+
+
+@triton.jit
+def want_best(high, low, count, m_r, N: tl.constexpr, BN: tl.constexpr):
+    """Requests' sums [BQ, BN] and counts: each wants its m_r best experts beside those its rows want already."""
+    cols = tl.arange(0, BN)[None, :]
+    candidate = (cols < N) & (count >= VOTER) & ((count & (VOTER - 1)) == 0)
+    key = unique_keys(join(high, low), candidate, cols)
+    done = 0
+    while done < m_r:
+        best = tl.max(key, axis=1)[:, None]
+        hit = (key == best) & (best >= 0)
+        count += hit.to(tl.int32)
+        key = tl.where(hit, -1.0, key)
+        done += 1
+    return count
+
+
+@triton.jit
+def votes(
+    logits, stride, bias, starts, first, last, end, k0, m_r, stats,
+    N: tl.constexpr, BQ: tl.constexpr, BN: tl.constexpr, VEC: tl.constexpr, EACH: tl.constexpr,
+    SCORING: tl.constexpr, GROUPS: tl.constexpr, KEEP_GROUPS: tl.constexpr, STATS: tl.constexpr,
+):  # fmt: skip
+    """The votes of the requests [first, last), BQ at a time and each inside one warp -> sums and counts [BQ, BN].
+
+    A request's rows are read EACH at a time; with EACH = 0 every row below `end` is a request of its own. Each row's
+    best logit and total are left in `stats`, for the kept mass.
+    """
+    cols = tl.max_contiguous(tl.arange(0, BN), VEC)
+    high, low = tl.zeros([BQ, BN], tl.float32), tl.zeros([BQ, BN], tl.float32)
+    count = tl.zeros([BQ, BN], tl.int32)
+    position = tl.minimum(first, last)
+    while position < last:
+        request = position + tl.arange(0, BQ)
+        if EACH == 0:
+            start, stop = request, tl.minimum(request + 1, end)
+        else:
+            start = tl.load(starts + request, mask=request < last, other=0)
+            stop = tl.minimum(tl.load(starts + request + 1, mask=request < last, other=0), end)
+        its_high, its_low = tl.zeros([BQ, BN], tl.float32), tl.zeros([BQ, BN], tl.float32)
+        its_count = tl.zeros([BQ, BN], tl.int32)
+        longest = tl.max(stop - start, axis=0) if EACH > 0 else 1
+        done = tl.minimum(longest, 0)
+        while done < longest:
+            for offset in tl.static_range(max(EACH, 1)):
+                rows = start + done + offset
+                live = rows < stop
+                there = live[:, None] & (cols < N)[None, :]
+                x = tl.load(logits + rows[:, None] * stride + cols[None, :], mask=there, other=float("-inf")).to(
+                    tl.float32
+                )
+                score, choice, best, usable, top, total = read_rows(x, bias, N, BQ, BN, SCORING, GROUPS, KEEP_GROUPS)
+                more_high, more_low, more_count = vote(score, choice, best, usable, k0, BN)
+                its_high, its_low, its_count = its_high + more_high, its_low + more_low, its_count + more_count
+                if STATS:
+                    tl.store(stats + 2 * rows, top, mask=live)
+                    tl.store(stats + 2 * rows + 1, total, mask=live)
+            done += max(EACH, 1)
+        if EACH > 0:
+            if m_r > 0:
+                its_count = want_best(its_high, its_low, its_count, m_r, N, BN)
+        high, low, count = high + its_high, low + its_low, count + its_count
+        position += BQ
+    return high, low, count
