@@ -57,10 +57,10 @@ def select(
         _check_rows(choice, "choice")
         if choice.shape != scores.shape:
             raise LayoutError(f"choice must have the shape of scores {tuple(scores.shape)}, not {tuple(choice.shape)}")
-    check_policy(policy, placement)
-    tidy = layout
+    check_policy(policy, placement, scores.shape[-1])
+    given = layout
     layout, placement = fit(scores, layout, placement)
-    if choice is None and (keep := fused_set(scores, policy, tidy, placement)) is not None:
+    if choice is None and (keep := fused_set(scores, policy, given, placement)) is not None:
         return keep
     usable = _usable(scores) if choice is None else _usable(scores) & _usable(choice)
     score = scores.to(torch.promote_types(scores.dtype, torch.float32)).nan_to_num(0, 0, 0)
@@ -85,19 +85,21 @@ def route(
     _check_rows(logits, "logits")
     if not isinstance(router, RouterSpec):
         raise RouterError(f"router must be an xshare.RouterSpec, not {type(router).__name__}")
-    check_policy(policy, placement)
-    tidy = layout
+    check_policy(policy, placement, logits.shape[-1])
+    given = layout
     layout, placement = fit(logits, layout, placement)
     step = prepare(logits, router, layout, placement, tables)
-    keep = fused_set(logits, policy, tidy, placement, router)
+    keep = fused_set(logits, policy, given, placement, router)
     return apply(step, router, policy, torch.promote_types(logits.dtype, torch.float32), keep)
 
 
-def check_policy(policy: Policy, placement: Placement | None) -> None:
+def check_policy(policy: Policy, placement: Placement | None, num_experts: int) -> None:
     if not isinstance(policy, Policy):
         raise PolicyError(f"policy must be an xshare.Policy, not {type(policy).__name__}: see Policy.parse")
     if policy.device_budget is not None and placement is None:
         raise LayoutError("placement is required with device_budget (mg): it says which device holds each expert")
+    if policy.warmup > num_experts:
+        raise PolicyError(f"warmup (k0) must be at most the number of experts ({num_experts}), not {policy.warmup}")
 
 
 def fit(rows: Tensor, layout: BatchLayout | None, placement: Placement | None) -> tuple[BatchLayout, Placement]:

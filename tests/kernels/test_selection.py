@@ -235,6 +235,10 @@ def test_strided_rows():
         (lambda: Control(DEVICE).set_policy(Policy.parse("k0=5,m=1")), PolicyError, "at most 4"),
         (lambda: Control(DEVICE).set_policy(Policy.parse("oea:k0=1")), PolicyError, "oea:k0=1"),
         (lambda: Control(DEVICE, max_requests=2).set_step(4), LayoutError, "at most 2"),
+        (lambda: FusedSelection(64, 4, 8, DEVICE).check(Policy.parse("k0=1,mr=2")), PolicyError, "rows_per_request"),
+        (lambda: FusedSelection(64, 4, 8, DEVICE).check(Policy.parse("k0=1,mg=2")), PolicyError, "placement"),
+        (lambda: FusedSelection(64, 4, 8, DEVICE).launch(torch.zeros(8, 60), Control(DEVICE)), LayoutError, "64"),
+        (lambda: FusedSelection(64, 4, 8, DEVICE).launch(torch.zeros(9, 64), Control(DEVICE)), LayoutError, "8, 64"),
     ],
 )
 def test_what_it_cannot_serve_is_named(make, error, names):

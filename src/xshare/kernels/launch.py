@@ -31,6 +31,7 @@ class Control:
         # query_start_loc, with room for the blocks of two launches to look past the last request
         self.starts = torch.zeros(2 * max_requests + 2, dtype=torch.int32, device=device)
         self.max_requests = max_requests
+        self.policy: Policy | None = None  # what was set last, for FusedSelection.check
 
     def set_policy(self, policy: Policy) -> None:
         """Another policy from the next step on. Budgets beyond any N are cut, which changes nothing."""
@@ -40,6 +41,7 @@ class Control:
         budgets = [min(budget, MAX_EXPERTS) for budget in (policy.batch_budget, policy.request_budget)]
         self.words[3:].copy_(torch.tensor([policy.warmup, *budgets, m_g], dtype=torch.int32))
         self.tau.fill_(-1.0 if policy.mass is None else policy.mass)
+        self.policy = policy
 
     def set_step(self, rows: int, starts: Sequence[int] | None = None) -> None:
         """The first `rows` rows vote; `starts` are their requests' boundaries, or every row is a request of its own."""
@@ -113,8 +115,22 @@ class FusedSelection:
         self.keys = scratch(columns, torch.float64)
         self.arrivals = scratch(1, torch.int32)
 
+    def check(self, policy: Policy) -> None:
+        """Refuse a policy that was not provided for. A captured graph cannot: ask before changing its control."""
+        if policy.request_budget and not self.each:
+            raise PolicyError("request_budget (mr) needs a selection made with rows_per_request, and this one was not")
+        if policy.device_budget is not None and (self.placement is None or policy.fill != self.fill):
+            raise PolicyError(f"device_budget (mg) needs a selection made with a placement and fill {policy.fill!r}")
+
     def launch(self, logits: Tensor, control: Control) -> None:
         """Select for `logits` [rows, N], rows possibly strided; leaves keep, mass, masked_bias and masked logits."""
+        n, N = logits.shape
+        if n > self.rows or self.num_experts != N or logits.dtype not in DTYPES or logits.stride(1) != 1:
+            raise LayoutError(
+                f"logits must be [{self.rows}, {self.num_experts}] 16- or 32-bit floats, not {logits.shape}"
+            )
+        if control.policy is not None:
+            self.check(control.policy)
         rules: dict[str, Any] = {
             "N": self.num_experts, "BN": self.block_n, "VEC": max(1, self.block_n // 32), "BR": self.block_r,
             "TOP_K": self.top_k, "SCORING": SCORINGS[self.scoring],
@@ -124,7 +140,7 @@ class FusedSelection:
             "LOWEST": torch.finfo(logits.dtype).min, "num_warps": self.warps,
         }  # fmt: skip
         rules |= {"EARLY": True, "launch_pdl": True} if self.early else {"EARLY": False}
-        rows = (logits, logits.stride(0), logits.shape[0], self.bias)
+        rows = (logits, logits.stride(0), n, self.bias)
         policy = (control.words, control.tau, self.devices, self.num_devices)
         outputs = (self.keep, self.masked_bias, self.mass)
         if self.one_tile:

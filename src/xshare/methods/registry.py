@@ -50,10 +50,6 @@ def decide(step: Step, policy: Policy) -> Selection:
     for table in method.tables:
         if table not in step.tables:
             raise PolicyError(f"method {method.name!r} needs the table {table!r}: pass tables={{{table!r}: ...}}")
-    if policy.warmup > step.num_experts:
-        raise PolicyError(
-            f"warmup (k0) must be at most the number of experts ({step.num_experts}), not {policy.warmup}"
-        )
     return method.function(step, policy)
 
 

@@ -39,7 +39,7 @@ def replay(
 ) -> list[Outcome]:
     """Run every policy on the same batches. `advance` is told how many batches are done, for a progress bar."""
     for policy in policies:
-        check_policy(policy, placement)
+        check_policy(policy, placement, trace.header.num_experts)
         if trace.header.score == "topk" and policy.warmup > (k := trace.header.top_k):
             raise PolicyError(
                 f"warmup (k0) must be at most {k}, the experts a token this trace holds, not {policy.warmup}"
