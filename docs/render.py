@@ -13,6 +13,8 @@ from typing import Annotated, Any
 
 import typer
 
+from xshare.statistics import spelled_mean
+
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = ["README.md", "docs/evidence.md"]
 Row = dict[str, Any]
@@ -28,18 +30,14 @@ def markdown(titles: list[str], cells: list[list[str]]) -> str:
     return "\n".join([lines[0], "|---" + "|--:" * (len(titles) - 1) + "|", *lines[1:]])
 
 
-def mean(row: Row, name: str, digits: int) -> str:
-    return f"{row[name]:.{digits}f} ±{(row[f'{name}_hi'] - row[f'{name}_lo']) / 2:.{digits}f}"
-
-
 def replay_table(name: str) -> str:
     titles = ["policy", "active experts", "of native", "gating mass", "top-1 kept", "max load"]
     cells = [
         [
             f"`{row['policy']}`",
-            mean(row, "active", 1),
+            spelled_mean(row, "active", 1),
             f"{row['active'] / row['active_native']:.0%}",
-            mean(row, "mass", 3),
+            spelled_mean(row, "mass", 3),
             f"{row['top1_kept']:.3f}",
             f"{row['max_load']:.1f}",
         ]
@@ -55,14 +53,20 @@ def curve_table(name: str) -> str:
     for size in dict.fromkeys(row["batch"] for row in rows):
         at = {row["policy"]: row for row in rows if row["batch"] == size}
         cells.append(
-            [str(size), f"{at['native']['closed_form']:.1f}", *(mean(at[policy], "active", 1) for policy in policies)]
+            [
+                str(size),
+                f"{at['native']['closed_form']:.1f}",
+                *(spelled_mean(at[policy], "active", 1) for policy in policies),
+            ]
         )
     return markdown(["batch", "closed form", *(f"`{policy}`" for policy in policies)], cells)
 
 
 def overlap_table(name: str) -> str:
     titles = ["pair of tokens", "of their top", "experts shared", "by chance"]
-    cells = [[row["pair"], str(row["top"]), mean(row, "overlap", 3), f"{row['chance']:.3f}"] for row in rows_of(name)]
+    cells = [
+        [row["pair"], str(row["top"]), spelled_mean(row, "overlap", 3), f"{row['chance']:.3f}"] for row in rows_of(name)
+    ]
     return markdown(titles, cells)
 
 

@@ -1,5 +1,7 @@
 """Intervals for means."""
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -14,3 +16,8 @@ def interval(values: NDArray[np.float64], seed: int = 0, blocks: int = 20, draws
     picks = np.random.default_rng(seed).integers(len(means), size=(draws, len(means)))
     low, high = np.quantile(means[picks].mean(axis=1), [0.025, 0.975])
     return float(low), float(high)
+
+
+def spelled_mean(row: dict[str, Any], name: str, digits: int) -> str:
+    """A mean of a result row with half its interval: `16.3 ±0.1`, from the columns name, name_lo and name_hi."""
+    return f"{row[name]:.{digits}f} ±{(row[f'{name}_hi'] - row[f'{name}_lo']) / 2:.{digits}f}"

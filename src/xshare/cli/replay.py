@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 import yaml
@@ -18,6 +18,7 @@ from xshare.files import check_writable
 from xshare.policy import Policy
 from xshare.report.plot import check_plot, plot_curve, plot_overlap, plot_tradeoff
 from xshare.results import Row, provenance, sha256, write_result
+from xshare.statistics import spelled_mean
 from xshare.trace import Batches, Trace, one_pass, overlap, replay, sampled
 from xshare.trace.rows import curve_rows, layer_rows, replay_row
 from xshare.trace.sample import Mix
@@ -59,7 +60,6 @@ def replay_command(
     header = loaded.header
     placement = Placement.contiguous(header.num_experts, devices)
     setting: Row = {"batch": batch, "draft": draft, "devices": devices, "mix": mix, "seed": seed}
-    stamp = provenance(model=header.model, trace=trace.name, trace_sha256=sha256(trace), seed=seed)
     console = wide_console()
     title = f"{escape(header.model)}, {header.num_experts} experts, top-{header.top_k}, {len(header.layers)} layers"
 
@@ -96,6 +96,7 @@ def replay_command(
             console.print(_layer_table(by))
             rows += by
     if json is not None:
+        stamp = provenance(model=header.model, trace=trace.name, trace_sha256=sha256(trace), seed=seed)
         write_result(json, rows, stamp)
         console.print(f"rows written to {json}")
     if plot is not None:
@@ -126,17 +127,12 @@ def _with_defaults(policies: list[Policy], k: int) -> list[Policy]:
     return policies if len(policies) > 1 else policies + [Policy.parse(text) for text in named[: 4 if k > 1 else 1]]
 
 
-def _mean(row: dict[str, Any], name: str, digits: int) -> str:
-    half = (row[f"{name}_hi"] - row[f"{name}_lo"]) / 2
-    return f"{row[name]:.{digits}f} ±{half:.{digits}f}"
-
-
 def _replay_table(rows: list[Row], title: str) -> Table:
     table = number_table(title, "policy", "active", "of native", "mass", "top-1 kept", "max load")
     for row in rows:
         share = f"{row['active'] / row['active_native']:.0%}" if row["active_native"] else "-"
         kept, load = f"{row['top1_kept']:.3f}", f"{row['max_load']:.1f}"
-        table.add_row(row["policy"], _mean(row, "active", 2), share, _mean(row, "mass", 3), kept, load)
+        table.add_row(row["policy"], spelled_mean(row, "active", 2), share, spelled_mean(row, "mass", 3), kept, load)
     return table
 
 
@@ -154,12 +150,12 @@ def _curve_table(rows: list[Row], title: str, policies: list[str]) -> Table:
     for size in dict.fromkeys(row["batch"] for row in rows):
         cells = {row["policy"]: row for row in rows if row["batch"] == size}
         closed = f"{cells[policies[0]]['closed_form']:.1f}"
-        table.add_row(str(size), closed, *(_mean(cells[policy], "active", 2) for policy in policies))
+        table.add_row(str(size), closed, *(spelled_mean(cells[policy], "active", 2) for policy in policies))
     return table
 
 
 def _overlap_table(rows: list[Row], title: str) -> Table:
     table = number_table(f"{title}: experts two tokens share", "pair of tokens", "of their top", "shared", "by chance")
     for row in rows:
-        table.add_row(row["pair"], str(row["top"]), _mean(row, "overlap", 3), f"{row['chance']:.3f}")
+        table.add_row(row["pair"], str(row["top"]), spelled_mean(row, "overlap", 3), f"{row['chance']:.3f}")
     return table

@@ -12,13 +12,14 @@ from torch import Tensor
 
 from xshare.batch import Placement
 from xshare.errors import LayoutError, PolicyError
+from xshare.kernels import rows
 from xshare.kernels import selection as kernel
 from xshare.policy import Policy
 
 MAX_EXPERTS, MAX_WARMUP = 512, 4
 MAX_ROWS = 256
 FEW_ROWS = 16
-SCORINGS = {"softmax": 0, "sigmoid": 1, "given": 2}
+SCORINGS = {"softmax": rows.SOFTMAX.value, "sigmoid": rows.SIGMOID.value, "given": rows.GIVEN.value}
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
@@ -140,16 +141,16 @@ class FusedSelection:
             "LOWEST": torch.finfo(logits.dtype).min, "num_warps": self.warps,
         }  # fmt: skip
         rules |= {"EARLY": True, "launch_pdl": True} if self.early else {"EARLY": False}
-        rows = (logits, logits.stride(0), n, self.bias)
+        inputs = (logits, logits.stride(0), n, self.bias)
         policy = (control.words, control.tau, self.devices, self.num_devices)
         outputs = (self.keep, self.masked_bias, self.mass)
         if self.one_tile:
-            kernel.select_in_one_tile[(1,)](*rows, *policy, *outputs, self.halves, self.counts, self.keys, **rules)
+            kernel.select_in_one_tile[(1,)](*inputs, *policy, *outputs, self.halves, self.counts, self.keys, **rules)
             return
         scratch = (self.stats, self.halves, self.counts, self.sums, self.totals, self.keys, self.arrivals)
         for part in (0,) if self.on_gpu else (1, 2):
             kernel.select_in_blocks[(self.blocks,)](
-                *rows, control.starts, *policy, *outputs, *scratch,
+                *inputs, control.starts, *policy, *outputs, *scratch,
                 BLOCKS=self.blocks, PART=part, QUOTA=self.quota, DIRECT=self.blocks * self.block_q <= FEW_ROWS,
                 BQ=self.block_q, EACH=self.each, **rules,
             )  # fmt: skip

@@ -13,7 +13,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from xshare.algorithms import best, fixed_point
+from xshare.algorithms import best, fixed_point, warm_up
 from xshare.batch import BatchLayout, Placement
 from xshare.router import ABSENT
 
@@ -46,7 +46,10 @@ class Step:
     logits: Tensor | None = None  # float64 [..., n, N]; None where they are not known
     open_choice: Tensor | None = None  # choice before the group rule, which refinement applies after S
     tables: Mapping[str, Tensor] = field(default_factory=dict)  # a calibrated method's own, for this layer
-    _favourites: dict[int, Tensor] = field(default_factory=dict, init=False, repr=False)  # policies share them
+    # What policies share, by the count or the form it was asked for.
+    _favourites: dict[int, Tensor] = field(default_factory=dict, init=False, repr=False)
+    _fixed: dict[str, Tensor] = field(default_factory=dict, init=False, repr=False)
+    _sums: dict[str, Tensor] = field(default_factory=dict, init=False, repr=False)
 
     @property
     def num_experts(self) -> int:
@@ -71,32 +74,22 @@ class Step:
 
     def fixed(self, form: Literal["full", "topk"] = "full") -> Tensor:
         """Scores as integers in either form, zero in rows that do not vote. int64 [..., n, N]"""
-        return self._fixed_topk if form == "topk" and self.native is not None else self._fixed_full
+        native = self.native if form == "topk" else None  # scores alone are taken as they are
+        key = "full" if native is None else "topk"
+        if key not in self._fixed:
+            score = self.score if native is None else native.scatter(self.num_experts)
+            self._fixed[key] = fixed_point(score, self.voting)
+        return self._fixed[key]
 
     def sums(self, form: Literal["full", "topk"] = "full") -> Tensor:
         """u, the column sums over the voting rows. int64 [..., N]"""
-        return self._sums_topk if form == "topk" and self.native is not None else self._sums_full
-
-    @cached_property
-    def _fixed_full(self) -> Tensor:
-        return fixed_point(self.score, self.voting)
-
-    @cached_property
-    def _fixed_topk(self) -> Tensor:
-        assert self.native is not None
-        return fixed_point(self.native.scatter(self.num_experts), self.voting)
-
-    @cached_property
-    def _sums_full(self) -> Tensor:
-        return self._fixed_full.sum(dim=-2)
-
-    @cached_property
-    def _sums_topk(self) -> Tensor:
-        return self._fixed_topk.sum(dim=-2)
+        if form not in self._sums:
+            self._sums[form] = self.fixed(form).sum(dim=-2)
+        return self._sums[form]
 
     def union(self, rows: Tensor) -> Tensor:
         """Experts that any voting row has in `rows`. bool [..., n, N] -> bool [..., N]"""
-        return (rows & self.voting.unsqueeze(-1)).any(dim=-2)
+        return warm_up(rows, self.voting)
 
 
 @dataclass

@@ -19,7 +19,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
@@ -80,6 +82,12 @@ class Trace:
     @property
     def tokens(self) -> int:
         return int(self.lengths.sum())
+
+    @property
+    def starts(self) -> NDArray[np.int64]:
+        """The first token of each sequence."""
+        starts: NDArray[np.int64] = (self.lengths.cumsum(0) - self.lengths).numpy()
+        return starts
 
     def router(self) -> RouterSpec:
         header = self.header

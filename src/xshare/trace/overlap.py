@@ -10,7 +10,7 @@ from xshare.errors import TraceError
 from xshare.results import Row
 from xshare.statistics import interval
 from xshare.trace.file import Trace
-from xshare.trace.sample import Ints
+from xshare.trace.sample import Ints, domains
 
 PAIRS = ("consecutive", "same domain", "different domains")
 
@@ -61,7 +61,7 @@ def _pairs(trace: Trace, kind: str, count: int, rng: np.random.Generator) -> tup
     """Token numbers of `count` random pairs, found by drawing until enough fit."""
     lengths = trace.lengths.numpy()
     sequence = np.repeat(np.arange(len(lengths)), lengths)
-    domain = np.unique(np.array(trace.header.domains), return_inverse=True)[1][sequence]
+    domain = domains(trace)[1][sequence]
     found: list[tuple[Ints, Ints]] = []
     missing = count
     for _ in range(1000):

@@ -32,8 +32,7 @@ class Batches:
 def sampled(trace: Trace, batch: int, draft: int = 0, mix: Mix = "random", count: int = 200, seed: int = 0) -> Batches:
     """`count` random batches of different sequences; a sequence is as likely as it is long, as in a running server."""
     rng = np.random.default_rng(seed)
-    lengths = trace.lengths.numpy()
-    starts = lengths.cumsum() - lengths
+    lengths, starts = trace.lengths.numpy(), trace.starts
     draw = _drawer(trace, rng, mix)
     picked = np.stack([draw(batch) for _ in range(count)])  # [batches, batch] sequences
     room = np.maximum(lengths[picked] - draft, 1)
@@ -59,8 +58,7 @@ def one_pass(trace: Trace, batch: int, draft: int = 0, mix: Mix = "random", seed
 
 
 def _lanes(trace: Trace, sequences: Ints, batch: int, draft: int) -> Batches:
-    lengths = trace.lengths.numpy()
-    starts = lengths.cumsum() - lengths
+    lengths, starts = trace.lengths.numpy(), trace.starts
     first = np.concatenate([np.arange(starts[s], starts[s] + lengths[s], 1 + draft) for s in sequences])
     end = np.concatenate([np.full(-(-lengths[s] // (1 + draft)), starts[s] + lengths[s]) for s in sequences])
     steps = -(-len(first) // batch)
@@ -102,8 +100,14 @@ def _drawer(trace: Trace, rng: np.random.Generator, mix: Mix) -> Callable[[int],
     return draw_mixed
 
 
-def _domains(trace: Trace, mix: Mix) -> tuple[list[str], Ints]:
+def domains(trace: Trace) -> tuple[list[str], Ints]:
+    """The names of the domains, and each sequence's as a number."""
     names, domain = np.unique(np.array(trace.header.domains), return_inverse=True)
+    return [str(name) for name in names], domain
+
+
+def _domains(trace: Trace, mix: Mix) -> tuple[list[str], Ints]:
+    names, domain = domains(trace)
     if mix == "domain" and len(names) < 2:
-        raise TraceError(f"mix 'domain' needs a trace of at least two domains, and this one has only {str(names[0])!r}")
-    return list(names), domain
+        raise TraceError(f"mix 'domain' needs a trace of at least two domains, and this one has only {names[0]!r}")
+    return names, domain
