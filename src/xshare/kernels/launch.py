@@ -93,13 +93,15 @@ class FusedSelection:
         self.num_devices = 1 if self.placement is None else self.placement.num_devices
 
         self.block_n = max(16, triton.next_power_of_2(N))
-        self.each = min(8, triton.next_power_of_2(self.rows_per_request)) if self.rows_per_request else 0
+        # Rows of a request that are read at once: those of a draft, as far as they fit the registers.
+        fit = max(1, 512 // self.block_n)
+        self.each = min(fit, triton.next_power_of_2(self.rows_per_request)) if self.rows_per_request else 0
         # One expert a thread where experts are ranked, one row a warp where rows are read.
         self.warps = min(16, max(1, self.block_n // 32))
         self.block_q = min(max(4, self.warps), triton.next_power_of_2(self.rows))
-        self.one_tile = not self.each and self.rows <= self.block_q
+        self.one_tile = not self.each and self.rows <= max(FEW_ROWS, self.block_q)
         # Requests of one program. With few rows one program takes them all; they may be as many as there are rows.
-        self.quota = self.rows if self.each and self.rows <= FEW_ROWS else self.block_q
+        self.quota = self.rows if self.one_tile or (self.each and self.rows <= FEW_ROWS) else self.block_q
         self.blocks = triton.cdiv(self.rows, self.quota)
         self.block_r = triton.next_power_of_2(triton.cdiv(self.rows, self.blocks))  # rows that a program finishes
         self.on_gpu = torch.device(device).type == "cuda"
@@ -113,7 +115,6 @@ class FusedSelection:
         self.halves, self.counts = scratch(2 * tile, torch.float32), scratch(tile, torch.int32)
         columns = self.blocks * self.block_n
         self.sums, self.totals = scratch(columns, torch.float64), scratch(columns, torch.int32)
-        self.keys = scratch(columns, torch.float64)
         self.arrivals = scratch(1, torch.int32)
 
     def check(self, policy: Policy) -> None:
@@ -133,7 +134,8 @@ class FusedSelection:
         if control.policy is not None:
             self.check(control.policy)
         rules: dict[str, Any] = {
-            "N": self.num_experts, "BN": self.block_n, "VEC": max(1, self.block_n // 32), "BR": self.block_r,
+            "N": self.num_experts, "BN": self.block_n, "SPAN": min(self.block_n, 512 // logits.element_size()),
+            "BR": self.block_r, "BQ": self.block_q,
             "TOP_K": self.top_k, "SCORING": SCORINGS[self.scoring],
             "GROUPS": self.n_group, "KEEP_GROUPS": self.topk_group,
             "DEVICES": self.placement is not None, "ROUNDS": self.fill == "rounds",
@@ -145,14 +147,14 @@ class FusedSelection:
         policy = (control.words, control.tau, self.devices, self.num_devices)
         outputs = (self.keep, self.masked_bias, self.mass)
         if self.one_tile:
-            kernel.select_in_one_tile[(1,)](*inputs, *policy, *outputs, self.halves, self.counts, self.keys, **rules)
+            kernel.select_in_one_tile[(1,)](*inputs, *policy, *outputs, self.halves, self.counts, **rules)
             return
-        scratch = (self.stats, self.halves, self.counts, self.sums, self.totals, self.keys, self.arrivals)
+        scratch = (self.stats, self.halves, self.counts, self.sums, self.totals, self.arrivals)
         for part in (0,) if self.on_gpu else (1, 2):
             kernel.select_in_blocks[(self.blocks,)](
                 *inputs, control.starts, *policy, *outputs, *scratch,
                 BLOCKS=self.blocks, PART=part, QUOTA=self.quota, DIRECT=self.blocks * self.block_q <= FEW_ROWS,
-                BQ=self.block_q, EACH=self.each, **rules,
+                EACH=self.each, **rules,
             )  # fmt: skip
 
 

@@ -30,6 +30,12 @@ def _limit_groups(choice, BR: tl.constexpr, BN: tl.constexpr, GROUPS: tl.constex
 
 
 @triton.jit
+def first_of(x, value, BN: tl.constexpr):
+    """The lowest column of each row that holds `value`: one integer instruction a warp, where an argmax takes forty."""
+    return tl.min(tl.where(x == value[:, None], tl.arange(0, BN)[None, :], BN), axis=1)
+
+
+@triton.jit
 def read_rows(
     x, bias, N: tl.constexpr, BR: tl.constexpr, BN: tl.constexpr,
     SCORING: tl.constexpr, GROUPS: tl.constexpr, KEEP_GROUPS: tl.constexpr,
@@ -38,12 +44,13 @@ def read_rows(
     logit and the total of the scores as they come (NaN or infinite for a row that cannot vote)."""
     inside = (tl.arange(0, BN) < N)[None, :]
     if SCORING == SOFTMAX:
-        top, best = tl.max(x, axis=1, return_indices=True)
+        top = tl.max(x, axis=1)
         score = tl.exp(x - top[:, None])
         total = tl.sum(score, axis=1)  # NaN for a row that holds NaN, +inf or nothing but -inf
         usable = total == total
         score = score * (1.0 / total)[:, None]
         choice = tl.where(inside, tl.maximum(x, LOWEST_FLOAT), float("-inf"))
+        best = first_of(x, top, BN)
     else:
         top = tl.max(x, axis=1)
         score = tl.sigmoid(x) if SCORING == SIGMOID else x
@@ -55,7 +62,7 @@ def read_rows(
         choice = tl.where(inside, tl.maximum(choice, LOWEST_FLOAT), float("-inf"))
         if GROUPS > 1:
             choice = _limit_groups(choice, BR, BN, GROUPS, KEEP_GROUPS)
-        _, best = tl.max(choice, axis=1, return_indices=True)
+        best = first_of(choice, tl.max(choice, axis=1), BN)
     return tl.where(usable[:, None], score, 0.0), choice, best, usable, top, total
 
 
@@ -67,7 +74,8 @@ def vote(score, choice, best, usable, k0, BN: tl.constexpr):
     done = 1
     while done < k0:
         left = tl.where(wanted, float("-inf"), choice)
-        value, best = tl.max(left, axis=1, return_indices=True)
+        value = tl.max(left, axis=1)
+        best = first_of(left, value, BN)
         wanted = wanted | ((cols == best[:, None]) & (value > float("-inf"))[:, None])
         done += 1
     fixed = score * 4294967296.0
@@ -84,7 +92,7 @@ def join(high, low):
 @triton.jit
 def unique_keys(sums, candidate, cols):
     """Unique keys of the candidates: larger sum first, then lower index; -1 for the rest."""
-    return tl.where(candidate, sums * 512.0 + (511 - cols).to(tl.float64), -1.0)
+    return tl.where(candidate, sums.to(tl.int64) * 512 + (511 - cols), -1)
 
 
 @triton.jit
@@ -93,20 +101,46 @@ def want_best(high, low, count, m_r, N: tl.constexpr, BN: tl.constexpr):
     cols = tl.arange(0, BN)[None, :]
     candidate = (cols < N) & (count >= VOTER) & ((count & (VOTER - 1)) == 0)
     key = unique_keys(join(high, low), candidate, cols)
+    # In two halves: a warp finds its largest 32-bit integer in one instruction.
+    key_high, key_low = (key >> 25).to(tl.int32), (key & 33554431).to(tl.int32)
     done = 0
     while done < m_r:
-        best = tl.max(key, axis=1)[:, None]
-        hit = (key == best) & (best >= 0)
+        best = tl.max(key_high, axis=1)[:, None]
+        hit = (key_high == best) & (best >= 0)
+        hit = hit & (key_low == tl.max(tl.where(hit, key_low, -1), axis=1)[:, None])
         count += hit.to(tl.int32)
-        key = tl.where(hit, -1.0, key)
+        key_high = tl.where(hit, -1, key_high)
         done += 1
     return count
 
 
 @triton.jit
+def addresses(rows, stride, live, N: tl.constexpr, BN: tl.constexpr, SPAN: tl.constexpr):
+    """Where a tile of logits is, [BN / SPAN, rows, SPAN], and what of it is there.
+
+    SPAN columns are what a warp reads at once, so that a whole row lies inside one warp, however wide.
+    """
+    PIECE: tl.constexpr = SPAN // 32 if SPAN > 32 else 1  # of one thread: more, and two rows would share a warp
+    cols = tl.arange(0, BN // SPAN)[:, None, None] * SPAN + tl.max_contiguous(tl.arange(0, SPAN), PIECE)[None, None, :]
+    return rows[None, :, None] * stride + cols, live[None, :, None] & (cols < N)
+
+
+@triton.jit
+def as_rows(tile, BN: tl.constexpr):
+    """[BN / SPAN, rows, SPAN] -> [rows, BN]. Nothing moves."""
+    return tl.reshape(tl.permute(tile, (1, 0, 2)), [tile.shape[1], BN])
+
+
+@triton.jit
+def fold(tile, TO: tl.constexpr):
+    """[rows, BN] -> [TO, BN], row r into row r % TO: sums over what one warp holds, no other thread is asked."""
+    return tl.sum(tl.reshape(tile, [tile.shape[0] // TO, TO, tile.shape[1]]), axis=0)
+
+
+@triton.jit
 def votes(
     logits, stride, bias, starts, first, last, end, k0, m_r, stats,
-    N: tl.constexpr, BQ: tl.constexpr, BN: tl.constexpr, VEC: tl.constexpr, EACH: tl.constexpr,
+    N: tl.constexpr, BQ: tl.constexpr, BN: tl.constexpr, SPAN: tl.constexpr, EACH: tl.constexpr,
     SCORING: tl.constexpr, GROUPS: tl.constexpr, KEEP_GROUPS: tl.constexpr, STATS: tl.constexpr,
 ):  # fmt: skip
     """The votes of the requests [first, last), BQ at a time and each inside one warp -> sums and counts [BQ, BN].
@@ -114,12 +148,13 @@ def votes(
     A request's rows are read EACH at a time; with EACH = 0 every row below `end` is a request of its own. Each row's
     best logit and total are left in `stats`, for the kept mass.
     """
-    cols = tl.max_contiguous(tl.arange(0, BN), VEC)
+    AT_ONCE: tl.constexpr = EACH if EACH > 0 else 1
+    turn = tl.arange(0, AT_ONCE * BQ) // BQ
     high, low = tl.zeros([BQ, BN], tl.float32), tl.zeros([BQ, BN], tl.float32)
     count = tl.zeros([BQ, BN], tl.int32)
     position = tl.minimum(first, last)
     while position < last:
-        request = position + tl.arange(0, BQ)
+        request = position + tl.arange(0, AT_ONCE * BQ) % BQ
         if EACH == 0:
             start, stop = request, tl.minimum(request + 1, end)
         else:
@@ -130,20 +165,20 @@ def votes(
         longest = tl.max(stop - start, axis=0) if EACH > 0 else 1
         done = tl.minimum(longest, 0)
         while done < longest:
-            for offset in tl.static_range(max(EACH, 1)):
-                rows = start + done + offset
-                live = rows < stop
-                there = live[:, None] & (cols < N)[None, :]
-                x = tl.load(logits + rows[:, None] * stride + cols[None, :], mask=there, other=float("-inf")).to(
-                    tl.float32
-                )
-                score, choice, best, usable, top, total = read_rows(x, bias, N, BQ, BN, SCORING, GROUPS, KEEP_GROUPS)
-                more_high, more_low, more_count = vote(score, choice, best, usable, k0, BN)
-                its_high, its_low, its_count = its_high + more_high, its_low + more_low, its_count + more_count
-                if STATS:
-                    tl.store(stats + 2 * rows, top, mask=live)
-                    tl.store(stats + 2 * rows + 1, total, mask=live)
-            done += max(EACH, 1)
+            rows = start + turn + done
+            live = rows < stop
+            place, there = addresses(rows, stride, live, N, BN, SPAN)
+            x = as_rows(tl.load(logits + place, mask=there, other=float("-inf")).to(tl.float32), BN)
+            score, choice, best, usable, top, total = read_rows(
+                x, bias, N, AT_ONCE * BQ, BN, SCORING, GROUPS, KEEP_GROUPS
+            )
+            more_high, more_low, more_count = vote(score, choice, best, usable, k0, BN)
+            its_high, its_low = its_high + fold(more_high, BQ), its_low + fold(more_low, BQ)
+            its_count += fold(more_count, BQ)
+            if STATS:
+                tl.store(stats + 2 * rows, top, mask=live)
+                tl.store(stats + 2 * rows + 1, total, mask=live)
+            done += AT_ONCE
         if EACH > 0:
             if m_r > 0:
                 its_count = want_best(its_high, its_low, its_count, m_r, N, BN)

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from xshare.kernels.columns import add_up, choose, leave_votes
-from xshare.kernels.rows import LOWEST_FLOAT, SIGMOID, SOFTMAX, read_rows, vote, votes
+from xshare.kernels.rows import LOWEST_FLOAT, SIGMOID, SOFTMAX, addresses, as_rows, fold, read_rows, vote, votes
 
 GATE, ROWS, REQUESTS, K0, M, MR, MG = (tl.constexpr(i) for i in range(7))  # the control words
 
@@ -25,36 +25,34 @@ def _write_set(S, keep, bias, masked_bias, N: tl.constexpr, BN: tl.constexpr, MA
 
 
 @triton.jit
-def _rows_at(logits, stride, first, present, N: tl.constexpr, BR: tl.constexpr, BN: tl.constexpr, VEC: tl.constexpr):
-    """A tile of logits as they are, from row `first` -> rows, addresses, which are there, values."""
-    # VEC = BN / 32 puts each row inside one warp.
-    rows, cols = first + tl.arange(0, BR), tl.max_contiguous(tl.arange(0, BN), VEC)
-    place = rows[:, None] * stride + cols[None, :]
-    there = (rows < present)[:, None] & (cols < N)[None, :]
-    return rows, place, there, tl.load(logits + place, mask=there, other=float("-inf"))
+def _rows_at(logits, stride, first, present, N: tl.constexpr, BR: tl.constexpr, BN: tl.constexpr, SPAN: tl.constexpr):
+    """A tile of logits as they are, from row `first` -> rows, addresses, which are there, values [BR, BN]."""
+    rows = first + tl.arange(0, BR)
+    place, there = addresses(rows, stride, rows < present, N, BN, SPAN)
+    return rows, place, there, as_rows(tl.load(logits + place, mask=there, other=float("-inf")), BN)
 
 
 @triton.jit
-def _finish(
-    logits, rows, place, there, x, top, total, S, present, end, mass,
-    SCORING: tl.constexpr, MASK_LOGITS: tl.constexpr, MASS: tl.constexpr, LOWEST: tl.constexpr,
-):  # fmt: skip
-    """Rows of a tile, padding included: the lowest finite value outside S, and the share of the score inside S.
+def _mask_rows(logits, place, there, x, S, LOWEST: tl.constexpr):
+    """The lowest finite value outside S. A kept logit is written back as it was read, so that stores are whole; S = E
+    changes no bit."""
+    lowest = tl.full(x.shape, LOWEST, tl.float32).to(logits.dtype.element_ty)
+    masked = tl.reshape(tl.where(S[None, :], x, lowest), [x.shape[0], place.shape[0], place.shape[2]])
+    tl.store(logits + place, tl.permute(masked, (1, 0, 2)), mask=there)
 
-    A kept logit is written back as it was read, so that stores are whole; S = E changes no bit.
-    """
-    if MASK_LOGITS:
-        lowest = tl.full(x.shape, LOWEST, tl.float32).to(logits.dtype.element_ty)
-        tl.store(logits + place, tl.where(S[None, :], x, lowest), mask=there)
-    if MASS:
-        value = x.to(tl.float32)
-        if SCORING == SOFTMAX:
-            score = tl.exp(value - top[:, None])
-        else:
-            score = tl.sigmoid(value) if SCORING == SIGMOID else value
-        usable = (total > 0) & (top < float("inf")) & (top > float("-inf")) & (rows < end)  # NaN is not above zero
-        kept = tl.sum(tl.where(S[None, :] & there & usable[:, None], score, 0.0), axis=1)
-        tl.store(mass + rows, tl.where(usable, kept / total, 1.0), mask=rows < present)
+
+@triton.jit
+def _kept_again(x, rows, top, total, S, end, SCORING: tl.constexpr):
+    """Each row's share of the score inside S, from its logits, best logit and total; 1 for a row that cannot vote."""
+    value = x.to(tl.float32)
+    score = value
+    if SCORING == SOFTMAX:
+        score = tl.exp(value - top[:, None])
+    if SCORING == SIGMOID:
+        score = tl.sigmoid(value)
+    usable = (total > 0) & (top < float("inf")) & (top > float("-inf")) & (rows < end)  # NaN is not above zero
+    kept = tl.sum(tl.where(S[None, :] & usable[:, None], score, 0.0), axis=1)
+    return tl.where(usable, kept / total, 1.0)
 
 
 @triton.jit
@@ -73,8 +71,8 @@ def _leave_open(
 @triton.jit
 def select_in_one_tile(
     logits, stride, present, bias_ptr, control, tau_ptr, devices, num_devices, keep, masked_bias, mass,
-    halves, counts, keys,
-    N: tl.constexpr, BR: tl.constexpr, BN: tl.constexpr, VEC: tl.constexpr,
+    halves, counts,
+    N: tl.constexpr, BR: tl.constexpr, BQ: tl.constexpr, BN: tl.constexpr, SPAN: tl.constexpr,
     TOP_K: tl.constexpr, SCORING: tl.constexpr, GROUPS: tl.constexpr, KEEP_GROUPS: tl.constexpr,
     DEVICES: tl.constexpr, ROUNDS: tl.constexpr, MASK_LOGITS: tl.constexpr, MASK_BIAS: tl.constexpr,
     MASS: tl.constexpr, LOWEST: tl.constexpr, EARLY: tl.constexpr,
@@ -87,27 +85,34 @@ def select_in_one_tile(
     k0, m, m_g, tau = tl.load(control + K0), tl.load(control + M), tl.load(control + MG), tl.load(tau_ptr)
     cols = tl.arange(0, BN)
     bias = tl.load(bias_ptr + cols, mask=cols < N, other=0.0)
-    rows, place, there, x = _rows_at(logits, stride, 0, present, N, BR, BN, VEC)
+    rows, place, there, x = _rows_at(logits, stride, 0, present, N, BR, BN, SPAN)
     if gate == 0:
         _leave_open(0, present, keep, bias, masked_bias, mass, N, BR, BN, MASK_BIAS, MASS)
     else:
         value = tl.where((rows < end)[:, None], x.to(tl.float32), float("-inf"))
-        score, choice, best, usable, top, total = read_rows(value, bias, N, BR, BN, SCORING, GROUPS, KEEP_GROUPS)
+        score, choice, best, usable, _, total = read_rows(value, bias, N, BR, BN, SCORING, GROUPS, KEEP_GROUPS)
         high, low, count = vote(score, choice, best, usable, k0, BN)
-        leave_votes(high, low, count, halves, counts, 0, BR, BR, BN)
+        high, low, count = fold(high, BQ), fold(low, BQ), fold(count, BQ)
+        leave_votes(high, low, count, halves, counts, 0, BQ, BQ, BN)
         tl.debug_barrier()
-        u, count = add_up(halves, counts, BR, BN)
-        S = choose(u, count, keys, m, m_g, tau, devices, num_devices, N, BN, TOP_K, DEVICES, ROUNDS)
-        _finish(logits, rows, place, there, x, top, total, S, present, end, mass, SCORING, MASK_LOGITS, MASS, LOWEST)
+        u, count = add_up(halves, counts, BQ, BN)
+        S = choose(u, count, m, m_g, tau, devices, num_devices, N, BN, TOP_K, DEVICES, ROUNDS)
+        if MASK_LOGITS:
+            _mask_rows(logits, place, there, x, S, LOWEST)
+        if MASS:
+            kept = tl.sum(tl.where(S[None, :], score, 0.0), axis=1)
+            if SCORING != SOFTMAX:  # softmax's scores are shares already
+                kept = kept / total
+            tl.store(mass + rows, tl.where(usable & (total > 0), kept, 1.0), mask=rows < present)
         _write_set(S, keep, bias, masked_bias, N, BN, MASK_BIAS)
 
 
 @triton.jit
 def select_in_blocks(
     logits, stride, present, bias_ptr, starts, control, tau_ptr, devices, num_devices, keep, masked_bias, mass,
-    stats, halves, counts, sums, totals, keys, arrivals,
+    stats, halves, counts, sums, totals, arrivals,
     BLOCKS: tl.constexpr, PART: tl.constexpr, QUOTA: tl.constexpr, DIRECT: tl.constexpr,
-    N: tl.constexpr, BR: tl.constexpr, BQ: tl.constexpr, BN: tl.constexpr, VEC: tl.constexpr, EACH: tl.constexpr,
+    N: tl.constexpr, BR: tl.constexpr, BQ: tl.constexpr, BN: tl.constexpr, SPAN: tl.constexpr, EACH: tl.constexpr,
     TOP_K: tl.constexpr, SCORING: tl.constexpr, GROUPS: tl.constexpr, KEEP_GROUPS: tl.constexpr,
     DEVICES: tl.constexpr, ROUNDS: tl.constexpr, MASK_LOGITS: tl.constexpr, MASK_BIAS: tl.constexpr,
     MASS: tl.constexpr, LOWEST: tl.constexpr, EARLY: tl.constexpr,
@@ -127,13 +132,14 @@ def select_in_blocks(
     tau = tl.load(tau_ptr)
     last = end if EACH == 0 else tl.load(control + REQUESTS)
     bias = tl.load(bias_ptr + cols, mask=cols < N, other=0.0)
+    rows, place, there, x = _rows_at(logits, stride, block * BR, present, N, BR, BN, SPAN)
     if gate == 0:
         _leave_open(block * BR, present, keep, bias, masked_bias, mass, N, BR, BN, MASK_BIAS, MASS)
     else:
         if PART != 2:
             high, low, count = votes(
                 logits, stride, bias, starts, block * QUOTA, tl.minimum(last, (block + 1) * QUOTA), end, k0, m_r, stats,
-                N, BQ, BN, VEC, EACH, SCORING, GROUPS, KEEP_GROUPS, MASS,
+                N, BQ, BN, SPAN, EACH, SCORING, GROUPS, KEEP_GROUPS, MASS,
             )  # fmt: skip
             if DIRECT:  # few enough for everyone to add up all rows
                 leave_votes(high, low, count, halves, counts, block * BQ, BLOCKS * BQ, BQ, BN)
@@ -146,7 +152,6 @@ def select_in_blocks(
                 tl.store(sums + block * BN + cols, u)
                 tl.store(totals + block * BN + cols, count)
         if PART != 1:
-            rows, place, there, x = _rows_at(logits, stride, block * BR, present, N, BR, BN, VEC)
             tl.debug_barrier()
             if PART == 0 and BLOCKS > 1:
                 seen = tl.atomic_add(arrivals, 1, sem="acq_rel", scope="gpu")
@@ -166,10 +171,10 @@ def select_in_blocks(
             if MASS:
                 top = tl.load(stats + 2 * rows, mask=rows < end, other=0.0, cache_modifier=".cg")
                 total = tl.load(stats + 2 * rows + 1, mask=rows < end, other=0.0, cache_modifier=".cg")
-            keys += block * BN
-            S = choose(u, count, keys, m, m_g, tau, devices, num_devices, N, BN, TOP_K, DEVICES, ROUNDS)
-            _finish(
-                logits, rows, place, there, x, top, total, S, present, end, mass, SCORING, MASK_LOGITS, MASS, LOWEST
-            )
+            S = choose(u, count, m, m_g, tau, devices, num_devices, N, BN, TOP_K, DEVICES, ROUNDS)
+            if MASK_LOGITS:
+                _mask_rows(logits, place, there, x, S, LOWEST)
+            if MASS:
+                tl.store(mass + rows, _kept_again(x, rows, top, total, S, end, SCORING), mask=rows < present)
             if block == 0:
                 _write_set(S, keep, bias, masked_bias, N, BN, MASK_BIAS)
