@@ -1,6 +1,7 @@
 """What does selection cost on a GPU, on top of the router it sits in?
 
-    python benchmarks/kernel.py [--json evidence/kernel.json] [--compile 4]
+    python benchmarks/kernel.py [--json evidence/kernel.json] [--compile 3]
+    python benchmarks/kernel.py --earlier evidence/kernel.json --plot docs/plots/kernel.svg
 
 A graph of LAYERS layers of [router GEMM -> selection -> score + top-k] is replayed, and the same graph without it; the
 difference over LAYERS is `marginal_us`. `us` is the selection alone, replayed back to back. Medians of interleaved
@@ -22,6 +23,7 @@ if __name__ == "__main__":
 
 import statistics
 from collections.abc import Callable
+from json import loads as read_json
 from pathlib import Path
 from typing import Annotated
 
@@ -34,10 +36,11 @@ from xshare import BatchLayout, Placement, Policy, RouterSpec
 from xshare.cli.output import number_table, progress_bar, wide_console
 from xshare.kernels.launch import Control, FusedSelection
 from xshare.methods import decide_routing
+from xshare.report.plot import check_plot, plot_kernel
 from xshare.results import Row, provenance, write_result
 from xshare.routing import prepare
 
-LAYERS, REPLAYS, HIDDEN = 24, 40, 2880
+LAYERS, REPLAYS, HIDDEN = 24, 80, 2880
 ROWS = (1, 4, 16, 64, 256)
 SIZES = ((32, 4), (64, 8), (128, 4), (128, 8), (256, 8), (384, 8))
 POINT = ("n", "experts", "k", "router", "policy")
@@ -159,10 +162,7 @@ def grid() -> list[tuple[int, int, int, str, str]]:
     return list(dict.fromkeys(named + batch + more))
 
 
-def main(
-    json: Annotated[Path | None, typer.Option(help="Write the rows here.")] = None,
-    compile: Annotated[int, typer.Option(help="On how many shapes to time the compiled reference.")] = 3,
-) -> None:
+def measured(json: Path | None, compile: int) -> list[Row]:
     rows: list[Row] = []
     points = grid()
     with progress_bar("shapes", len(points)) as advance:
@@ -179,14 +179,28 @@ def main(
                     gpu=torch.cuda.get_device_name(), triton=triton.__version__, layers=LAYERS, seed=None
                 )
                 write_result(json, rows, stamp)
+    return rows
+
+
+def main(
+    json: Annotated[Path | None, typer.Option(help="Write the rows here.")] = None,
+    compile: Annotated[int, typer.Option(help="On how many shapes to time the compiled reference.")] = 3,
+    earlier: Annotated[Path | None, typer.Option(help="Show these rows instead of measuring.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Draw the rows here (.svg or .png).")] = None,
+) -> None:
+    if plot is not None:
+        check_plot(plot)
+    rows = measured(json, compile) if earlier is None else read_json(earlier.read_text())["rows"]
     names = list(dict.fromkeys(row["impl"] for row in rows))
     table = number_table("marginal microseconds a layer (alone)", "router, policy", "n", "N", "k", *names)
-    for n, N, k, router, policy in points:
-        point = (n, N, k, router, str(Policy.parse(policy)))
+    for point in dict.fromkeys(tuple(row[name] for name in POINT) for row in rows):
+        n, N, k, router, policy = point
         at = {row["impl"]: row for row in rows if tuple(row[name] for name in POINT) == point}
         cells = [f"{at[i]['marginal_us']:.1f} ({at[i]['us']:.1f})" if i in at else "" for i in names]
         table.add_row(f"{router} {policy}", str(n), str(N), str(k), *cells)
     wide_console().print(table)
+    if plot is not None:
+        plot_kernel(rows, plot, "selection on an H200, inside [router GEMM, selection, top-k]")
 
 
 if __name__ == "__main__":

@@ -99,7 +99,7 @@ class FusedSelection:
         # One expert a thread where experts are ranked, one row a warp where rows are read.
         self.warps = min(16, max(1, self.block_n // 32))
         self.block_q = min(max(4, self.warps), triton.next_power_of_2(self.rows))
-        self.one_tile = not self.each and self.rows <= max(FEW_ROWS, self.block_q)
+        self.one_tile = not self.each and self.rows <= max(FEW_ROWS, min(2 * FEW_ROWS, 8 * self.warps))
         # Requests of one program. With few rows one program takes them all; they may be as many as there are rows.
         self.quota = self.rows if self.one_tile or (self.each and self.rows <= FEW_ROWS) else self.block_q
         self.blocks = triton.cdiv(self.rows, self.quota)

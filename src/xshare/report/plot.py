@@ -71,6 +71,24 @@ def plot_tradeoff(rows: Sequence[Row], path: Path, title: str) -> None:
     _save(figure, axes, path, legend=False)
 
 
+def plot_kernel(rows: Sequence[Row], path: Path, title: str) -> None:
+    """Marginal microseconds of the selection against rows, a line for each number of experts, and what it replaces."""
+    figure, axes = _axes(title, "rows", "marginal microseconds a layer")
+    batch = [row for row in rows if row["router"] == "softmax" and "mr=" not in row["policy"] and "m=" in row["policy"]]
+    for N, k in dict.fromkeys((row["experts"], row["k"]) for row in batch):
+        for impl, style in (("reference", ":"), ("fused", "o-"), ("fused-off", "--")):
+            if impl != "fused" and (N, k) != (128, 4):
+                continue  # these hardly depend on the shape
+            mine = sorted(
+                (r["n"], r["marginal_us"]) for r in batch if (r["impl"], r["experts"], r["k"]) == (impl, N, k)
+            )
+            name = f"{N} experts, top-{k}" if impl == "fused" else f"{impl}, {N} experts"
+            axes.plot(*zip(*mine, strict=True), style, label=name)
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    _save(figure, axes, path)
+
+
 def _axes(title: str, x: str, y: str) -> tuple[Any, Any]:
     from matplotlib.figure import Figure  # no pyplot: nothing global, and no display is looked for
 
