@@ -16,7 +16,7 @@ import typer
 from xshare.statistics import spelled_mean
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = ["README.md", "docs/evidence.md"]
+PAGES = ["README.md", "docs/evidence.md", "docs/kernels.md"]
 Row = dict[str, Any]
 
 
@@ -81,6 +81,18 @@ def select_table(name: str) -> str:
     return markdown(["policy", *(f"n={n}" for n in sizes), "growth 256 to 4096, and the router's"], cells)
 
 
+def kernel_table(name: str) -> str:
+    rows = rows_of(name)
+    cells = []
+    for point in dict.fromkeys((r["router"], r["policy"], r["experts"], r["k"], r["n"]) for r in rows):
+        at = {r["impl"]: r for r in rows if (r["router"], r["policy"], r["experts"], r["k"], r["n"]) == point}
+        router, policy, N, k, n = point
+        found = [f"{at[i]['marginal_us']:.1f}" if i in at else "" for i in KERNELS]
+        cells.append([f"{router} `{policy}`", str(N), str(k), str(n), *found, f"{at['fused']['us']:.1f}"])
+    return markdown(["router, policy", "N", "k", "rows", *KERNELS, "fused, alone"], cells)
+
+
+KERNELS = ["floor", "reference", "compiled", "fused", "fused-off"]
 TABLES: dict[str, Callable[[str], str]] = {
     "replay": replay_table,
     "replay_draft": replay_table,
@@ -90,6 +102,7 @@ TABLES: dict[str, Callable[[str], str]] = {
     "curve": curve_table,
     "overlap": overlap_table,
     "select": select_table,
+    "kernel": kernel_table,
 }
 
 

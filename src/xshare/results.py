@@ -47,8 +47,10 @@ def sha256(path: Path) -> str:
 def _git() -> str | None:
     """The commit of the checkout this package runs from, with a mark if it has changes.
 
-    A copy without its repository can be told by XSHARE_COMMIT; None when neither is there.
+    XSHARE_COMMIT names it for a copy without its repository, or with a stale one; None when neither is there.
     """
+    if named := os.environ.get("XSHARE_COMMIT"):
+        return named
 
     def git(*words: str) -> str:
         command = ["git", "-C", str(Path(__file__).parent), *words]
@@ -56,9 +58,9 @@ def _git() -> str | None:
 
     try:
         if not git("ls-files", Path(__file__).name):
-            return os.environ.get("XSHARE_COMMIT")  # some other repository surrounds an installed package
+            return None  # some other repository surrounds an installed package
         code = (":/src", ":/benchmarks")  # a result is made by these; the results themselves may change
         changed = git("status", "--porcelain", "--untracked-files=no", "--", *code)
         return git("rev-parse", "HEAD") + ("+changes" if changed else "")
     except (OSError, subprocess.CalledProcessError):
-        return os.environ.get("XSHARE_COMMIT")
+        return None
