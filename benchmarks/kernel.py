@@ -77,6 +77,7 @@ class Shape:
         self.control.set_policy(self.policy)
         self.control.set_step(n, self.starts)
         self.control.set_gate(True)
+        self.control.push()
 
     def reference(self, logits: Tensor) -> object:
         step = prepare(logits, self.spec, self.layout, self.placement)
@@ -133,8 +134,10 @@ def measure(shape: Shape, impl: str, select: Call) -> Row:
     alone, without, with_it = captured(shape.alone(select)), captured(shape.chain(None)), captured(shape.chain(select))
     if impl == "fused-off":
         shape.control.set_gate(False)
+        shape.control.push()
     times = [tuple(replay_us(graph) for graph in (alone, without, with_it)) for _ in range(REPLAYS)][5:]
     shape.control.set_gate(True)
+    shape.control.push()
     extra = [c - b for _, b, c in times]
     low, _, high = statistics.quantiles(extra, n=4)
     return {

@@ -114,6 +114,7 @@ def fused(router, policy, logits, starts, selection=None, **options):
     control.set_policy(policy)
     control.set_step(starts[-1], starts)
     control.set_gate(True)
+    control.push()
     left = logits.to(DEVICE, copy=True)
     selection.launch(left, control)
     return selection, left.cpu()
@@ -204,9 +205,11 @@ def test_a_budget_of_everything_and_a_closed_gate_leave_the_bits_alone():
     assert selection.keep.all()
     assert torch.equal(selection.masked_bias, selection.bias)
     control.set_gate(True)
+    control.push()
     selection.launch(rows, control)
     assert int(selection.keep.sum()) == 4
     control.set_gate(False)
+    control.push()
     selection.launch(rows, control)
     assert torch.equal(selection.masked_bias, selection.bias)
 
@@ -219,6 +222,7 @@ def test_strided_rows():
     control.set_policy(Policy.parse("k0=1,m=4"))
     control.set_step(8)
     control.set_gate(True)
+    control.push()
     there = wide.to(DEVICE, copy=True)
     selection.launch(there[:, :40], control)
     want = xshare.route(logits, RouterSpec.softmax(4), Policy.parse("k0=1,m=4")).selected
@@ -267,9 +271,11 @@ def test_a_captured_graph_follows_its_control():
             control.set_policy(Policy.parse(text))
             control.set_step(starts[-1], starts)
             control.set_gate(False)
+            control.push()
             graph.replay()
             assert torch.equal(rows.cpu(), logits)
             control.set_gate(True)
+            control.push()
             graph.replay()
             want = xshare.route(logits, router, Policy.parse(text), layout=layout_of(n, starts)).selected
             assert torch.equal(selection.keep.cpu(), want), (text, starts)

@@ -54,5 +54,6 @@ def fused_set(
     control.set_policy(policy)
     control.set_step(starts[-1], starts)
     control.set_gate(True)
+    control.push()
     selection.launch(rows, control)
     return selection.keep

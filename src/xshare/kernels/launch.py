@@ -24,24 +24,37 @@ DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
 class Control:
-    """What changes from step to step, in device memory: a captured graph reads it afresh at every replay."""
+    """What changes from step to step, in device memory: a captured graph reads it afresh at every replay.
+
+    The setters change a copy on the host; `push` sends it in one asynchronous transfer. Several pinned buffers take
+    turns, each with an event, so that a buffer is never written while an earlier transfer still reads it.
+    """
+
+    WORDS = 8  # gate, rows, requests, k0, m, m_r, m_g, sample
 
     def __init__(self, device: torch.device | str, max_requests: int = MAX_ROWS) -> None:
-        self.words = torch.zeros(7, dtype=torch.int32, device=device)  # gate, rows, requests, k0, m, m_r, m_g
+        # after the words: query_start_loc, with room for the blocks of two launches to look past the last request
+        size = self.WORDS + 2 * max_requests + 2
+        self.memory = torch.zeros(size, dtype=torch.int32, device=device)
+        self.words, self.starts = self.memory[: self.WORDS], self.memory[self.WORDS :]
         self.tau = torch.full((1,), -1.0, dtype=torch.float64, device=device)  # below zero: no threshold
-        # query_start_loc, with room for the blocks of two launches to look past the last request
-        self.starts = torch.zeros(2 * max_requests + 2, dtype=torch.int32, device=device)
         self.max_requests = max_requests
         self.policy: Policy | None = None  # what was set last, for FusedSelection.check
+        on_gpu = self.memory.is_cuda
+        self._host = torch.zeros(size, dtype=torch.int32)
+        self._used = size  # how much of it the last step may have changed
+        self._turns = [torch.zeros(size, dtype=torch.int32, pin_memory=True) for _ in range(8)] if on_gpu else []
+        self._events = [torch.cuda.Event() for _ in self._turns]  # type: ignore[no-untyped-call]
+        self._turn = 0
 
     def set_policy(self, policy: Policy) -> None:
-        """Another policy from the next step on. Budgets beyond any N are cut, which changes nothing."""
+        """Another policy from the next push on. Budgets beyond any N are cut, which changes nothing."""
         if reason := unsupported_policy(policy):
             raise PolicyError(reason)
         m_g = -1 if policy.device_budget is None else min(policy.device_budget, MAX_EXPERTS)
         budgets = [min(budget, MAX_EXPERTS) for budget in (policy.batch_budget, policy.request_budget)]
-        self.words[3:].copy_(torch.tensor([policy.warmup, *budgets, m_g], dtype=torch.int32))
-        self.tau.fill_(-1.0 if policy.mass is None else policy.mass)
+        self._host[3:7] = torch.tensor([policy.warmup, *budgets, m_g], dtype=torch.int32)
+        self.tau.copy_(torch.tensor([-1.0 if policy.mass is None else policy.mass], dtype=torch.float64))
         self.policy = policy
 
     def set_step(self, rows: int, starts: Sequence[int] | None = None) -> None:
@@ -49,11 +62,26 @@ class Control:
         starts = range(rows + 1) if starts is None else starts
         if len(starts) - 1 > self.max_requests:
             raise LayoutError(f"starts must name at most {self.max_requests} requests, not {len(starts) - 1}")
-        self.words[1:3].copy_(torch.tensor([rows, len(starts) - 1], dtype=torch.int32))
-        self.starts[: len(starts)].copy_(torch.tensor(list(starts), dtype=torch.int32))
+        self._host[1], self._host[2] = rows, len(starts) - 1
+        self._host[self.WORDS : self.WORDS + len(starts)] = torch.as_tensor(starts, dtype=torch.int32)
+        self._used = max(self._used, self.WORDS + len(starts))
 
-    def set_gate(self, on: bool) -> None:
-        self.words[0] = int(on)
+    def set_gate(self, on: bool, sample: bool = False) -> None:
+        """Whether selection acts at all, and whether the logits are copied aside (FusedSelection.seen)."""
+        self._host[0], self._host[7] = int(on), int(sample)
+
+    def push(self) -> None:
+        """Send what was set. The launches after it, on the same stream, see it."""
+        source = self._host
+        if self._turns:
+            self._turn = (self._turn + 1) % len(self._turns)
+            self._events[self._turn].synchronize()  # long past: eight steps ago
+            source = self._turns[self._turn]
+            source[: self._used] = self._host[: self._used]
+        self.memory[: self._used].copy_(source[: self._used], non_blocking=True)
+        if self._turns:
+            self._events[self._turn].record()
+        self._used = self.WORDS
 
 
 @dataclass
@@ -78,6 +106,8 @@ class FusedSelection:
     fill: str = "level"
     mask_logits: bool = True  # in place, so that the engine's own router refines
     with_mass: bool = True
+    seen: Tensor | None = None  # [rows, N]: where to leave the logits as they came, at steps that are sampled
+    like: FusedSelection | None = None  # another layer's: share its scratch memory, as layers run one after another
 
     def __post_init__(self) -> None:
         if reason := unsupported_shape(self.num_experts, self.rows, self.n_group):
@@ -85,6 +115,8 @@ class FusedSelection:
         N, device = self.num_experts, self.device
         self.keep = torch.ones(N, dtype=torch.bool, device=device)  # S
         self.mass = torch.ones(self.rows, dtype=torch.float32, device=device)  # share of each row's score inside S
+        if self.seen is not None and (self.seen.shape != (self.rows, N) or not self.seen.is_contiguous()):
+            raise LayoutError(f"seen must be a contiguous [{self.rows}, {N}], not {list(self.seen.shape)}")
         bias = torch.zeros(N) if self.correction_bias is None else self.correction_bias
         self.bias = bias.to(device, torch.float32).contiguous()
         self.masked_bias = self.bias.clone()  # for routers that rank by score + bias: the lowest value outside S
@@ -106,6 +138,13 @@ class FusedSelection:
         self.block_r = triton.next_power_of_2(triton.cdiv(self.rows, self.blocks))  # rows that a program finishes
         self.on_gpu = torch.device(device).type == "cuda"
         self.early = self.on_gpu and torch.cuda.get_device_capability(device) >= (9, 0)
+
+        if self.like is not None:
+            if (self.like.rows, self.like.block_n, self.like.each) != (self.rows, self.block_n, self.each):
+                raise LayoutError("layers that share scratch memory must have the same rows, experts and requests")
+            for name in ("stats", "halves", "counts", "sums", "totals", "arrivals"):
+                setattr(self, name, getattr(self.like, name))
+            return
 
         def scratch(count: int, dtype: torch.dtype) -> Tensor:
             return torch.zeros(count, dtype=dtype, device=device)
@@ -140,12 +179,13 @@ class FusedSelection:
             "GROUPS": self.n_group, "KEEP_GROUPS": self.topk_group,
             "DEVICES": self.placement is not None, "ROUNDS": self.fill == "rounds",
             "MASK_LOGITS": self.mask_logits, "MASK_BIAS": self.scoring == "sigmoid", "MASS": self.with_mass,
+            "SEEN": self.seen is not None,
             "LOWEST": torch.finfo(logits.dtype).min, "num_warps": self.warps,
         }  # fmt: skip
         rules |= {"EARLY": True, "launch_pdl": True} if self.early else {"EARLY": False}
         inputs = (logits, logits.stride(0), n, self.bias)
         policy = (control.words, control.tau, self.devices, self.num_devices)
-        outputs = (self.keep, self.masked_bias, self.mass)
+        outputs = (self.keep, self.masked_bias, self.mass, logits if self.seen is None else self.seen)
         if self.one_tile:
             kernel.select_in_one_tile[(1,)](*inputs, *policy, *outputs, self.halves, self.counts, **rules)
             return

@@ -13,7 +13,7 @@ import triton.language as tl
 from xshare.kernels.columns import add_up, choose, leave_votes
 from xshare.kernels.rows import LOWEST_FLOAT, SIGMOID, SOFTMAX, addresses, as_rows, fold, read_rows, vote, votes
 
-GATE, ROWS, REQUESTS, K0, M, MR, MG = (tl.constexpr(i) for i in range(7))  # the control words
+GATE, ROWS, REQUESTS, K0, M, MR, MG, SAMPLE = (tl.constexpr(i) for i in range(8))  # the control words
 
 
 @triton.jit
@@ -30,6 +30,14 @@ def _rows_at(logits, stride, first, present, N: tl.constexpr, BR: tl.constexpr, 
     rows = first + tl.arange(0, BR)
     place, there = addresses(rows, stride, rows < present, N, BN, SPAN)
     return rows, place, there, as_rows(tl.load(logits + place, mask=there, other=float("-inf")), BN)
+
+
+@triton.jit
+def _leave_seen(seen, control, rows, present, x, N: tl.constexpr, BN: tl.constexpr):
+    """At a sampled step, the logits as they came: what native routing would have done is worked out from them later."""
+    if tl.load(control + SAMPLE) != 0:
+        cols = tl.arange(0, BN)
+        tl.store(seen + rows[:, None] * N + cols[None, :], x, mask=(rows < present)[:, None] & (cols < N)[None, :])
 
 
 @triton.jit
@@ -70,12 +78,12 @@ def _leave_open(
 
 @triton.jit
 def select_in_one_tile(
-    logits, stride, present, bias_ptr, control, tau_ptr, devices, num_devices, keep, masked_bias, mass,
+    logits, stride, present, bias_ptr, control, tau_ptr, devices, num_devices, keep, masked_bias, mass, seen,
     halves, counts,
     N: tl.constexpr, BR: tl.constexpr, BQ: tl.constexpr, BN: tl.constexpr, SPAN: tl.constexpr,
     TOP_K: tl.constexpr, SCORING: tl.constexpr, GROUPS: tl.constexpr, KEEP_GROUPS: tl.constexpr,
     DEVICES: tl.constexpr, ROUNDS: tl.constexpr, MASK_LOGITS: tl.constexpr, MASK_BIAS: tl.constexpr,
-    MASS: tl.constexpr, LOWEST: tl.constexpr, EARLY: tl.constexpr,
+    MASS: tl.constexpr, SEEN: tl.constexpr, LOWEST: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """Few rows and no requests: one program, one tile, in registers from the first step to the last."""
     if EARLY:  # launched while the kernel in front still runs (programmatic dependent launch): wait for what it writes
@@ -86,6 +94,8 @@ def select_in_one_tile(
     cols = tl.arange(0, BN)
     bias = tl.load(bias_ptr + cols, mask=cols < N, other=0.0)
     rows, place, there, x = _rows_at(logits, stride, 0, present, N, BR, BN, SPAN)
+    if SEEN:
+        _leave_seen(seen, control, rows, present, x, N, BN)
     if gate == 0:
         _leave_open(0, present, keep, bias, masked_bias, mass, N, BR, BN, MASK_BIAS, MASS)
     else:
@@ -109,13 +119,13 @@ def select_in_one_tile(
 
 @triton.jit
 def select_in_blocks(
-    logits, stride, present, bias_ptr, starts, control, tau_ptr, devices, num_devices, keep, masked_bias, mass,
+    logits, stride, present, bias_ptr, starts, control, tau_ptr, devices, num_devices, keep, masked_bias, mass, seen,
     stats, halves, counts, sums, totals, arrivals,
     BLOCKS: tl.constexpr, PART: tl.constexpr, QUOTA: tl.constexpr, DIRECT: tl.constexpr,
     N: tl.constexpr, BR: tl.constexpr, BQ: tl.constexpr, BN: tl.constexpr, SPAN: tl.constexpr, EACH: tl.constexpr,
     TOP_K: tl.constexpr, SCORING: tl.constexpr, GROUPS: tl.constexpr, KEEP_GROUPS: tl.constexpr,
     DEVICES: tl.constexpr, ROUNDS: tl.constexpr, MASK_LOGITS: tl.constexpr, MASK_BIAS: tl.constexpr,
-    MASS: tl.constexpr, LOWEST: tl.constexpr, EARLY: tl.constexpr,
+    MASS: tl.constexpr, SEEN: tl.constexpr, LOWEST: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """More rows, or requests: every program takes QUOTA requests, all meet, and each then finishes BR rows.
 
@@ -133,6 +143,8 @@ def select_in_blocks(
     last = end if EACH == 0 else tl.load(control + REQUESTS)
     bias = tl.load(bias_ptr + cols, mask=cols < N, other=0.0)
     rows, place, there, x = _rows_at(logits, stride, block * BR, present, N, BR, BN, SPAN)
+    if SEEN and PART != 1:
+        _leave_seen(seen, control, rows, present, x, N, BN)
     if gate == 0:
         _leave_open(block * BR, present, keep, bias, masked_bias, mass, N, BR, BN, MASK_BIAS, MASS)
     else:
