@@ -1,0 +1,1 @@
+"""Inference engines: nothing outside this package knows one."""

@@ -1,0 +1,1 @@
+"""XShare inside vLLM: a plugin. `plugin.register` is the entry point; docs/vllm.md is the guide."""

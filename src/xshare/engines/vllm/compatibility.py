@@ -1,0 +1,105 @@
+"""Whether XShare can be right in this engine: version, signatures, features."""
+
+from __future__ import annotations
+
+import inspect
+from importlib import import_module
+from typing import Any
+
+from xshare.engines.vllm.settings import Settings, SettingsError
+
+# How each version's path was checked. The others in the range were read, and their signatures compared.
+VERIFIED = {
+    "0.26": "run on a GPU (H200) and signature-checked",
+    "0.27": "read and signature-checked only",
+    "0.28": "read and signature-checked only",
+    "0.29": "run on a CPU and signature-checked",
+    "0.30": "read and signature-checked only",
+    "0.31": "read and signature-checked only",
+    "0.32": "run on a CPU and signature-checked",
+}
+FUSED_MOE = "vllm.model_executor.layers.fused_moe"
+# What is wrapped or called, and the parameters that are relied on.
+SIGNATURES = {
+    (f"{FUSED_MOE}.runner.moe_runner", "MoERunner._apply_quant_method"): ("hidden_states", "router_logits"),
+    (f"{FUSED_MOE}.router.base_router", "BaseRouter._compute_routing"): (
+        "hidden_states",
+        "router_logits",
+        "indices_type",
+        "input_ids",
+    ),
+    (f"{FUSED_MOE}.routed_experts", "RoutedExperts.forward_monolithic"): ("x", "router_logits", "input_ids"),
+    ("vllm.v1.engine.core", "EngineCore.collective_rpc"): ("method", "timeout", "args", "kwargs"),
+    ("vllm.v1.engine.core", "EngineCore.reset_prefix_cache"): ("reset_running_requests",),
+}
+V1 = {
+    ("vllm.v1.worker.gpu_model_runner", "GPUModelRunner._prepare_inputs"): ("scheduler_output", "num_scheduled_tokens")
+}
+V2 = {("vllm.v1.worker.gpu.model_runner", "GPUModelRunner.prepare_inputs"): ("scheduler_output",)}
+
+
+def vllm_version() -> str:
+    import vllm
+
+    return str(vllm.__version__)
+
+
+def verified() -> str:
+    """How this version's path was checked; refuses a version that nobody looked at."""
+    version = vllm_version()
+    minor = ".".join(version.split(".")[:2])
+    if minor not in VERIFIED:
+        known = f"{min(VERIFIED)} to {max(VERIFIED)}"
+        raise SettingsError(f"xshare knows vLLM {known}, not {version}: install one of those, or remove the xshare key")
+    return VERIFIED[minor]
+
+
+def check_signatures(v2: bool) -> None:
+    for (module, name), wanted in (SIGNATURES | (V2 if v2 else V1)).items():
+        try:
+            found: Any = import_module(module)
+            for part in name.split("."):
+                found = getattr(found, part)
+            missing = [each for each in wanted if each not in inspect.signature(found).parameters]
+        except (ImportError, AttributeError):
+            missing = ["the function itself"]
+        if missing:
+            raise SettingsError(
+                f"{module}.{name} of vLLM {vllm_version()} lacks {', '.join(missing)}, which xshare relies on: "
+                f"report this version, or remove the xshare key"
+            )
+
+
+def check_config(config: Any, settings: Settings) -> None:
+    """Refuse an engine in which selection would be wrong, with the reason and the way out."""
+    import vllm.envs as envs
+
+    verified()
+    parallel = config.parallel_config
+    way_out = "or remove the xshare key"
+    if parallel.use_ubatching:
+        raise SettingsError(
+            f"xshare does not run with dual batch overlap, which splits a step in two: turn --enable-dbo off, {way_out}"
+        )
+    if parallel.data_parallel_size > 1:
+        raise SettingsError(
+            f"xshare does not run with data parallel size {parallel.data_parallel_size}: each rank would choose a set "
+            f"of its own and the experts' ranks load them all; use tensor and expert parallelism, {way_out}"
+        )
+    if parallel.use_sequence_parallel_moe:
+        raise SettingsError(
+            f"xshare does not run with sequence-parallel MoE, in which a rank sees a part of the rows only: "
+            f"set data or tensor parallel size to 1, {way_out}"
+        )
+    if getattr(parallel, "prefill_context_parallel_size", 1) > 1:
+        raise SettingsError(f"xshare does not run with prefill context parallelism: set its size to 1, {way_out}")
+    if envs.VLLM_BATCH_INVARIANT:
+        raise SettingsError(
+            f"xshare makes a request's experts depend on its batch, which VLLM_BATCH_INVARIANT "
+            f"forbids: unset it, {way_out}"
+        )
+    expert_parallel = parallel.enable_expert_parallel and parallel.tensor_parallel_size > 1
+    if settings.policy.device_budget is not None and not expert_parallel:
+        raise SettingsError(
+            "device_budget (mg) in xshare needs expert parallelism: add --enable-expert-parallel and at least two ranks"
+        )

@@ -1,0 +1,53 @@
+"""Live control through LLM.collective_rpc.
+
+    llm.collective_rpc("xshare_stats")
+    llm.collective_rpc("xshare_switch", args=(False,))
+    llm.collective_rpc("xshare_set", args=("k0=1,m=8",))
+
+Blocks decoded under pruning stay in the prefix cache, and would carry it into later requests: whatever turns selection
+off or changes it resets that cache, in the engine core, and running requests are computed again.
+"""
+
+from __future__ import annotations
+
+from functools import wraps
+from typing import Any
+
+from xshare.engines.vllm.settings import SettingsError
+
+
+def add_worker_methods(worker_class: Any) -> None:
+    """What collective_rpc finds on a worker, by name."""
+
+    def state_of(worker: Any) -> Any:
+        state = getattr(getattr(worker, "model_runner", None), "xshare", None)
+        if state is None:
+            raise SettingsError("xshare is not active in this engine: start it with an xshare key in additional_config")
+        return state
+
+    def xshare_stats(self: Any) -> dict[str, Any]:
+        found: dict[str, Any] = state_of(self).stats()
+        return found
+
+    def xshare_set(self: Any, policy: str | dict[str, Any]) -> bool:
+        return bool(state_of(self).set_policy(policy))
+
+    def xshare_switch(self: Any, on: bool) -> bool:
+        return bool(state_of(self).switch(on))
+
+    for method in (xshare_stats, xshare_set, xshare_switch):
+        setattr(worker_class, method.__name__, method)
+
+
+def reset_after_changes(core_class: Any) -> None:
+    """Wrap EngineCore.collective_rpc, through which every change comes, in process or not."""
+    native = core_class.collective_rpc
+
+    @wraps(native)
+    def collective_rpc(self: Any, method: Any, *args: Any, **kwargs: Any) -> Any:
+        changed = native(self, method, *args, **kwargs)
+        if method in ("xshare_set", "xshare_switch") and any(changed) and not self.reset_prefix_cache():
+            self.reset_prefix_cache(reset_running_requests=True)  # their blocks were made under the old policy
+        return changed
+
+    core_class.collective_rpc = collective_rpc

@@ -1,0 +1,68 @@
+"""What `--additional-config '{"xshare": {...}}'` may say: the policy's own fields, and how the engine applies it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from xshare.errors import XShareError
+from xshare.policy import Policy
+
+
+class SettingsError(XShareError):
+    """A configuration that cannot be read, or an engine in which it cannot be right."""
+
+
+class Gates(BaseModel):
+    """When selection acts, beside decoding itself."""
+
+    model_config: ClassVar[ConfigDict] = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    min_rows: int = Field(2, ge=1)  # one row alone loads its own experts anyway
+    max_rows: int = Field(256, ge=1, le=256)
+    bypass: bool = True  # False: act even where it cannot save anything, as a no-op control must
+
+
+class Metrics(BaseModel):
+    model_config: ClassVar[ConfigDict] = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    on: bool = True
+    every: int = Field(32, ge=1)  # steps between two of which experts are counted
+    interval: float = Field(10.0, gt=0)  # seconds between two lines in the log
+
+
+class Settings(BaseModel):
+    model_config: ClassVar[ConfigDict] = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    policy: Policy
+    gates: Gates = Gates.model_validate({})
+    metrics: Metrics = Metrics.model_validate({})
+    strict: bool = False  # refuse to start where a layer cannot be served
+    layers: list[int] | None = None  # MoE layers to act on, counted from 0; all by default
+
+
+def settings_of(additional_config: Any) -> Settings | None:
+    """The settings in an engine's additional_config; None where it has no `xshare` key."""
+    if not isinstance(additional_config, Mapping) or "xshare" not in additional_config:
+        return None
+    given = additional_config["xshare"]
+    if not isinstance(given, Mapping):
+        raise SettingsError(f"xshare in additional_config must be an object of settings, not {given!r}")
+    own = {name: given[name] for name in given if name in Settings.model_fields and name != "policy"}
+    rest = {name: given[name] for name in given if name not in own}
+    if isinstance(own.get("metrics"), bool):
+        own["metrics"] = {"on": own["metrics"]}
+    if "policy" in rest:  # the string form, or a preset's name
+        if not isinstance(rest["policy"], str) or len(rest) > 1:
+            raise SettingsError("policy in xshare must be a string such as 'k0=1,m=24', without other policy fields")
+        policy = Policy.parse(rest["policy"])
+    else:
+        policy = Policy(**rest)
+    try:
+        return Settings(policy=policy, **own)
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = ".".join(str(part) for part in first["loc"])
+        raise SettingsError(f"{name} in xshare: {first['msg'].lower()}, not {first['input']!r}") from None

@@ -1,0 +1,69 @@
+"""The entry point of the group `vllm.stat_logger_plugins`: XShare's figures in the server's own /metrics."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from prometheus_client import REGISTRY
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.registry import Collector
+from vllm.v1.metrics.loggers import StatLoggerBase
+
+from xshare.engines.vllm.metrics import FIGURES, report_path
+
+HELP = {
+    "experts_native": "Experts a layer would load without selection, mean over sampled steps",
+    "experts_selected": "Experts in the selected set, mean over sampled steps",
+    "experts_active": "Experts a layer loads, mean over sampled steps",
+    "mass_kept": "Share of the native gating weight whose expert is kept, mean over sampled steps",
+    "max_load": "Most selected experts on one rank, mean over sampled steps",
+}
+
+
+class Figures(Collector):
+    """Reads the worker's file whenever /metrics is scraped."""
+
+    def __init__(self, path: Path, engine: int) -> None:
+        self.path, self.engine = path, str(engine)
+
+    def describe(self) -> Iterator[Any]:
+        return iter(())  # nothing to read yet when this is registered
+
+    def collect(self) -> Iterator[Any]:
+        try:
+            found = json.loads(self.path.read_text())
+        except FileNotFoundError:
+            return
+        on = GaugeMetricFamily("xshare:on", "Whether selection is switched on", labels=["engine", "policy"])
+        on.add_metric([self.engine, found["policy"]], float(found["on"]))
+        yield on
+        pruned = CounterMetricFamily("xshare:steps_pruned", "Steps on which selection acted", labels=["engine"])
+        pruned.add_metric([self.engine], found["steps_pruned"])
+        yield pruned
+        bypassed = CounterMetricFamily(
+            "xshare:steps_bypassed", "Steps left alone, by reason", labels=["engine", "reason"]
+        )
+        for reason, count in found["steps_bypassed"].items():
+            bypassed.add_metric([self.engine, reason], count)
+        yield bypassed
+        if found.get("samples"):
+            for name in FIGURES:
+                family = GaugeMetricFamily(f"xshare:{name}", HELP[name], labels=["engine", "layer"])
+                for layer, value in enumerate(found[name]):
+                    family.add_metric([self.engine, str(layer)], value)
+                yield family
+
+
+class XShareStatLogger(StatLoggerBase):
+    def __init__(self, vllm_config: Any, engine_index: int = 0) -> None:
+        if "xshare" in (vllm_config.additional_config or {}):
+            REGISTRY.register(Figures(report_path(vllm_config.instance_id), engine_index))
+
+    def record(self, *args: Any, **kwargs: Any) -> None:
+        """Nothing a step: figures are read when they are asked for."""
+
+    def log_engine_initialized(self) -> None:
+        pass

@@ -1,0 +1,155 @@
+"""One worker's XShare: the policy, what this step is, the attached layers, and what was counted."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from xshare.batch import BatchLayout
+from xshare.engines.vllm.settings import Settings, SettingsError
+from xshare.errors import PolicyError
+from xshare.policy import Policy
+from xshare.routing import check_policy
+
+if TYPE_CHECKING:
+    from xshare.engines.vllm.layer import Layer
+    from xshare.engines.vllm.metrics import Samples
+
+log = logging.getLogger("vllm.xshare")
+
+
+class State:
+    """Made when the model is loaded; told of every step by the model runner before its forward pass."""
+
+    def __init__(self, settings: Settings, device: torch.device, num_spec_tokens: int, max_requests: int) -> None:
+        self.settings, self.device, self.num_spec_tokens = settings, device, num_spec_tokens
+        self.policy, self.on = settings.policy, True
+        self.layers: list[Layer] = []
+        self.gate, self.sampling = False, False  # of the step under way
+        self.rows, self.starts = 0, [0]
+        self.pruned, self.bypassed = 0, Counter[str]()
+        self.samples: Samples | None = None
+        self.control: Any = None  # kernels.launch.Control, on a GPU
+        if device.type == "cuda":
+            from xshare.kernels.launch import Control
+
+            self.control = Control(device, max_requests)
+            self.control.set_policy(self.policy)
+            self.control.push()
+
+    @property
+    def top_k(self) -> int:
+        return max(layer.router.top_k for layer in self.layers)
+
+    # Every step
+
+    def step(self, decoding: bool, starts: Sequence[int], on_device: Tensor | None = None) -> None:
+        """A step begins: whether all its requests decode, and where each request's rows begin (query_start_loc).
+
+        `on_device` is the same in device memory, where an engine rearranges drafts there.
+        """
+        if self.samples is not None:
+            self.samples.settle()
+        self.rows, was_open = int(starts[-1]), self.gate
+        reason = self.why_not(decoding, self.rows, len(starts) - 1)
+        self.gate = reason is None
+        if reason is None:
+            self.sampling = self.samples is not None and self.pruned % self.settings.metrics.every == 0
+            self.pruned += 1
+            self.starts = [int(start) for start in starts]
+        else:
+            self.sampling = False
+            self.bypassed[reason] += 1
+        if self.control is not None and (self.gate or was_open):
+            self.control.set_gate(self.gate, self.sampling)
+            if self.gate:
+                self.control.set_step(self.rows, self.starts)
+            self.control.push()
+            if on_device is not None and self.gate:
+                self.control.starts[: len(self.starts)].copy_(on_device[: len(self.starts)])
+        if self.sampling and self.samples is not None:
+            self.samples.begin(self.rows, self.layout(self.rows))
+
+    def why_not(self, decoding: bool, rows: int, requests: int) -> str | None:
+        gates = self.settings.gates
+        if not self.on:
+            return "off"
+        if not decoding:
+            return "prefill"
+        if rows > gates.max_rows or requests > gates.max_rows:
+            return "many_rows"
+        if gates.bypass and rows < gates.min_rows:
+            return "few_rows"
+        if gates.bypass and rows * self.top_k <= self.policy.batch_budget:
+            return "within_budget"
+        return None
+
+    def never_acts(self, rows: int) -> bool:
+        """Whether the first policy can never act on a step of that many rows, padding included: launch nothing."""
+        budget = self.settings.policy.batch_budget if self.settings.gates.bypass else 0
+        return rows > self.settings.gates.max_rows or rows * self.top_k <= budget
+
+    def layout(self, n: int) -> BatchLayout:
+        """Requests of n rows, those after the voting ones -1."""
+        requests = torch.full((n,), -1, dtype=torch.int64)
+        for request, (a, b) in enumerate(zip(self.starts, self.starts[1:], strict=False)):
+            requests[a:b] = request
+        return BatchLayout(requests.to(self.device, non_blocking=True))
+
+    def mismatch(self, rows: int) -> None:
+        """A layer got fewer rows than the step has: route natively rather than guess, count it, say so once."""
+        if not self.bypassed["mismatch"]:
+            log.warning(
+                "xshare: a layer got %d rows where the step has %d; such layers route natively", rows, self.rows
+            )
+        self.bypassed["mismatch"] += 1
+
+    # Live control
+
+    def set_policy(self, given: str | dict[str, Any]) -> bool:
+        """Another policy from the next step on; whether it is another."""
+        policy = Policy.of(given)
+        if policy.method != self.policy.method:
+            raise PolicyError(f"method cannot change while serving, from {self.policy.method!r} to {policy.method!r}")
+        for layer in self.layers:
+            check_policy(policy, layer.placement, layer.num_experts)
+            layer.check(policy)
+        least = min(self.policy_budget(policy), self.policy_budget(self.settings.policy))
+        if self.control is not None and least < self.policy_budget(self.settings.policy):
+            raise PolicyError(
+                f"policy {policy} can act on smaller batches than {self.settings.policy}, for which this engine has no "
+                f"selection captured: start with the smaller budget, or with gates {{'bypass': false}}"
+            )
+        changed, self.policy = policy != self.policy, policy
+        if self.control is not None:
+            self.control.set_policy(policy)
+        if changed and self.samples is not None:
+            self.samples.clear()
+        return changed
+
+    def policy_budget(self, policy: Policy) -> int:
+        return policy.batch_budget if self.settings.gates.bypass else 0
+
+    def switch(self, on: bool) -> bool:
+        if not isinstance(on, bool):
+            raise SettingsError(f"xshare_switch takes True or False, not {on!r}")
+        changed, self.on = on != self.on, on
+        return changed
+
+    def stats(self) -> dict[str, Any]:
+        found: dict[str, Any] = {
+            "policy": str(self.policy),
+            "on": self.on,
+            "steps_pruned": self.pruned,
+            "steps_bypassed": dict(self.bypassed),
+            "layers": [layer.name for layer in self.layers],
+        }
+        if self.samples is not None:
+            self.samples.settle()
+            found |= self.samples.means()
+        return found

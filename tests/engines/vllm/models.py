@@ -1,0 +1,130 @@
+"""Tiny models of the real architectures, random weights, made by transformers; and engines that serve them in process."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+for name, value in {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # in process: which requests share a step is reproducible
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "OMP_NUM_THREADS": "2",
+    "HF_HUB_OFFLINE": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_LOGGING_LEVEL": "WARNING",
+}.items():
+    os.environ.setdefault(name, value)
+
+import torch
+
+SHARED = dict(vocab_size=256, hidden_size=64, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=2)
+SHARED |= dict(max_position_embeddings=512, tie_word_embeddings=False, bos_token_id=0, eos_token_id=1, pad_token_id=2)
+
+
+def configuration(kind: str):
+    import transformers as t
+
+    if kind == "qwen3":
+        return t.Qwen3MoeConfig(
+            **SHARED, head_dim=32, num_experts=32, num_experts_per_tok=4, moe_intermediate_size=32, norm_topk_prob=True
+        )
+    if kind == "olmoe":
+        return t.OlmoeConfig(**SHARED, num_experts=16, num_experts_per_tok=4, intermediate_size=32)
+    if kind == "mixtral":
+        return t.MixtralConfig(**SHARED, num_local_experts=8, num_experts_per_tok=2, intermediate_size=64)
+    if kind == "gpt_oss":
+        shared = SHARED | {"num_hidden_layers": 2}
+        return t.GptOssConfig(
+            **shared,
+            head_dim=32,
+            num_local_experts=16,
+            num_experts_per_tok=4,
+            intermediate_size=64,
+            sliding_window=64,
+            layer_types=["sliding_attention", "full_attention"],
+        )
+    assert kind in ("deepseek", "deepseek_groups")
+    groups = (4, 2) if kind == "deepseek_groups" else (1, 1)
+    return t.DeepseekV3Config(
+        **SHARED,
+        n_routed_experts=16,
+        num_experts_per_tok=4,
+        n_shared_experts=1,
+        n_group=groups[0],
+        topk_group=groups[1],
+        first_k_dense_replace=0,
+        moe_intermediate_size=32,
+        intermediate_size=64,
+        kv_lora_rank=512,
+        q_lora_rank=None,
+        qk_rope_head_dim=64,
+        qk_nope_head_dim=32,
+        v_head_dim=32,
+        topk_method="noaux_tc",
+        scoring_func="sigmoid",
+        routed_scaling_factor=2.5,
+        rope_theta=10000.0,
+        rope_scaling={  # with plain rope vLLM's operator for the CPU computes wrong results
+            "type": "yarn",
+            "rope_type": "yarn",
+            "factor": 4.0,
+            "original_max_position_embeddings": 128,
+            "beta_fast": 32,
+            "beta_slow": 1,
+            "mscale": 1.0,
+            "mscale_all_dim": 1.0,
+        },
+    )
+
+
+def make(kind: str, folder: Path) -> Path:
+    """A checkpoint of that kind whose router tells tokens apart."""
+    import transformers as t
+
+    path = folder / kind
+    if not path.exists():
+        torch.manual_seed(0)
+        model = t.AutoModelForCausalLM.from_config(configuration(kind), dtype=torch.float32)
+        with torch.no_grad():
+            for name, weight in model.named_parameters():
+                if name.endswith(("mlp.gate.weight", "mlp.router.weight", "block_sparse_moe.gate.weight")):
+                    weight.normal_(0, 0.5)
+                elif "experts" in name and "shared" not in name and weight.ndim > 1:
+                    weight.normal_(0, 0.3)  # large enough for tokens to tell which experts were used
+                elif name.endswith("embed_tokens.weight"):
+                    weight.normal_(0, 1)
+            for name, buffer in model.named_buffers():
+                if name.endswith("e_score_correction_bias"):
+                    buffer.normal_(0, 0.1)
+        model.save_pretrained(path)
+    return path
+
+
+def engine(model: Path, xshare: dict | None = None, **options):
+    from vllm import LLM
+
+    defaults = dict(
+        dtype="float32",
+        enforce_eager=True,
+        skip_tokenizer_init=True,
+        max_model_len=256,
+        max_num_seqs=16,
+        kv_cache_memory_bytes=256 << 20,
+        disable_log_stats=True,
+    )
+    config = {} if xshare is None else {"xshare": xshare}
+    return LLM(model=str(model), additional_config=config, **(defaults | options))
+
+
+def generate(llm, prompts: list[list[int]], tokens: int | list[int] = 12) -> list[list[int]]:
+    from vllm import SamplingParams
+
+    lengths = [tokens] * len(prompts) if isinstance(tokens, int) else tokens
+    params = [SamplingParams(temperature=0, max_tokens=length, ignore_eos=True, detokenize=False) for length in lengths]
+    found = llm.generate([{"prompt_token_ids": prompt} for prompt in prompts], params, use_tqdm=False)
+    return [list(each.outputs[0].token_ids) for each in found]
+
+
+def prompts(count: int, length: int = 8, seed: int = 0) -> list[list[int]]:
+    noise = torch.Generator().manual_seed(seed)
+    return torch.randint(3, 250, (count, length), generator=noise).tolist()
