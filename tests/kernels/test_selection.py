@@ -214,6 +214,31 @@ def test_a_budget_of_everything_and_a_closed_gate_leave_the_bits_alone():
     assert torch.equal(selection.masked_bias, selection.bias)
 
 
+@pytest.mark.parametrize(("N", "groups", "kept"), [(32, 4, 2), (16, 1, 1), (64, 8, 4)])
+def test_reroute_equals_the_reference(N, groups, kept):
+    """Groups thinned out by S, to one expert and to none, and rows left with fewer than k."""
+    bias = torch.randn(N, generator=torch.Generator().manual_seed(N)) * 0.2
+    scale = 2.5
+    router = RouterSpec.sigmoid(4, correction_bias=bias, n_group=groups, topk_group=kept, routed_scaling_factor=scale)
+    for seed in range(CASES):
+        logits = torch.randn(6, N, generator=torch.Generator().manual_seed(seed)) * 2
+        policy = Policy.parse(random.Random(seed).choice(["k0=1,m=0", "k0=0,m=4", "k0=1,m=6", "k0=2,m=2"]))
+        want = xshare.route(logits, router, policy, layout=BatchLayout([0, 1, 2, 3, 4, -1]))
+        got, _ = fused(router, policy, logits, [0, 1, 2, 3, 4, 5], mask_logits=False)
+        if not torch.equal(got.keep.cpu(), want.selected):
+            continue  # counted above
+        control = Control(DEVICE)
+        ids, weights = torch.full((6, 4), 99, dtype=torch.int32, device=DEVICE), torch.full((6, 4), 9.0, device=DEVICE)
+        rows = logits.to(DEVICE)
+        got.reroute(rows, weights, ids, control, True, scale)
+        assert (ids == 99).all()  # the gate is closed
+        control.set_gate(True)
+        control.push()
+        got.reroute(rows, weights, ids, control, True, scale)
+        assert torch.equal(ids.cpu().long(), want.ids), seed
+        torch.testing.assert_close(weights.cpu(), want.weights, rtol=1e-5, atol=1e-6)
+
+
 def test_strided_rows():
     wide = torch.randn(8, 64, generator=torch.Generator().manual_seed(4))
     logits = wide[:, :40]

@@ -197,6 +197,26 @@ class FusedSelection:
                 EACH=self.each, **rules,
             )  # fmt: skip
 
+    def reroute(
+        self,
+        logits: Tensor,
+        weights: Tensor,
+        ids: Tensor,
+        control: Control,
+        renormalize: bool = True,
+        scale: float = 1.0,
+    ) -> None:
+        """After `launch` with mask_logits off: the rows' top-k inside S by choice and group rule, into `weights` and
+        `ids` [n, k]. For routers whose engine would judge groups by experts outside S too."""
+        from xshare.kernels.refinement import reroute_rows
+
+        reroute_rows[(len(logits),)](
+            logits, logits.stride(0), self.bias, self.keep, control.words, weights, ids, scale,
+            N=self.num_experts, BN=self.block_n, K=self.top_k, SLOTS=triton.next_power_of_2(self.top_k),
+            SIGMOID=self.scoring == "sigmoid", RENORMALIZE=renormalize,
+            GROUPS=self.n_group, KEEP_GROUPS=self.topk_group, num_warps=1,
+        )  # fmt: skip
+
 
 def unsupported_shape(num_experts: int, rows: int, n_group: int = 1) -> str | None:
     """Why the kernels cannot serve this shape, or None."""

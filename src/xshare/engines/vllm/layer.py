@@ -111,7 +111,8 @@ class Layer:
             if selection is not None and rescale:
                 weights = weights * selection.mass[: len(weights), None]  # a masked softmax inflates what is left
             if selection is not None and mode == "reroute":
-                selection.reroute(router_logits, weights, ids, self.state.control)
+                rule = (self.router.renormalize, self.router.routed_scaling_factor)
+                selection.reroute(router_logits, weights, ids, self.state.control, *rule)
             return weights, ids
 
         return on_gpu if self.state.device.type == "cuda" else on_cpu

@@ -1,0 +1,65 @@
+"""Refinement under a group rule, one launch after the engine's own router: every row's top-k inside S, groups judged by
+what S leaves of them. Where the gate is closed the engine's ids and weights stay as they are.
+"""
+
+import triton
+import triton.language as tl
+
+from xshare.kernels.rows import first_of
+
+ABSENT = tl.constexpr(float("-inf"))
+
+
+@triton.jit
+def _limit_open_groups(choice, BN: tl.constexpr, GROUPS: tl.constexpr, KEEP_GROUPS: tl.constexpr):
+    """A group is judged by its two best choices, by one if S left one, and comes last if it left none. [1, BN]"""
+    SIZE: tl.constexpr = BN // GROUPS
+    grouped = tl.reshape(choice, [GROUPS, SIZE])
+    best = tl.max(grouped, axis=1)
+    place = tl.arange(0, SIZE)[None, :]
+    second = ABSENT
+    if SIZE > 1:
+        second = tl.max(tl.where(place == first_of(grouped, best, SIZE)[:, None], ABSENT, grouped), axis=1)
+    value = tl.where(second > ABSENT, best + second, best)  # [GROUPS]
+    group = tl.arange(0, GROUPS)
+    mine, other = value[:, None], value[None, :]
+    before = (other > mine) | ((other == mine) & (group[None, :] < group[:, None]))
+    stays = tl.sum(before.to(tl.int32), axis=1) < KEEP_GROUPS
+    return tl.reshape(tl.where(stays[:, None], grouped, ABSENT), [1, BN])
+
+
+@triton.jit
+def reroute_rows(
+    logits, stride, bias_ptr, keep_ptr, control, weights, ids, scale,
+    N: tl.constexpr, BN: tl.constexpr, K: tl.constexpr, SLOTS: tl.constexpr, SIGMOID: tl.constexpr,
+    RENORMALIZE: tl.constexpr, GROUPS: tl.constexpr, KEEP_GROUPS: tl.constexpr,
+):  # fmt: skip
+    """A row a program. Empty slots repeat the row's best expert with weight 0: kernels read every slot."""
+    row = tl.program_id(0)
+    if tl.load(control) != 0:
+        cols = tl.arange(0, BN)[None, :]
+        inside = cols < N
+        x = tl.load(logits + row * stride + cols, mask=inside, other=ABSENT).to(tl.float32)
+        keep = tl.load(keep_ptr + cols, mask=inside, other=0) != 0
+        score = tl.sigmoid(x) if SIGMOID else tl.softmax(x, 1)
+        choice = score + tl.load(bias_ptr + cols, mask=inside, other=0.0)
+        choice = tl.where(keep & inside, choice, ABSENT)
+        if GROUPS > 1:
+            choice = _limit_open_groups(choice, BN, GROUPS, KEEP_GROUPS)
+        slots = tl.arange(0, SLOTS)[None, :]
+        chosen, weight = tl.zeros([1, SLOTS], tl.int32), tl.zeros([1, SLOTS], tl.float32)
+        for slot in tl.static_range(K):
+            value = tl.max(choice, axis=1)
+            best = first_of(choice, value, BN)  # [1]
+            real = value > ABSENT
+            here = slots == slot
+            mine = tl.sum(tl.where(cols == best[:, None], score, 0.0), axis=1)
+            first = tl.sum(tl.where(slots == 0, chosen, 0), axis=1)
+            chosen = tl.where(here, tl.where(real, best, first)[:, None], chosen)
+            weight = tl.where(here, tl.where(real, mine, 0.0)[:, None], weight)
+            choice = tl.where(cols == best[:, None], ABSENT, choice)
+        if RENORMALIZE:
+            weight = weight / tl.sum(weight, axis=1)[:, None]
+        place = row * K + slots
+        tl.store(ids + place, chosen.to(ids.dtype.element_ty), mask=slots < K)
+        tl.store(weights + place, (weight * scale).to(weights.dtype.element_ty), mask=slots < K)
