@@ -1,0 +1,100 @@
+"""Published shapes of real models, written as configurations that vLLM serves with random weights (`xshare_dummy`)."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+Config = dict[str, Any]
+
+
+def gpt_oss_120b(layers: int = 36, tiny: bool = False) -> Config:
+    config: Config = {
+        "architectures": ["GptOssForCausalLM"],
+        "model_type": "gpt_oss",
+        "num_hidden_layers": layers,
+        "hidden_size": 2880,
+        "intermediate_size": 2880,
+        "num_attention_heads": 64,
+        "num_key_value_heads": 8,
+        "head_dim": 64,
+        "num_local_experts": 128,
+        "num_experts_per_tok": 4,
+        "experts_per_token": 4,
+        "vocab_size": 201088,
+        "sliding_window": 128,
+        "layer_types": [("sliding_attention", "full_attention")[n % 2] for n in range(layers)],
+        "rope_theta": 150000,
+        "rope_scaling": {
+            "rope_type": "yarn",
+            "factor": 32.0,
+            "beta_fast": 32.0,
+            "beta_slow": 1.0,
+            "truncate": False,
+            "original_max_position_embeddings": 4096,
+        },
+        "max_position_embeddings": 131072,
+        "initial_context_length": 4096,
+        "rms_norm_eps": 1e-5,
+        "swiglu_limit": 7.0,
+        "attention_bias": True,
+        "hidden_act": "silu",
+        "tie_word_embeddings": False,
+        "eos_token_id": 200002,
+        "pad_token_id": 199999,
+        "torch_dtype": "bfloat16",
+        "quantization_config": {
+            "quant_method": "mxfp4",
+            "modules_to_not_convert": [
+                "model.layers.*.self_attn",
+                "model.layers.*.mlp.router",
+                "model.embed_tokens",
+                "lm_head",
+            ],
+        },
+    }
+    if tiny:  # the same code paths on a machine without a GPU
+        del config["quantization_config"]
+        config |= {"hidden_size": 64, "intermediate_size": 64, "num_attention_heads": 2, "num_key_value_heads": 2}
+        config |= {"head_dim": 32, "vocab_size": 4096, "num_local_experts": 32, "eos_token_id": 1, "pad_token_id": 2}
+    return config
+
+
+def qwen3_30b_a3b(layers: int = 48, tiny: bool = False) -> Config:
+    config: Config = {
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "model_type": "qwen3_moe",
+        "num_hidden_layers": layers,
+        "hidden_size": 2048,
+        "intermediate_size": 6144,
+        "moe_intermediate_size": 768,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 4,
+        "head_dim": 128,
+        "num_experts": 128,
+        "num_experts_per_tok": 8,
+        "norm_topk_prob": True,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
+        "vocab_size": 151936,
+        "max_position_embeddings": 40960,
+        "rope_theta": 1000000.0,
+        "rms_norm_eps": 1e-6,
+        "hidden_act": "silu",
+        "attention_bias": False,
+        "tie_word_embeddings": False,
+        "eos_token_id": 151645,
+        "bos_token_id": 151643,
+        "torch_dtype": "bfloat16",
+    }
+    if tiny:
+        config |= {"hidden_size": 64, "moe_intermediate_size": 32, "num_attention_heads": 2, "num_key_value_heads": 2}
+        config |= {"head_dim": 32, "vocab_size": 4096, "num_experts": 32, "eos_token_id": 1, "bos_token_id": 0}
+    return config
+
+
+def write(config: Config, folder: Path) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder

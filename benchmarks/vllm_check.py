@@ -1,0 +1,251 @@
+"""Is selection right inside vLLM: eager, piecewise and full graphs, both model runners, both paths?
+
+    python benchmarks/vllm_check.py [--json evidence/vllm_check.json] [--tiny]
+
+Each case is an engine of its own with random weights (`xshare_dummy`) in a process of its own, several at once: this
+checks results, not speed. At every decode step the set of every layer is compared with the reference, computed from the
+logits that the kernel saw. `--tiny` runs small shapes on a machine without a GPU.
+"""
+
+from __future__ import annotations
+
+import sys
+
+if __name__ == "__main__":
+    sys.path.pop(0)  # this folder: in it, select.py would stand in for the standard library's `select`
+
+import json as json_format
+import os
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from xshare.results import Row, provenance, write_result
+
+HERE = Path(__file__).resolve().parent
+BATCHES = (16, 13, 5, 32, 27)  # on the grid of captured sizes, and off it
+POLICY, DRAFT_POLICY = "k0=1,m=24", "k0=1,m=0,mr=4"
+CASES: dict[str, dict[str, Any]] = {
+    "gpt-oss V1 eager": {"shape": "gpt-oss", "eager": True},
+    "gpt-oss V1 piecewise": {"shape": "gpt-oss", "graphs": "PIECEWISE"},
+    "gpt-oss V1 full": {"shape": "gpt-oss", "graphs": "FULL_AND_PIECEWISE"},
+    "gpt-oss V2 full": {"shape": "gpt-oss", "graphs": "FULL_AND_PIECEWISE", "v2": True},
+    "gpt-oss V1 drafts": {"shape": "gpt-oss", "graphs": "FULL_AND_PIECEWISE", "drafts": 3},
+    "qwen3 V1 eager": {"shape": "qwen3", "eager": True},
+    "qwen3 V1 full": {"shape": "qwen3", "graphs": "FULL_AND_PIECEWISE"},
+    "qwen3 V2 full": {"shape": "qwen3", "graphs": "FULL_AND_PIECEWISE", "v2": True},
+}
+
+
+def engine(case: dict[str, Any], tiny: bool, folder: Path) -> Any:
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+    os.environ["VLLM_USE_V2_MODEL_RUNNER"] = str(int(bool(case.get("v2"))))
+    sys.path.append(str(HERE))
+    from shapes import gpt_oss_120b, qwen3_30b_a3b, write
+    from vllm import LLM
+
+    shape = gpt_oss_120b(4, tiny) if case["shape"] == "gpt-oss" else qwen3_30b_a3b(4, tiny)
+    budget = 8 if tiny else 24
+    options: dict[str, Any] = {"dtype": "float32"} if tiny else {}
+    if case.get("eager"):
+        options["enforce_eager"] = True
+    elif not tiny:
+        options["compilation_config"] = {"cudagraph_mode": case["graphs"], "max_cudagraph_capture_size": 128}
+    if case.get("drafts"):
+        options["speculative_config"] = {
+            "method": "custom_class",
+            "model": "xshare.engines.vllm.drafter.FixedDrafter",
+            "num_speculative_tokens": case["drafts"],
+        }
+        if not tiny:
+            options["speculative_config"] |= {
+                "rejection_sample_method": "synthetic",
+                "synthetic_acceptance_length": 2.5,
+            }
+    return LLM(
+        model=str(write(shape, folder / "model")),
+        load_format="xshare_dummy",
+        model_loader_extra_config={"skew": 0.5, "correlation": 0.5},
+        skip_tokenizer_init=True,
+        max_model_len=512,
+        max_num_seqs=64,
+        gpu_memory_utilization=0.1,
+        kv_cache_memory_bytes=1 << 30,
+        additional_config={"xshare": {"warmup": 1, "batch_budget": budget, "metrics": {"every": 1}}},
+        **options,
+    )
+
+
+class Witness:
+    """Compares every layer's S with the reference, from the logits that were left aside, at every decode step."""
+
+    def __init__(self, state: Any) -> None:
+        self.state, self.compared, self.differ, self.sizes = state, 0, 0, [[0.0]][:0]
+        self.native = state.samples.settle
+        state.samples.settle = self.settle
+
+    def settle(self) -> None:
+        waiting = self.state.samples._waiting
+        if waiting is not None:
+            import xshare
+
+            rows, layout = waiting
+            for layer in self.state.layers:
+                logits = layer.seen[:rows].cpu()
+                want = xshare.route(
+                    logits,
+                    router_on_cpu(layer.router),
+                    self.state.policy,
+                    layout=xshare.BatchLayout(layout.requests.cpu()),
+                ).selected
+                self.compared += 1
+                self.differ += int(not bool((want == layer.keep.cpu()).all()))
+            self.sizes.append([float(layer.keep.sum()) for layer in self.state.layers])
+        self.native()
+
+    def take(self) -> tuple[int, int, list[list[float]]]:
+        self.settle()
+        found = self.compared, self.differ, self.sizes
+        self.compared, self.differ, self.sizes = 0, 0, []
+        return found
+
+
+def router_on_cpu(router: Any) -> Any:
+    bias = router.correction_bias
+    return router if bias is None else router.with_bias(bias.cpu())
+
+
+def state_of(llm: Any) -> Any:
+    worker = llm.llm_engine.model_executor.driver_worker
+    return getattr(worker, "worker", worker).model_runner.xshare
+
+
+def generate(llm: Any, batch: int, tokens: int = 8) -> list[list[int]]:
+    from vllm import SamplingParams
+
+    prompts = [{"prompt_token_ids": [(257 * (7 * i + j) + 3) % 4000 for j in range(8)]} for i in range(batch)]
+    params = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True, detokenize=False)
+    return [list(found.outputs[0].token_ids) for found in llm.generate(prompts, params, use_tqdm=False)]
+
+
+def run_case(name: str, tiny: bool) -> dict[str, Any]:
+    case = CASES[name]
+    found: dict[str, Any] = {"rows": [], "tokens": {}, "sizes": {}}
+
+    def check(what: str, passed: bool, detail: str) -> None:
+        found["rows"].append({"check": f"{name}: {what}", "passed": bool(passed), "detail": detail})
+
+    with tempfile.TemporaryDirectory() as folder:
+        begun = time.monotonic()
+        llm = engine(case, tiny, Path(folder))
+        state = state_of(llm)
+        paths = sorted({f"{layer.path}/{layer.mode}" for layer in state.layers})
+        check("attached", len(state.layers) == 4, f"{len(state.layers)} of 4 layers, {', '.join(paths)}")
+        witness = Witness(state)
+        drafts = case.get("drafts", 0)
+        if drafts:
+            llm.collective_rpc("xshare_set", args=(DRAFT_POLICY,))
+        for batch in (4, 5, 7) if drafts else BATCHES:
+            llm.reset_prefix_cache()
+            before = state.stats()
+            tokens = generate(llm, batch)
+            compared, differ, sizes = witness.take()
+            after = state.stats()
+            pruned = after["steps_pruned"] - before["steps_pruned"]
+            prefills = after["steps_bypassed"].get("prefill", 0) - before["steps_bypassed"].get("prefill", 0)
+            detail = f"{compared} sets over {pruned} decode steps, {differ} differ; {prefills} prefill steps bypassed"
+            check(f"S equals the reference, batch {batch}", compared > 0 and not differ and prefills > 0, detail)
+            found["tokens"][str(batch)], found["sizes"][str(batch)] = tokens, sizes
+        if not drafts:
+            experts = state.layers[0].num_experts
+            llm.collective_rpc("xshare_set", args=(f"k0=1,m={experts}",))
+            state.settings = state.settings.model_copy(
+                update={"gates": state.settings.gates.model_copy(update={"bypass": False})}
+            )  # so that selection really runs
+            everything = generate(llm, 16)
+            ran = witness.take()[0]
+            llm.collective_rpc("xshare_switch", args=(False,))
+            native = generate(llm, 16)
+            same = sum(a == b for a, b in zip(everything, native, strict=True))
+            pruned_differ = sum(a != b for a, b in zip(found["tokens"]["16"], native, strict=True))
+            check("a budget of N gives the native tokens", same == 16 and ran > 0, f"{same} of 16, {ran} sets chosen")
+            check("a budget of 24 does not", pruned_differ > 0, f"{pruned_differ} of 16 differ from native")
+        found["seconds"] = time.monotonic() - begun
+    return found
+
+
+def compare(results: dict[str, dict[str, Any]]) -> list[Row]:
+    """Graph modes and runners of one shape against each other: the same numbers of experts, the same tokens."""
+    rows = []
+    for shape in ("gpt-oss", "qwen3"):
+        base = f"{shape} V1 full"
+        others = [
+            n for n in results if n.startswith(shape) and n != base and "drafts" not in n and results[n]["tokens"]
+        ]
+        for other in others if base in results else []:
+            same = [
+                results[base]["tokens"][batch] == results[other]["tokens"][batch]
+                and results[base]["sizes"][batch] == results[other]["sizes"][batch]
+                for batch in results[base]["tokens"]
+            ]
+            detail = f"tokens and |S| of every step and layer alike at {sum(same)} of {len(same)} batch sizes"
+            rows.append(
+                {"check": f"{base} routes as {other.removeprefix(shape)[1:]}", "passed": all(same), "detail": detail}
+            )
+    return rows
+
+
+def main(
+    json: Annotated[Path | None, typer.Option(help="Write the rows here.")] = None,
+    tiny: Annotated[bool, typer.Option("--tiny", help="Small shapes, for a machine without a GPU.")] = False,
+    case: Annotated[
+        str | None, typer.Option(help="Run this case alone, in this process, and print its result.")
+    ] = None,
+    only: Annotated[str, typer.Option(help="Run the cases whose names contain this.")] = "",
+    jobs: Annotated[int, typer.Option(help="Cases at once.")] = 8,
+) -> None:
+    if case is not None:
+        print("RESULT " + json_format.dumps(run_case(case, tiny)))
+        return
+    wanted = [name for name in CASES if only in name and not (tiny and CASES[name].get("v2"))]
+    running: dict[str, subprocess.Popen[str]] = {}
+    results: dict[str, dict[str, Any]] = {}
+    rows: list[Row] = []
+    while wanted or running:
+        while wanted and len(running) < jobs:
+            name = wanted.pop(0)
+            command = [sys.executable, __file__, "--case", name, *(["--tiny"] if tiny else [])]
+            log = open(f"{tempfile.gettempdir()}/{name.replace(' ', '_')}.log", "w")  # noqa: SIM115, PTH123
+            running[name] = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
+            time.sleep(0 if tiny else 2)  # engines look at free memory as they start
+        for name, process in list(running.items()):
+            if process.poll() is None:
+                continue
+            output = process.stdout.read() if process.stdout is not None else ""
+            line = next((line for line in output.splitlines() if line.startswith("RESULT ")), None)
+            if line is None:
+                results[name] = {"tokens": {}}
+                rows.append({"check": f"{name}: ran", "passed": False, "detail": f"exit code {process.returncode}"})
+            else:
+                results[name] = json_format.loads(line.removeprefix("RESULT "))
+                rows += results[name]["rows"]
+            del running[name]
+        time.sleep(0.2)
+    rows += compare(results)
+    for row in rows:
+        print("ok  " if row["passed"] else "FAIL", row["check"], "|", row["detail"])
+    if json is not None:
+        import torch
+        import vllm
+
+        gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
+        write_result(json, rows, provenance(gpu=gpu, vllm=vllm.__version__, tiny=tiny, seed=0))
+    raise typer.Exit(0 if all(row["passed"] for row in rows) else 1)
+
+
+if __name__ == "__main__":
+    typer.run(main)
