@@ -76,7 +76,7 @@ def _leave_open(
         tl.store(mass + rows, tl.full([BR], 1.0, tl.float32), mask=rows < present)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["present"])  # one kernel for all numbers of rows of a bucket
 def select_in_one_tile(
     logits, stride, present, bias_ptr, control, tau_ptr, devices, num_devices, keep, masked_bias, mass, seen,
     halves, counts,
@@ -117,7 +117,7 @@ def select_in_one_tile(
         _write_set(S, keep, bias, masked_bias, N, BN, MASK_BIAS)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["present"])
 def select_in_blocks(
     logits, stride, present, bias_ptr, starts, control, tau_ptr, devices, num_devices, keep, masked_bias, mass, seen,
     stats, halves, counts, sums, totals, arrivals,

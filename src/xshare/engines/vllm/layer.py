@@ -29,8 +29,6 @@ from xshare.routing import Routing, route
 if TYPE_CHECKING:
     from xshare.engines.vllm.state import State
 
-BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256)  # rows that a selection is compiled for
-
 
 class Layer:
     def __init__(
@@ -176,7 +174,7 @@ class Layer:
         state = self.state
         each = 1 + state.num_spec_tokens if state.num_spec_tokens or state.policy.request_budget else 0
         first = state.layers[0] if state.layers and state.layers[0] is not self else None
-        for rows in (rows for rows in BUCKETS if rows // 2 < state.settings.gates.max_rows):
+        for rows in state.buckets:
             selection = FusedSelection(
                 self.num_experts,
                 self.router.top_k,
@@ -195,6 +193,16 @@ class Layer:
             )
             selection.keep = self.keep
             self.selections[rows] = selection
+
+    def compile(self, dtype: torch.dtype) -> None:
+        """Compile now, for all layers: a captured graph cannot wait for a compiler. The gate is closed."""
+        for rows, selection in self.selections.items():
+            for kind in {dtype, torch.float32}:  # some engines compute a router's logits in float32
+                logits = torch.zeros(rows, self.num_experts, dtype=kind, device=self.state.device)
+                selection.launch(logits, self.state.control)
+                if self.mode == "reroute":
+                    weights = torch.zeros(rows, self.router.top_k, device=logits.device)
+                    selection.reroute(logits, weights, weights.int(), self.state.control)
 
     def _launch(self, logits: Tensor) -> Any:
         """Select for these logits; the selection, or None where it was not launched."""

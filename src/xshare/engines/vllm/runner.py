@@ -34,6 +34,8 @@ def attach(runner: Any, v2: bool) -> None:
         start_metrics(state, config)
     for layer in state.layers:
         layer.attach()
+    if device.type == "cuda":
+        state.layers[0].compile(config.model_config.dtype)
     runner.xshare = state
     if v2:
         runner.prepare_inputs = _reading_v2(runner, state)
@@ -86,9 +88,8 @@ def _found_layer(state: State, number: int, name: str, runner: Any, config: Any)
 
 
 def start_metrics(state: State, config: Any) -> None:
-    dtype = torch.float32 if state.device.type == "cpu" else config.model_config.dtype
-    for layer in state.layers:
-        layer.seen = torch.zeros(state.settings.gates.max_rows, layer.num_experts, dtype=dtype, device=state.device)
+    for layer in state.layers:  # float32 holds any engine's logits exactly
+        layer.seen = torch.zeros(state.buckets[-1], layer.num_experts, dtype=torch.float32, device=state.device)
     state.samples = Samples(state)
     from vllm.distributed import get_tensor_model_parallel_rank
 

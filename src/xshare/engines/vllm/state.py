@@ -29,6 +29,8 @@ class State:
     def __init__(self, settings: Settings, device: torch.device, num_spec_tokens: int, max_requests: int) -> None:
         self.settings, self.device, self.num_spec_tokens = settings, device, num_spec_tokens
         self.policy, self.on = settings.policy, True
+        # A step of more rows than this is never acted on.
+        self.max_rows = min(settings.gates.max_rows, max_requests * (1 + num_spec_tokens))
         self.layers: list[Layer] = []
         self.gate, self.sampling = False, False  # of the step under way
         self.rows, self.starts = 0, [0]
@@ -41,6 +43,12 @@ class State:
             self.control = Control(device, max_requests)
             self.control.set_policy(self.policy)
             self.control.push()
+
+    @property
+    def buckets(self) -> list[int]:
+        """Numbers of rows that a kernel is compiled for, powers of two. The last may be more than ever vote: steps are
+        padded."""
+        return [1 << n for n in range(9) if 1 << n < 2 * self.max_rows]
 
     @property
     def top_k(self) -> int:
@@ -56,7 +64,7 @@ class State:
         if self.samples is not None:
             self.samples.settle()
         self.rows, was_open = int(starts[-1]), self.gate
-        reason = self.why_not(decoding, self.rows, len(starts) - 1)
+        reason = self.why_not(decoding, self.rows)
         self.gate = reason is None
         if reason is None:
             self.sampling = self.samples is not None and self.pruned % self.settings.metrics.every == 0
@@ -75,13 +83,13 @@ class State:
         if self.sampling and self.samples is not None:
             self.samples.begin(self.rows, self.layout(self.rows))
 
-    def why_not(self, decoding: bool, rows: int, requests: int) -> str | None:
+    def why_not(self, decoding: bool, rows: int) -> str | None:
         gates = self.settings.gates
         if not self.on:
             return "off"
         if not decoding:
             return "prefill"
-        if rows > gates.max_rows or requests > gates.max_rows:
+        if rows > self.max_rows:
             return "many_rows"
         if gates.bypass and rows < gates.min_rows:
             return "few_rows"
@@ -92,7 +100,7 @@ class State:
     def never_acts(self, rows: int) -> bool:
         """Whether the first policy can never act on a step of that many rows, padding included: launch nothing."""
         budget = self.settings.policy.batch_budget if self.settings.gates.bypass else 0
-        return rows > self.settings.gates.max_rows or rows * self.top_k <= budget
+        return rows > self.buckets[-1] or rows * self.top_k <= budget
 
     def layout(self, n: int) -> BatchLayout:
         """Requests of n rows, those after the voting ones -1."""
