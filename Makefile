@@ -17,10 +17,10 @@ setup: .venv/.ready
 	touch $@
 
 test: setup
-	$(BIN)/python -m pytest -n $(JOBS)
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile
 
 test-fast: setup
-	$(BIN)/python -m pytest -n $(JOBS) -m "not engine"
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m "not engine"
 
 lint: setup
 	$(BIN)/ruff check .

@@ -166,11 +166,11 @@ def select_in_blocks(
         if PART != 1:
             tl.debug_barrier()
             if PART == 0 and BLOCKS > 1:
-                seen = tl.atomic_add(arrivals, 1, sem="acq_rel", scope="gpu")
-                everyone = (seen // BLOCKS + 1) * BLOCKS
-                seen += 1
-                while seen < everyone:
-                    seen = tl.atomic_add(arrivals, 0, sem="acquire", scope="gpu")
+                arrived = tl.atomic_add(arrivals, 1, sem="acq_rel", scope="gpu")
+                everyone = (arrived // BLOCKS + 1) * BLOCKS
+                arrived += 1
+                while arrived < everyone:
+                    arrived = tl.atomic_add(arrivals, 0, sem="acquire", scope="gpu")
                 tl.debug_barrier()
             if DIRECT:
                 u, count = add_up(halves, counts, BLOCKS * BQ, BN)

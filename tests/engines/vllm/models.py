@@ -1,29 +1,48 @@
-"""Tiny models of the real architectures, random weights, made by transformers; and engines that serve them in process."""
+"""Tiny models of the real architectures with random weights, made by transformers; and engines that serve them."""
 
 from __future__ import annotations
 
+import gc
 import os
+import platform
+import sys
 from pathlib import Path
-
-for name, value in {
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # in process: which requests share a step is reproducible
-    "VLLM_CPU_KVCACHE_SPACE": "1",
-    "OMP_NUM_THREADS": "2",
-    "HF_HUB_OFFLINE": "1",
-    "VLLM_NO_USAGE_STATS": "1",
-    "VLLM_LOGGING_LEVEL": "WARNING",
-}.items():
-    os.environ.setdefault(name, value)
 
 import torch
 
-SHARED = dict(vocab_size=256, hidden_size=64, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=2)
-SHARED |= dict(max_position_embeddings=512, tie_word_embeddings=False, bos_token_id=0, eos_token_id=1, pad_token_id=2)
+ENVIRONMENT = {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # in process: which requests share a step is reproducible
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "OMP_NUM_THREADS": "1",  # tests run in parallel processes, and these models are tiny
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "HF_HUB_OFFLINE": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_LOGGING_LEVEL": "ERROR",
+}
+for name, value in ENVIRONMENT.items():
+    os.environ.setdefault(name, value)
+
+SHARED = {
+    "vocab_size": 256,
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+}
+SHARED |= {
+    "max_position_embeddings": 512,
+    "tie_word_embeddings": False,
+    "bos_token_id": 0,
+    "eos_token_id": 1,
+    "pad_token_id": 2,
+}
 
 
 def configuration(kind: str):
     import transformers as t
 
+    if kind == "llama":  # no experts
+        return t.LlamaConfig(**SHARED, intermediate_size=64)
     if kind == "qwen3":
         return t.Qwen3MoeConfig(
             **SHARED, head_dim=32, num_experts=32, num_experts_per_tok=4, moe_intermediate_size=32, norm_topk_prob=True
@@ -103,17 +122,31 @@ def make(kind: str, folder: Path) -> Path:
 def engine(model: Path, xshare: dict | None = None, **options):
     from vllm import LLM
 
-    defaults = dict(
-        dtype="float32",
-        enforce_eager=True,
-        skip_tokenizer_init=True,
-        max_model_len=256,
-        max_num_seqs=16,
-        kv_cache_memory_bytes=256 << 20,
-        disable_log_stats=True,
-    )
+    defaults = {
+        "dtype": "float32",
+        "enforce_eager": True,
+        "skip_tokenizer_init": True,
+        "max_model_len": 256,
+        "max_num_seqs": 16,
+        "kv_cache_memory_bytes": 256 << 20,
+        "disable_log_stats": True,
+    }
     config = {} if xshare is None else {"xshare": xshare}
     return LLM(model=str(model), additional_config=config, **(defaults | options))
+
+
+def dtype_of(kind: str) -> str:
+    """On x86 vLLM packs the weights of DeepSeek's attention for bfloat16 alone. Everything else is exact in float32."""
+    return "bfloat16" if kind.startswith("deepseek") and platform.machine() == "x86_64" else "float32"
+
+
+def cleaned_up() -> None:
+    """After the last reference to an engine in process has gone, and before the next one starts."""
+    gc.collect()
+    if "vllm" in sys.modules:
+        from vllm.distributed import cleanup_dist_env_and_memory
+
+        cleanup_dist_env_and_memory()
 
 
 def generate(llm, prompts: list[list[int]], tokens: int | list[int] = 12) -> list[list[int]]:

@@ -10,6 +10,7 @@ import logging
 import os
 import tempfile
 import threading
+import weakref
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -112,19 +113,24 @@ def report_path(instance: str) -> Path:
 
 
 class Reporter(threading.Thread):
-    """Writes the figures to a file, and now and then to the log. It never touches the device."""
+    """Writes the figures to a file, and now and then to the log. It never touches the device.
+
+    It ends with its engine: a process may start one after another, and the state holds the model.
+    """
 
     def __init__(self, state: State, path: Path) -> None:
         super().__init__(name="xshare-metrics", daemon=True)
-        self.state, self.path = state, path
-        self._stop = threading.Event()
+        self._state, self.path = weakref.ref(state), path
+        self._every = state.settings.metrics.interval
+        self._done = threading.Event()
         self._last = ""
 
     def run(self) -> None:
-        every, waited = self.state.settings.metrics.interval, 0.0
-        while not self._stop.wait(min(1.0, every)):
+        every, waited = self._every, 0.0
+        while not self._done.wait(min(1.0, every)):
             waited += min(1.0, every)
-            found = self.snapshot()
+            if (found := self.snapshot()) is None:
+                return self.stop()
             if (spelled := json.dumps(found)) == self._last:
                 continue
             self._last = spelled
@@ -134,8 +140,11 @@ class Reporter(threading.Thread):
                 waited = 0.0
                 log.info(line(found))
 
-    def snapshot(self) -> dict[str, Any]:
-        state, samples = self.state, self.state.samples
+    def snapshot(self) -> dict[str, Any] | None:
+        """The figures now; None once the engine has gone."""
+        if (state := self._state()) is None:
+            return None
+        samples = state.samples
         found = {
             "policy": str(state.policy),
             "on": state.on,
@@ -149,7 +158,7 @@ class Reporter(threading.Thread):
         return found
 
     def stop(self) -> None:
-        self._stop.set()
+        self._done.set()
         self.path.unlink(missing_ok=True)
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from itertools import count
 from typing import TYPE_CHECKING
+from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor
@@ -14,7 +15,7 @@ from torch import Tensor
 if TYPE_CHECKING:
     from xshare.engines.vllm.layer import Layer
 
-LAYERS: dict[int, Layer] = {}
+LAYERS: WeakValueDictionary[int, Layer] = WeakValueDictionary()  # an engine that has gone frees its model
 _numbers = count()
 
 

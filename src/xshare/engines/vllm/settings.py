@@ -54,6 +54,9 @@ def settings_of(additional_config: Any) -> Settings | None:
     rest = {name: given[name] for name in given if name not in own}
     if isinstance(own.get("metrics"), bool):
         own["metrics"] = {"on": own["metrics"]}
+    if unknown := [name for name in rest if name not in Policy.model_fields and name != "policy"]:
+        known = ["policy", *Policy.model_fields, *(name for name in Settings.model_fields if name != "policy")]
+        raise SettingsError(f"{unknown[0]!r} is no key of xshare in additional_config: it takes {', '.join(known)}")
     if "policy" in rest:  # the string form, or a preset's name
         if not isinstance(rest["policy"], str) or len(rest) > 1:
             raise SettingsError("policy in xshare must be a string such as 'k0=1,m=24', without other policy fields")
