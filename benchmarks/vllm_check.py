@@ -93,15 +93,10 @@ class Witness:
         if waiting is not None:
             import xshare
 
-            rows, layout = waiting
+            layout = xshare.BatchLayout(self.state.layout(waiting).requests.cpu())
             for layer in self.state.layers:
-                logits = layer.seen[:rows].cpu()
-                want = xshare.route(
-                    logits,
-                    router_on_cpu(layer.router),
-                    self.state.policy,
-                    layout=xshare.BatchLayout(layout.requests.cpu()),
-                ).selected
+                logits = layer.seen[:waiting].cpu()
+                want = xshare.route(logits, router_on_cpu(layer.router), self.state.policy, layout=layout).selected
                 self.compared += 1
                 self.differ += int(not bool((want == layer.keep.cpu()).all()))
             self.sizes.append([float(layer.keep.sum()) for layer in self.state.layers])

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 import triton
 from torch import Tensor
@@ -15,19 +17,22 @@ from xshare.errors import LayoutError, PolicyError
 from xshare.kernels import rows
 from xshare.kernels import selection as kernel
 from xshare.policy import Policy
+from xshare.router import RouterSpec
 
 MAX_EXPERTS, MAX_WARMUP = 512, 4
 MAX_ROWS = 256
 FEW_ROWS = 16
 SCORINGS = {"softmax": rows.SOFTMAX.value, "sigmoid": rows.SIGMOID.value, "given": rows.GIVEN.value}
+Array = npt.NDArray[np.int32]
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
 class Control:
     """What changes from step to step, in device memory: a captured graph reads it afresh at every replay.
 
-    The setters change a copy on the host; `push` sends it in one asynchronous transfer. Several pinned buffers take
-    turns, each with an event, so that a buffer is never written while an earlier transfer still reads it.
+    The setters change a copy on the host; `push` sends it in one asynchronous transfer, and nothing if nothing changed,
+    as in the steady decoding of one batch. Several pinned buffers take turns, each with an event, so that none is
+    written while an earlier transfer still reads it.
     """
 
     WORDS = 8  # gate, rows, requests, k0, m, m_r, m_g, sample
@@ -40,11 +45,12 @@ class Control:
         self.tau = torch.full((1,), -1.0, dtype=torch.float64, device=device)  # below zero: no threshold
         self.max_requests = max_requests
         self.policy: Policy | None = None  # what was set last, for FusedSelection.check
+        self._host, self._sent = np.zeros(size, np.int32), np.zeros(size, np.int32)
+        self._used = self.WORDS  # how much of it this step needs
         on_gpu = self.memory.is_cuda
-        self._host = torch.zeros(size, dtype=torch.int32)
-        self._used = size  # how much of it the last step may have changed
-        self._turns = [torch.zeros(size, dtype=torch.int32, pin_memory=True) for _ in range(8)] if on_gpu else []
-        self._events = [torch.cuda.Event() for _ in self._turns]  # type: ignore[no-untyped-call]
+        self._buffers = [torch.zeros(size, dtype=torch.int32, pin_memory=on_gpu) for _ in range(8 if on_gpu else 1)]
+        self._views = [buffer.numpy() for buffer in self._buffers]
+        self._events = [torch.cuda.Event() for _ in self._buffers] if on_gpu else []  # type: ignore[no-untyped-call]
         self._turn = 0
 
     def set_policy(self, policy: Policy) -> None:
@@ -53,35 +59,36 @@ class Control:
             raise PolicyError(reason)
         m_g = -1 if policy.device_budget is None else min(policy.device_budget, MAX_EXPERTS)
         budgets = [min(budget, MAX_EXPERTS) for budget in (policy.batch_budget, policy.request_budget)]
-        self._host[3:7] = torch.tensor([policy.warmup, *budgets, m_g], dtype=torch.int32)
+        self._host[3:7] = [policy.warmup, *budgets, m_g]
         self.tau.copy_(torch.tensor([-1.0 if policy.mass is None else policy.mass], dtype=torch.float64))
         self.policy = policy
 
-    def set_step(self, rows: int, starts: Sequence[int] | None = None) -> None:
+    def set_step(self, rows: int, starts: Sequence[int] | Array | None = None) -> None:
         """The first `rows` rows vote; `starts` are their requests' boundaries, or every row is a request of its own."""
-        starts = range(rows + 1) if starts is None else starts
+        starts = np.arange(rows + 1) if starts is None else starts
         if len(starts) - 1 > self.max_requests:
             raise LayoutError(f"starts must name at most {self.max_requests} requests, not {len(starts) - 1}")
         self._host[1], self._host[2] = rows, len(starts) - 1
-        self._host[self.WORDS : self.WORDS + len(starts)] = torch.as_tensor(starts, dtype=torch.int32)
-        self._used = max(self._used, self.WORDS + len(starts))
+        self._used = self.WORDS + len(starts)
+        self._host[self.WORDS : self._used] = starts
 
     def set_gate(self, on: bool, sample: bool = False) -> None:
         """Whether selection acts at all, and whether the logits are copied aside (FusedSelection.seen)."""
-        self._host[0], self._host[7] = int(on), int(sample)
+        self._host[0], self._host[7] = on, sample
 
     def push(self) -> None:
         """Send what was set. The launches after it, on the same stream, see it."""
-        source = self._host
-        if self._turns:
-            self._turn = (self._turn + 1) % len(self._turns)
-            self._events[self._turn].synchronize()  # long past: eight steps ago
-            source = self._turns[self._turn]
-            source[: self._used] = self._host[: self._used]
-        self.memory[: self._used].copy_(source[: self._used], non_blocking=True)
-        if self._turns:
+        used = self._used
+        if np.array_equal(self._host[:used], self._sent[:used]):
+            return
+        self._sent[:used] = self._host[:used]
+        self._turn = (self._turn + 1) % len(self._buffers)
+        if self._events:
+            self._events[self._turn].synchronize()  # long past: eight transfers ago
+        self._views[self._turn][:used] = self._host[:used]
+        self.memory[:used].copy_(self._buffers[self._turn][:used], non_blocking=True)
+        if self._events:
             self._events[self._turn].record()
-        self._used = self.WORDS
 
 
 @dataclass
@@ -216,6 +223,30 @@ class FusedSelection:
             SIGMOID=self.scoring == "sigmoid", RENORMALIZE=renormalize,
             GROUPS=self.n_group, KEEP_GROUPS=self.topk_group, num_warps=1,
         )  # fmt: skip
+
+
+def count_step(
+    seen: Tensor,
+    rows: int,
+    keep: Tensor,
+    router: RouterSpec,
+    bias: Tensor,
+    devices: Tensor,
+    num_devices: int,
+    sums: Tensor,
+) -> None:
+    """Add a sampled step to `sums`, float64 [5, L]: experts native, selected, active, share of mass kept, max load.
+
+    From the logits of its first `rows` rows, float32 [L, R, N], S [L, N], bias float32 [L, N] and devices int32 [L, N].
+    """
+    from xshare.kernels import counting
+
+    layers, _, N = seen.shape
+    counting.count_step[(layers,)](
+        seen, seen.stride(0), rows, keep, bias, devices, num_devices, sums, layers,
+        N=N, BN=max(16, triton.next_power_of_2(N)), K=router.top_k, SCORING=SCORINGS[router.scoring],
+        RENORMALIZE=router.renormalize, GROUPS=router.n_group, KEEP_GROUPS=router.topk_group, num_warps=1,
+    )  # fmt: skip
 
 
 def unsupported_shape(num_experts: int, rows: int, n_group: int = 1) -> str | None:

@@ -11,7 +11,7 @@ ABSENT = tl.constexpr(float("-inf"))
 
 
 @triton.jit
-def _limit_open_groups(choice, BN: tl.constexpr, GROUPS: tl.constexpr, KEEP_GROUPS: tl.constexpr):
+def limit_open_groups(choice, BN: tl.constexpr, GROUPS: tl.constexpr, KEEP_GROUPS: tl.constexpr):
     """A group is judged by its two best choices, by one if S left one, and comes last if it left none. [1, BN]"""
     SIZE: tl.constexpr = BN // GROUPS
     grouped = tl.reshape(choice, [GROUPS, SIZE])
@@ -45,7 +45,7 @@ def reroute_rows(
         choice = score + tl.load(bias_ptr + cols, mask=inside, other=0.0)
         choice = tl.where(keep & inside, choice, ABSENT)
         if GROUPS > 1:
-            choice = _limit_open_groups(choice, BN, GROUPS, KEEP_GROUPS)
+            choice = limit_open_groups(choice, BN, GROUPS, KEEP_GROUPS)
         slots = tl.arange(0, SLOTS)[None, :]
         chosen, weight = tl.zeros([1, SLOTS], tl.int32), tl.zeros([1, SLOTS], tl.float32)
         for slot in tl.static_range(K):

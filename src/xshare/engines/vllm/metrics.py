@@ -32,6 +32,45 @@ log = logging.getLogger("vllm.xshare")
 FIGURES = ("experts_native", "experts_selected", "experts_active", "mass_kept", "max_load")
 
 
+class Alike:
+    """Layers with the same number of experts and the same rule, counted in one go."""
+
+    def __init__(self, layers: list[tuple[int, Layer]], rows: int) -> None:
+        self.numbers = [number for number, _ in layers]
+        first = layers[0][1]
+        device, N = first.keep.device, first.num_experts
+        # The logits of a sampled step, in float32, which holds any engine's exactly; and S of every step.
+        self.seen = torch.zeros(len(layers), rows, N, device=device)  # [L, R, N]
+        self.keep = torch.ones(len(layers), N, dtype=torch.bool, device=device)  # [L, N]
+        for i, (_, layer) in enumerate(layers):
+            layer.seen, layer.keep = self.seen[i], self.keep[i]
+        biases = [layer.router.correction_bias for _, layer in layers if layer.router.correction_bias is not None]
+        self.bias = torch.stack(biases).float() if biases else torch.zeros(len(layers), N, device=device)
+        self.router = first.router.with_bias(self.bias if biases else None)
+        self.layers = [layer for _, layer in layers]
+
+    def placement(self) -> Placement | None:
+        """Read afresh: an engine may move experts."""
+        found = [layer.placement for layer in self.layers if layer.placement is not None]
+        return Placement(torch.stack([each.devices for each in found]), found[0].num_devices) if found else None
+
+    def add(self, rows: int, sums: Tensor) -> None:
+        """Add a step of that many voting rows to `sums`, float64 [figures, all layers]."""
+        placement = self.placement()
+        if not self.seen.is_cuda:
+            layout = BatchLayout.one_per_row(rows)  # whose rows they are is in S already
+            sums[:, self.numbers] += figures(self.seen[:, :rows], self.keep, self.router, layout, placement)
+            return
+        from xshare.kernels.launch import count_step
+
+        mine = sums if len(self.numbers) == sums.shape[1] else sums[:, self.numbers].contiguous()
+        devices = torch.zeros_like(self.bias) if placement is None else placement.devices
+        ranks = 1 if placement is None else placement.num_devices
+        count_step(self.seen, rows, self.keep, self.router, self.bias, devices.int(), ranks, mine)
+        if mine is not sums:
+            sums[:, self.numbers] = mine
+
+
 class Samples:
     """Sums of each figure over the sampled steps, by layer, float64 [figures, layers] on the device."""
 
@@ -39,37 +78,30 @@ class Samples:
         self.state = state
         self.sums = torch.zeros(len(FIGURES), len(state.layers), dtype=torch.float64, device=state.device)
         self.count = 0
-        self._waiting: tuple[int, BatchLayout] | None = None
+        self._waiting: int | None = None  # voting rows of the sampled step that has not been counted
+        kinds: dict[Any, list[tuple[int, Layer]]] = {}
+        for number, layer in enumerate(state.layers):
+            rule = replace(layer.router, correction_bias=None)
+            kinds.setdefault((layer.num_experts, repr(rule), layer.placement is None), []).append((number, layer))
+        self.alike = [Alike(layers, state.buckets[-1]) for layers in kinds.values()]
         # Where the sums are copied without waiting for them; read by other threads.
         self.host = torch.zeros_like(self.sums, device="cpu")
         if state.device.type == "cuda":
             self.host = self.host.pin_memory()
 
-    def begin(self, rows: int, layout: BatchLayout) -> None:
+    def begin(self, rows: int) -> None:
         """The step that now begins leaves its logits behind."""
-        self._waiting = rows, layout
+        self._waiting = rows
 
     def settle(self) -> None:
         """Count the step that was sampled, once it has run: the next step calls this before it begins."""
         if self._waiting is None:
             return
-        rows, layout = self._waiting
-        self._waiting = None
-        for layers in self._alike():
-            numbers = [number for number, _ in layers]
-            logits = torch.stack([layer.seen[:rows] for _, layer in layers if layer.seen is not None])  # [L, n, N]
-            keep = torch.stack([layer.keep for _, layer in layers])
-            self.sums[:, numbers] += figures(logits, keep, _stacked(layers), layout, _placements(layers))
+        rows, self._waiting = self._waiting, None
+        for layers in self.alike:
+            layers.add(rows, self.sums)
         self.count += 1
         self.host.copy_(self.sums, non_blocking=True)
-
-    def _alike(self) -> list[list[tuple[int, Layer]]]:
-        """Layers with the same number of experts and the same rule, to be counted in one go."""
-        found: dict[Any, list[tuple[int, Layer]]] = {}
-        for number, layer in enumerate(self.state.layers):
-            rule = replace(layer.router, correction_bias=None)
-            found.setdefault((layer.num_experts, repr(rule), layer.placement is None), []).append((number, layer))
-        return list(found.values())
 
     def clear(self) -> None:
         self.sums.zero_()
@@ -82,17 +114,6 @@ class Samples:
             torch.cuda.synchronize()
         by_layer = (self.host / max(1, self.count)).tolist()
         return {"samples": self.count, **dict(zip(FIGURES, by_layer, strict=True))}
-
-
-def _stacked(layers: list[tuple[int, Layer]]) -> RouterSpec:
-    """One router for layers that differ in their correction bias alone."""
-    biases = [layer.router.correction_bias for _, layer in layers if layer.router.correction_bias is not None]
-    return layers[0][1].router.with_bias(torch.stack(biases) if biases else None)
-
-
-def _placements(layers: list[tuple[int, Layer]]) -> Placement | None:
-    found = [layer.placement for _, layer in layers if layer.placement is not None]
-    return Placement(torch.stack([each.devices for each in found]), found[0].num_devices) if found else None
 
 
 def figures(

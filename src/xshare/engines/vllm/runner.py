@@ -88,8 +88,6 @@ def _found_layer(state: State, number: int, name: str, runner: Any, config: Any)
 
 
 def start_metrics(state: State, config: Any) -> None:
-    for layer in state.layers:  # float32 holds any engine's logits exactly
-        layer.seen = torch.zeros(state.buckets[-1], layer.num_experts, dtype=torch.float32, device=state.device)
     state.samples = Samples(state)
     from vllm.distributed import get_tensor_model_parallel_rank
 
@@ -107,14 +105,17 @@ def _reading_v1(runner: Any, state: State) -> Any:
     def prepare_inputs(scheduler_output: Any, num_scheduled_tokens: np.ndarray, *args: Any, **kwargs: Any) -> Any:
         found = native(scheduler_output, num_scheduled_tokens, *args, **kwargs)
         batch = runner.input_batch
-        scheduled = num_scheduled_tokens[: batch.num_reqs]
+        requests = batch.num_reqs
+        scheduled = num_scheduled_tokens[:requests]
         drafts = scheduler_output.scheduled_spec_decode_tokens
-        drafted = [len(drafts.get(request, ())) for request in batch.req_ids[: batch.num_reqs]] if drafts else 0
+        drafted = [len(drafts.get(request, ())) for request in batch.req_ids[:requests]] if drafts else 0
         # Decoding: the prompt is done, and beside its drafts a request has one token in this step. What was generated
         # before a preemption is computed again in larger pieces.
-        past_prompt = batch.num_computed_tokens_cpu[: batch.num_reqs] >= batch.num_prompt_tokens[: batch.num_reqs]
+        past_prompt = batch.num_computed_tokens_cpu[:requests] >= batch.num_prompt_tokens[:requests]
         decoding = bool(past_prompt.all() and (scheduled == np.add(drafted, 1)).all())
-        state.step(decoding, [0, *np.cumsum(scheduled).tolist()])
+        starts = np.zeros(requests + 1, np.int32)
+        np.cumsum(scheduled, out=starts[1:])
+        state.step(decoding, starts)
         return found
 
     return prepare_inputs
@@ -126,9 +127,9 @@ def _reading_v2(runner: Any, state: State) -> Any:
     def prepare_inputs(*args: Any, **kwargs: Any) -> Any:
         batch = native(*args, **kwargs)
         decoding = not bool(batch.is_prefilling_np[: batch.num_reqs].any())
-        starts = batch.query_start_loc_np[: batch.num_reqs + 1].tolist()
-        # The boundaries in device memory are the true ones where drafts are dealt out there.
-        state.step(decoding, starts, on_device=batch.query_start_loc)
+        starts = batch.query_start_loc_np[: batch.num_reqs + 1]
+        # With drafts, the boundaries in device memory are the true ones: they may be dealt out there.
+        state.step(decoding, starts, batch.query_start_loc if state.num_spec_tokens else None)
         return batch
 
     return prepare_inputs

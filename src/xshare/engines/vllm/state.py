@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from xshare.engines.vllm.metrics import Samples
 
 log = logging.getLogger("vllm.xshare")
+Array = npt.NDArray[np.int32]
 
 
 class State:
@@ -33,7 +35,7 @@ class State:
         self.max_rows = min(settings.gates.max_rows, max_requests * (1 + num_spec_tokens))
         self.layers: list[Layer] = []
         self.gate, self.sampling = False, False  # of the step under way
-        self.rows, self.starts = 0, [0]
+        self.rows, self.starts = 0, np.zeros(1, np.int32)
         self.pruned, self.bypassed = 0, Counter[str]()
         self.samples: Samples | None = None
         self.control: Any = None  # kernels.launch.Control, on a GPU
@@ -56,32 +58,32 @@ class State:
 
     # Every step
 
-    def step(self, decoding: bool, starts: Sequence[int], on_device: Tensor | None = None) -> None:
+    def step(self, decoding: bool, starts: Array, on_device: Tensor | None = None) -> None:
         """A step begins: whether all its requests decode, and where each request's rows begin (query_start_loc).
 
-        `on_device` is the same in device memory, where an engine rearranges drafts there.
+        `on_device` is the same in device memory, where an engine deals drafts out there. The device may be waiting for
+        the host, so this takes microseconds, and sends nothing where nothing changed.
         """
         if self.samples is not None:
             self.samples.settle()
-        self.rows, was_open = int(starts[-1]), self.gate
+        was_open, self.rows = self.gate, int(starts[-1])
         reason = self.why_not(decoding, self.rows)
-        self.gate = reason is None
-        if reason is None:
+        self.gate, self.sampling = reason is None, False
+        if reason is not None:
+            self.bypassed[reason] += 1
+        else:
+            self.starts = starts
             self.sampling = self.samples is not None and self.pruned % self.settings.metrics.every == 0
             self.pruned += 1
-            self.starts = [int(start) for start in starts]
-        else:
-            self.sampling = False
-            self.bypassed[reason] += 1
         if self.control is not None and (self.gate or was_open):
             self.control.set_gate(self.gate, self.sampling)
             if self.gate:
-                self.control.set_step(self.rows, self.starts)
+                self.control.set_step(self.rows, starts)
             self.control.push()
             if on_device is not None and self.gate:
-                self.control.starts[: len(self.starts)].copy_(on_device[: len(self.starts)])
+                self.control.starts[: len(starts)].copy_(on_device[: len(starts)])
         if self.sampling and self.samples is not None:
-            self.samples.begin(self.rows, self.layout(self.rows))
+            self.samples.begin(self.rows)
 
     def why_not(self, decoding: bool, rows: int) -> str | None:
         gates = self.settings.gates
@@ -104,10 +106,9 @@ class State:
 
     def layout(self, n: int) -> BatchLayout:
         """Requests of n rows, those after the voting ones -1."""
-        requests = torch.full((n,), -1, dtype=torch.int64)
-        for request, (a, b) in enumerate(zip(self.starts, self.starts[1:], strict=False)):
-            requests[a:b] = request
-        return BatchLayout(requests.to(self.device, non_blocking=True))
+        requests = np.full(n, -1, np.int64)
+        requests[: self.rows] = np.repeat(np.arange(len(self.starts) - 1), np.diff(self.starts))
+        return BatchLayout(torch.from_numpy(requests).to(self.device))
 
     def mismatch(self, rows: int) -> None:
         """A layer got fewer rows than the step has: route natively rather than guess, count it, say so once."""

@@ -1,0 +1,66 @@
+"""What a sampled step loaded, and would have loaded natively: one launch for all layers, from the logits left aside."""
+
+import triton
+import triton.language as tl
+
+from xshare.kernels.refinement import limit_open_groups
+from xshare.kernels.rows import LOWEST_FLOAT, SIGMOID, first_of, read_rows
+
+
+@triton.jit
+def _mark_best(choice, mark, usable, K: tl.constexpr, BN: tl.constexpr):
+    """The row's top-k by choice, added to `mark` -> mark, and the row's own, both bool [1, BN]"""
+    cols = tl.arange(0, BN)[None, :]
+    mine = cols < 0
+    for _ in tl.static_range(K):
+        value = tl.max(choice, axis=1)
+        hit = (cols == first_of(choice, value, BN)[:, None]) & (usable & (value > float("-inf")))[:, None]
+        mine = mine | hit
+        choice = tl.where(hit, float("-inf"), choice)
+    return mark | mine, mine
+
+
+@triton.jit(do_not_specialize=["rows"])
+def count_step(
+    seen, layer_stride, rows, keep_ptr, bias_ptr, devices_ptr, num_devices, sums, layers,
+    N: tl.constexpr, BN: tl.constexpr, K: tl.constexpr, SCORING: tl.constexpr, RENORMALIZE: tl.constexpr,
+    GROUPS: tl.constexpr, KEEP_GROUPS: tl.constexpr,
+):  # fmt: skip
+    """A layer a program. Adds to sums, float64 [5, layers]: experts native, selected, active, mass kept, max load."""
+    layer = tl.program_id(0)
+    cols = tl.arange(0, BN)[None, :]
+    inside = cols < N
+    keep = tl.load(keep_ptr + layer * N + cols, mask=inside, other=0) != 0
+    bias = tl.load(bias_ptr + layer * N + tl.arange(0, BN), mask=tl.arange(0, BN) < N, other=0.0)
+    native, active = cols < 0, cols < 0
+    kept_weight, all_weight = 0.0, 0.0
+    row = 0
+    while row < rows:
+        x = tl.load(seen + layer * layer_stride + row * N + cols, mask=inside, other=float("-inf"))
+        score, choice, _, usable, _, _ = read_rows(x, bias, N, 1, BN, SCORING, GROUPS, KEEP_GROUPS)
+        native, mine = _mark_best(choice, native, usable, K, BN)
+        total = tl.sum(tl.sum(tl.where(mine, score, 0.0), axis=1), axis=0)
+        kept = tl.sum(tl.sum(tl.where(mine & keep, score, 0.0), axis=1), axis=0)
+        if RENORMALIZE:  # every row weighs the same
+            kept = tl.where(total > 0, kept / total, 0.0)
+            total = tl.where(total > 0, 1.0, 0.0)
+        kept_weight += kept
+        all_weight += total
+        choice = score + bias[None, :] if SCORING == SIGMOID else tl.maximum(x, LOWEST_FLOAT)
+        choice = tl.where(keep & inside, choice, float("-inf"))
+        if GROUPS > 1:
+            choice = limit_open_groups(choice, BN, GROUPS, KEEP_GROUPS)
+        active, mine = _mark_best(choice, active, usable, K, BN)
+        row += 1
+    device = tl.load(devices_ptr + layer * N + cols, mask=inside, other=-1)
+    load, rank = 0, 0
+    while rank < num_devices:
+        load = tl.maximum(load, tl.sum(tl.sum((keep & (device == rank)).to(tl.int32), axis=1), axis=0))
+        rank += 1
+    place = sums + layer
+    tl.store(place, tl.load(place) + tl.sum(tl.sum(native.to(tl.int32), axis=1), axis=0))
+    tl.store(place + layers, tl.load(place + layers) + tl.sum(tl.sum(keep.to(tl.int32), axis=1), axis=0))
+    tl.store(place + 2 * layers, tl.load(place + 2 * layers) + tl.sum(tl.sum(active.to(tl.int32), axis=1), axis=0))
+    share = tl.where(all_weight > 0, kept_weight / all_weight, 1.0)
+    tl.store(place + 3 * layers, tl.load(place + 3 * layers) + share)
+    tl.store(place + 4 * layers, tl.load(place + 4 * layers) + load)
