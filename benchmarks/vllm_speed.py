@@ -87,6 +87,7 @@ def serve(options: dict[str, Any]) -> None:
             skip_tokenizer_init=True,
             max_model_len=1024,
             max_num_seqs=64,
+            max_num_batched_tokens=2048,  # two engines share the memory of one GPU
             gpu_memory_utilization=0.45,
             kv_cache_memory_bytes=1 << 30,
             enable_prefix_caching=False,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -46,14 +47,15 @@ class State:
             self.control.set_policy(self.policy)
             self.control.push()
 
-    @property
+    @cached_property
     def buckets(self) -> list[int]:
         """Numbers of rows that a kernel is compiled for, powers of two. The last may be more than ever vote: steps are
         padded."""
         return [1 << n for n in range(9) if 1 << n < 2 * self.max_rows]
 
-    @property
+    @cached_property
     def top_k(self) -> int:
+        """Known once the layers are."""
         return max(layer.router.top_k for layer in self.layers)
 
     # Every step
