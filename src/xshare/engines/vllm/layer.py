@@ -20,7 +20,7 @@ from torch import Tensor
 
 from xshare.batch import Placement
 from xshare.engines.vllm import ops
-from xshare.engines.vllm.routers import first_replicas
+from xshare.engines.vllm.routers import first_replicas, has_replicas
 from xshare.engines.vllm.settings import SettingsError
 from xshare.policy import Policy
 from xshare.router import RouterSpec
@@ -216,7 +216,7 @@ class Layer:
 
     def follow_replicas(self) -> None:
         """Read where an expert's first replica is, after the engine may have moved it."""
-        if self.placement is None or getattr(self.runner.router, "eplb_state", None) is None:
+        if self.placement is None or not has_replicas(self.runner):
             return
         devices = first_replicas(self.runner)
         self.placement.devices.copy_(devices)

@@ -48,21 +48,25 @@ def router_of(router: Any) -> RouterSpec | str:
 def placement_of(runner: Any, num_experts: int, device: torch.device) -> Placement | None:
     """Which rank holds each expert, by vLLM's own rule; None without expert parallelism.
 
-    With replicas (EPLB) an expert counts on the rank of its first one. That map changes in place: `refresh`.
+    With replicas (EPLB) an expert counts on the rank of its first one. That map changes: Layer.follow_replicas.
     """
     from vllm.model_executor.layers.fused_moe.expert_map_manager import determine_expert_map
 
     manager = runner.routed_experts.expert_map_manager
     if manager.ep_size == 1:
         return None
-    replicas = getattr(getattr(runner.router, "eplb_state", None), "logical_to_physical_map", None)
-    if replicas is not None:
+    if has_replicas(runner):
         return Placement(first_replicas(runner).to(device), manager.ep_size)
     devices = torch.full((num_experts,), -1, dtype=torch.int64)
     for rank in range(manager.ep_size):
         _, local, _ = determine_expert_map(manager.ep_size, rank, num_experts, manager.placement_strategy)
         devices[local.cpu()[:num_experts] >= 0] = rank
     return Placement(devices, manager.ep_size).to(device)
+
+
+def has_replicas(runner: Any) -> bool:
+    state = getattr(runner.router, "eplb_state", None)
+    return getattr(state, "logical_to_physical_map", None) is not None
 
 
 def first_replicas(runner: Any) -> torch.Tensor:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("vllm.xshare")
 Array = npt.NDArray[np.int32]
+FOLLOW = 32  # steps between two looks at where the engine has put its experts' replicas
 
 
 class State:
@@ -77,6 +78,9 @@ class State:
             self.starts = starts
             self.sampling = self.samples is not None and self.pruned % self.settings.metrics.every == 0
             self.pruned += 1
+            if self.pruned % FOLLOW == 1:
+                for layer in self.layers:
+                    layer.follow_replicas()
         if self.control is not None and (self.gate or was_open):
             self.control.set_gate(self.gate, self.sampling)
             if self.gate:
