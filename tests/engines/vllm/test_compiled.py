@@ -1,0 +1,48 @@
+"""torch.compile traces vLLM's layers on a CPU: selection must be what it is without."""
+
+import pytest
+from models import generate, prompts
+
+from xshare.engines.vllm.layer import Layer
+
+pytestmark = pytest.mark.engine
+
+SETTINGS = {"policy": "k0=1,m=2", "gates": {"bypass": False}}
+ASKED = [prompts(1, length=3 + 5 * i % 19, seed=i)[0] for i in range(12)]
+LENGTHS = [4 + 7 * i % 17 for i in range(12)]
+
+
+def answers(llm):
+    """Tokens and sets under selection, with all experts, and switched off."""
+    sets = []
+
+    def decide(self, logits):
+        routing = native(self, logits)
+        if routing is not None:
+            sets.append((self.name, tuple(routing.selected.nonzero().flatten().tolist())))
+        return routing
+
+    native = Layer.decide
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(Layer, "decide", decide)
+        tokens = [generate(llm, ASKED, LENGTHS)]
+    llm.collective_rpc("xshare_set", args=("k0=1,m=32",))
+    tokens.append(generate(llm, ASKED, LENGTHS))
+    llm.collective_rpc("xshare_switch", args=(False,))
+    tokens.append(generate(llm, ASKED, LENGTHS))
+    return tokens, sets
+
+
+def test_compiled_layers_choose_the_same_sets_and_tokens(checkpoint, started, monkeypatch, tmp_path):
+    monkeypatch.setenv("VLLM_CACHE_ROOT", str(tmp_path))  # really compiled, and nothing left behind
+    llm = started(checkpoint("qwen3"), SETTINGS)
+    eager, eager_sets = answers(llm)
+    del llm
+    llm = started(checkpoint("qwen3"), SETTINGS, enforce_eager=False)
+    assert llm.llm_engine.vllm_config.compilation_config.mode.name == "DYNAMO_TRACE_ONCE"
+    compiled, compiled_sets = answers(llm)
+    assert compiled == eager
+    assert compiled_sets == eager_sets
+    assert len(eager_sets) > 20
+    assert eager[1] == eager[2]
+    assert eager[0] != eager[2]

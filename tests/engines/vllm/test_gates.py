@@ -1,0 +1,67 @@
+"""When selection acts beside decoding itself, on which layers, and that it goes with its engine."""
+
+import threading
+import time
+import weakref
+from collections import Counter
+
+import pytest
+import torch
+from models import cleaned_up, generate, prompts
+from recording import Recorder, check, runner_of
+
+pytestmark = pytest.mark.engine
+
+GATES = {"min_rows": 3, "max_rows": 10}
+BUDGET = 17  # more than four requests of top-4
+
+
+def reason(step):
+    """Why a step is left alone, or None, in the words of SPEC."""
+    if not step.decoding:
+        return "prefill"
+    if step.rows > GATES["max_rows"]:
+        return "many_rows"
+    if step.rows < GATES["min_rows"]:
+        return "few_rows"
+    return "within_budget" if step.rows * 4 <= BUDGET else None
+
+
+def test_steps_are_left_alone_for_the_reasons_given_and_counted(checkpoint, started):
+    policy = f"k0=1,m={BUDGET}"
+    llm = started(checkpoint("qwen3"), {"policy": policy, "gates": GATES, "layers": [1]})
+    recorder = Recorder(llm)
+    generate(llm, prompts(14), [3 + 2 * i for i in range(14)])  # they leave one by one
+    steps = recorder.take()
+    for step in steps:
+        assert step.acted == (reason(step) is None)
+        (routed,) = step.layers  # the first layer is not asked for, and not watched
+        if step.acted:
+            check(step, recorder.state.layers[0], routed, policy)
+        else:
+            assert torch.equal(routed.weights, routed.native[0])
+            assert torch.equal(routed.ids, routed.native[1])
+    counted = Counter(map(reason, steps))
+    assert all(counted[each] for each in ("prefill", "many_rows", "few_rows", "within_budget", None))
+    (stats,) = llm.collective_rpc("xshare_stats")
+    assert stats["layers"] == ["model.layers.1.mlp.experts"]
+    assert stats["steps_pruned"] == counted.pop(None)
+    assert stats["steps_bypassed"] == counted
+
+
+def test_an_engine_that_has_gone_leaves_nothing_behind(checkpoint, started):
+    others = threading.enumerate()
+    llm = started(checkpoint("qwen3"), {"policy": "k0=1,m=2", "metrics": {"interval": 0.2}})
+    generate(llm, prompts(4))
+    left = [weakref.ref(runner_of(llm).xshare), weakref.ref(runner_of(llm).get_model())]
+    (reporter,) = (
+        thread for thread in threading.enumerate() if thread.name == "xshare-metrics" and thread not in others
+    )
+    del llm
+    for _ in range(5):  # the reporter may just be reading the figures
+        cleaned_up()
+        time.sleep(0.2)
+    assert [ref() for ref in left] == [None, None]
+    reporter.join(5)
+    assert not reporter.is_alive()
+    assert not reporter.path.exists()
