@@ -52,6 +52,11 @@ class Layer:
         on_gpu = self.state.device.type == "cuda"
         return "bias" if self.monolithic or (on_gpu and self.router.n_group == 1) else "reroute"
 
+    @property
+    def _rescale(self) -> bool:
+        """Whether weights are plain softmax scores, which masking the others' logits inflates."""
+        return self.mode == "logits" and self.router.scoring == "softmax" and not self.router.renormalize
+
     def unservable(self) -> str | None:
         """Why this layer cannot be served on its path, or None."""
         if self.monolithic and self.router.n_group > 1:
@@ -82,7 +87,7 @@ class Layer:
     def _around_router(self) -> Any:
         native = self.runner.router._compute_routing
         router, mode, number = self.runner.router, self.mode, ops.enroll(self)
-        rescale = mode == "logits" and self.router.scoring == "softmax" and not self.router.renormalize
+        rescale = self._rescale
 
         def on_cpu(
             hidden_states: Tensor, router_logits: Tensor, indices_type: Any, *, input_ids: Tensor | None = None
@@ -119,7 +124,7 @@ class Layer:
         experts = self.runner.routed_experts
         native = experts.forward_monolithic
         mode, number = self.mode, ops.enroll(self)
-        rescale = mode == "logits" and self.router.scoring == "softmax" and not self.router.renormalize
+        rescale = self._rescale
         own_bias = self.router.correction_bias
         masked_bias = None if own_bias is None else own_bias.clone()
         if (
@@ -188,6 +193,7 @@ class Layer:
                 placement=self.placement,
                 fill=state.policy.fill,
                 mask_logits=self.mode == "logits",
+                with_mass=self._rescale,  # nobody else needs it
                 seen=None if self.seen is None else self.seen[:rows],
                 like=None if first is None else first.selections.get(rows),
             )

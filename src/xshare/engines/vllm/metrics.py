@@ -5,6 +5,7 @@ The worker leaves its figures in a small file of its own; the process that serve
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -19,6 +20,7 @@ import torch
 from torch import Tensor
 
 from xshare.batch import BatchLayout, Placement
+from xshare.engines.vllm.settings import SettingsError
 from xshare.files import whole_file
 from xshare.policy import Policy
 from xshare.router import RouterSpec
@@ -109,9 +111,7 @@ class Samples:
         self.count, self._waiting = 0, None
 
     def means(self) -> dict[str, Any]:
-        """Means over the sampled steps, by layer."""
-        if self.state.device.type == "cuda":
-            torch.cuda.synchronize()
+        """Means over the sampled steps, by layer, as far as they have been copied to the host."""
         by_layer = (self.host / max(1, self.count)).tolist()
         return {"samples": self.count, **dict(zip(FIGURES, by_layer, strict=True))}
 
@@ -130,7 +130,17 @@ def report_path(instance: str) -> Path:
     """A file that the worker and the server of one engine both know, in a folder that only this user can write to."""
     folder = Path(tempfile.gettempdir(), f"xshare-{os.getuid()}")
     folder.mkdir(mode=0o700, exist_ok=True)
+    if folder.stat().st_uid != os.getuid():
+        raise SettingsError(f"{folder} belongs to another user: remove it, or set metrics in xshare to false")
     return folder / f"{instance}.json"
+
+
+def remove_stale(folder: Path) -> None:
+    """Remove the files of workers that were killed and could not do so themselves."""
+    for path in folder.glob("*.json"):
+        with contextlib.suppress(OSError, ValueError, KeyError):
+            if not Path("/proc", str(json.loads(path.read_text())["pid"])).exists():
+                path.unlink()
 
 
 class Reporter(threading.Thread):
@@ -163,20 +173,8 @@ class Reporter(threading.Thread):
 
     def snapshot(self) -> dict[str, Any] | None:
         """The figures now; None once the engine has gone."""
-        if (state := self._state()) is None:
-            return None
-        samples = state.samples
-        found = {
-            "policy": str(state.policy),
-            "on": state.on,
-            "steps_pruned": state.pruned,
-            "steps_bypassed": dict(state.bypassed),
-            "layers": [layer.name for layer in state.layers],
-        }
-        if samples is not None:
-            by_layer = (samples.host / max(1, samples.count)).tolist()
-            found |= {"samples": samples.count, **dict(zip(FIGURES, by_layer, strict=True))}
-        return found
+        state = self._state()
+        return None if state is None else state.snapshot()
 
     def stop(self) -> None:
         self._done.set()

@@ -10,7 +10,7 @@ import torch
 
 from xshare.engines.vllm.compatibility import check_config, check_signatures, verified, vllm_version
 from xshare.engines.vllm.layer import Layer
-from xshare.engines.vllm.metrics import Reporter, Samples, report_path
+from xshare.engines.vllm.metrics import Reporter, Samples, remove_stale, report_path
 from xshare.engines.vllm.routers import placement_of, router_of
 from xshare.engines.vllm.settings import Settings, SettingsError, settings_of
 from xshare.engines.vllm.state import State
@@ -92,7 +92,9 @@ def start_metrics(state: State, config: Any) -> None:
     from vllm.distributed import get_tensor_model_parallel_rank
 
     if get_tensor_model_parallel_rank() == 0:
-        reporter = Reporter(state, report_path(config.instance_id))
+        path = report_path(config.instance_id)
+        remove_stale(path.parent)
+        reporter = Reporter(state, path)
         reporter.start()
         import atexit
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections import Counter
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -157,14 +158,21 @@ class State:
         return changed
 
     def stats(self) -> dict[str, Any]:
-        found: dict[str, Any] = {
+        """Everything that was counted, to the last step: this waits for the device."""
+        if self.samples is not None:
+            self.samples.settle()
+            if self.device.type == "cuda":
+                torch.cuda.synchronize()
+        return self.snapshot()
+
+    def snapshot(self) -> dict[str, Any]:
+        """The same as far as it is known, without touching the device: other threads may ask."""
+        return {
+            "pid": os.getpid(),
             "policy": str(self.policy),
             "on": self.on,
             "steps_pruned": self.pruned,
             "steps_bypassed": dict(self.bypassed),
             "layers": [layer.name for layer in self.layers],
+            **(self.samples.means() if self.samples is not None else {}),
         }
-        if self.samples is not None:
-            self.samples.settle()
-            found |= self.samples.means()
-        return found
