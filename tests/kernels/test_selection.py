@@ -307,6 +307,19 @@ def test_a_captured_graph_follows_its_control():
 
 
 @on_gpu
+def test_programs_meet_after_days_of_serving():
+    """Arrivals are counted for as long as an engine lives: beyond what 32 bits hold."""
+    selection = FusedSelection(128, 4, 64, DEVICE)
+    assert selection.blocks > 1
+    logits = torch.randn(64, 128, generator=torch.Generator().manual_seed(9)).bfloat16()
+    want = xshare.route(logits, RouterSpec.softmax(4), Policy.parse("k0=1,m=8")).selected
+    selection.arrivals.fill_(2**31 - 2 * selection.blocks)
+    for _ in range(4):
+        got, _ = fused(RouterSpec.softmax(4), Policy.parse("k0=1,m=8"), logits, list(range(65)), selection)
+        assert torch.equal(got.keep.cpu(), want)
+
+
+@on_gpu
 @pytest.mark.parametrize(
     "text", ["k0=1,m=8", "k0=1,mr=2", "k0=1,mg=2", "k0=1,tau=0.8", "k0=1,m=4,score=topk", "oea:k0=2"]
 )

@@ -161,7 +161,7 @@ class FusedSelection:
         self.halves, self.counts = scratch(2 * tile, torch.float32), scratch(tile, torch.int32)
         columns = self.blocks * self.block_n
         self.sums, self.totals = scratch(columns, torch.float64), scratch(columns, torch.int32)
-        self.arrivals = scratch(1, torch.int32)
+        self.arrivals = scratch(1, torch.int64)  # counted up for as long as an engine serves
 
     def check(self, policy: Policy) -> None:
         """Refuse a policy that was not provided for. A captured graph cannot: ask before changing its control."""

@@ -77,6 +77,7 @@ def test_a_wrong_configuration_is_one_sentence(given, sentence):
 
 def engine_with(**parallel):
     found = {"use_ubatching": False, "data_parallel_size": 1, "use_sequence_parallel_moe": False}
+    found["pipeline_parallel_size"] = 1
     found |= {"prefill_context_parallel_size": 1, "enable_expert_parallel": False, "tensor_parallel_size": 1}
     return SimpleNamespace(parallel_config=SimpleNamespace(**found | parallel))
 
@@ -91,6 +92,7 @@ def check(config, given=GOOD):
     ("parallel", "sentence"),
     [
         ({"use_ubatching": True}, "dual batch overlap.*turn --enable-dbo off, or remove the xshare key"),
+        ({"pipeline_parallel_size": 2}, "pipeline parallel size 2: set it to 1, or remove"),
         ({"data_parallel_size": 2}, "data parallel size 2.*use tensor and expert parallelism, or remove"),
         ({"use_sequence_parallel_moe": True}, "sequence-parallel MoE.*or remove the xshare key"),
         ({"prefill_context_parallel_size": 2}, "prefill context parallelism: set its size to 1, or remove"),

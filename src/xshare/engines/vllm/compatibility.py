@@ -91,6 +91,10 @@ def check_config(config: Any, settings: Settings) -> None:
             f"xshare does not run with sequence-parallel MoE, in which a rank sees a part of the rows only: "
             f"set data or tensor parallel size to 1, {way_out}"
         )
+    if parallel.pipeline_parallel_size > 1:
+        raise SettingsError(
+            f"xshare does not run with pipeline parallel size {parallel.pipeline_parallel_size}: set it to 1, {way_out}"
+        )
     if getattr(parallel, "prefill_context_parallel_size", 1) > 1:
         raise SettingsError(f"xshare does not run with prefill context parallelism: set its size to 1, {way_out}")
     if envs.VLLM_BATCH_INVARIANT:

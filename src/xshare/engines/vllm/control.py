@@ -46,8 +46,11 @@ def reset_after_changes(core_class: Any) -> None:
     @wraps(native)
     def collective_rpc(self: Any, method: Any, *args: Any, **kwargs: Any) -> Any:
         changed = native(self, method, *args, **kwargs)
-        if method in ("xshare_set", "xshare_switch") and any(changed) and not self.reset_prefix_cache():
-            self.reset_prefix_cache(reset_running_requests=True)  # their blocks were made under the old policy
+        if method in ("xshare_set", "xshare_switch") and any(changed):
+            # Blocks that a connector has taken elsewhere come back from there.
+            connector = {"reset_connector": True} if self.vllm_config.kv_transfer_config is not None else {}
+            if not self.reset_prefix_cache(**connector):  # running requests' blocks were made under the old policy
+                self.reset_prefix_cache(reset_running_requests=True, **connector)
         return changed
 
     core_class.collective_rpc = collective_rpc

@@ -36,6 +36,7 @@ class Layer:
     ) -> None:
         self.state, self.name, self.runner, self.router, self.num_experts = state, name, runner, router, num_experts
         self.placement = placement
+        self.key = name  # by which the operators find it
         self.monolithic = bool(runner.routed_experts.quant_method.is_monolithic)
         self.keep = torch.ones(num_experts, dtype=torch.bool, device=state.device)  # S of the last step
         self.seen: Tensor | None = None  # [max_rows, N], the logits of a sampled step; made by metrics
@@ -79,6 +80,8 @@ class Layer:
     def attach(self) -> None:
         if self.state.device.type == "cuda":
             self._make_selections()
+        else:
+            self.key = ops.enroll(self)
         if self.monolithic:
             self.runner.routed_experts.forward_monolithic = self._around_experts()
         else:
@@ -86,7 +89,7 @@ class Layer:
 
     def _around_router(self) -> Any:
         native = self.runner.router._compute_routing
-        router, mode, number = self.runner.router, self.mode, ops.enroll(self)
+        router, mode, name = self.runner.router, self.mode, self.key
         rescale = self._rescale
 
         def on_cpu(
@@ -94,9 +97,9 @@ class Layer:
         ) -> tuple[Tensor, Tensor]:
             if mode == "reroute":
                 weights, ids = native(hidden_states, router_logits, indices_type, input_ids=input_ids)
-                weights, ids = torch.ops.xshare.reroute(router_logits, weights, ids, number)
+                weights, ids = torch.ops.xshare.reroute(router_logits, weights, ids, name)
                 return weights, ids
-            masked, share = torch.ops.xshare.mask_logits(router_logits, number)
+            masked, share = torch.ops.xshare.mask_logits(router_logits, name)
             weights, ids = native(hidden_states, masked, indices_type, input_ids=input_ids)
             return (weights * share if rescale else weights), ids
 
@@ -123,7 +126,7 @@ class Layer:
     def _around_experts(self) -> Any:
         experts = self.runner.routed_experts
         native = experts.forward_monolithic
-        mode, number = self.mode, ops.enroll(self)
+        mode, name = self.mode, self.key
         rescale = self._rescale
         own_bias = self.router.correction_bias
         masked_bias = None if own_bias is None else own_bias.clone()
@@ -135,9 +138,9 @@ class Layer:
 
         def on_cpu(x: Tensor, router_logits: Tensor, input_ids: Tensor | None = None) -> Any:
             if mode == "bias":
-                torch.ops.xshare.mask_bias(router_logits, masked_bias, number)
+                torch.ops.xshare.mask_bias(router_logits, masked_bias, name)
                 return native(x=x, router_logits=router_logits, input_ids=input_ids)
-            masked, share = torch.ops.xshare.mask_logits(router_logits, number)
+            masked, share = torch.ops.xshare.mask_logits(router_logits, name)
             out = native(x=x, router_logits=masked, input_ids=input_ids)
             return out * share.to(out.dtype) if rescale else out
 
@@ -201,7 +204,7 @@ class Layer:
             self.selections[rows] = selection
 
     def compile(self, dtype: torch.dtype) -> None:
-        """Compile now, for all layers: a captured graph cannot wait for a compiler. The gate is closed."""
+        """Compile now: a captured graph cannot wait for a compiler. The gate is closed."""
         for rows, selection in self.selections.items():
             for kind in {dtype, torch.float32}:  # some engines compute a router's logits in float32
                 logits = torch.zeros(rows, self.num_experts, dtype=kind, device=self.state.device)

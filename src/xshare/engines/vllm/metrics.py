@@ -91,6 +91,12 @@ class Samples:
         if state.device.type == "cuda":
             self.host = self.host.pin_memory()
 
+    def compile(self) -> None:
+        """Compile what counts, before the engine serves."""
+        for layers in self.alike:
+            layers.add(1, self.sums)
+        self.clear()
+
     def begin(self, rows: int) -> None:
         """The step that now begins leaves its logits behind."""
         self._waiting = rows
@@ -165,8 +171,11 @@ class Reporter(threading.Thread):
             if (spelled := json.dumps(found)) == self._last:
                 continue
             self._last = spelled
-            with whole_file(self.path) as temporary:
-                temporary.write_text(spelled)
+            try:
+                with whole_file(self.path) as temporary:
+                    temporary.write_text(spelled)
+            except OSError as error:  # a full disk, or a temporary folder that was cleaned: not the engine's trouble
+                log.warning("xshare: cannot write %s: %s", self.path, error)
             if waited >= every:
                 waited = 0.0
                 log.info(line(found))

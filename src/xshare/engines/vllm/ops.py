@@ -1,6 +1,7 @@
 """Selection on a CPU engine, as opaque operators: torch.compile traces vLLM's layers there, and must not look inside.
 
-Operators find their layer by number, because an operator's arguments are tensors and numbers.
+Operators find their layer by its name in the model. A compiled graph holds that name, and vLLM keeps compiled graphs
+for later engines and processes: they find the layer of the engine that runs there.
 """
 
 from __future__ import annotations
@@ -15,18 +16,19 @@ from torch import Tensor
 if TYPE_CHECKING:
     from xshare.engines.vllm.layer import Layer
 
-LAYERS: WeakValueDictionary[int, Layer] = WeakValueDictionary()  # an engine that has gone frees its model
-_numbers = count()
+LAYERS: WeakValueDictionary[str, Layer] = WeakValueDictionary()  # an engine that has gone frees its model
 
 
-def enroll(layer: Layer) -> int:
-    number = next(_numbers)
-    LAYERS[number] = layer
-    return number
+def enroll(layer: Layer) -> str:
+    """The layer's name, or with a number where another engine of this process has one of that name."""
+    names = (layer.name if n == 0 else f"{layer.name}#{n}" for n in count())
+    key = next(name for name in names if name not in LAYERS)
+    LAYERS[key] = layer
+    return key
 
 
 @torch.library.custom_op("xshare::mask_logits", mutates_args=())
-def mask_logits(logits: Tensor, layer: int) -> tuple[Tensor, Tensor]:
+def mask_logits(logits: Tensor, layer: str) -> tuple[Tensor, Tensor]:
     """-> logits with the lowest finite value outside S, and each row's share of the score inside S, float32 [n, 1]"""
     routing = LAYERS[layer].decide(logits)
     if routing is None:
@@ -36,12 +38,12 @@ def mask_logits(logits: Tensor, layer: int) -> tuple[Tensor, Tensor]:
 
 
 @mask_logits.register_fake
-def _(logits: Tensor, layer: int) -> tuple[Tensor, Tensor]:
+def _(logits: Tensor, layer: str) -> tuple[Tensor, Tensor]:
     return torch.empty_like(logits), logits.new_empty((logits.shape[0], 1), dtype=torch.float32)
 
 
 @torch.library.custom_op("xshare::mask_bias", mutates_args=("bias",))
-def mask_bias(logits: Tensor, bias: Tensor, layer: int) -> None:
+def mask_bias(logits: Tensor, bias: Tensor, layer: str) -> None:
     """The layer's correction bias, with the lowest finite value outside S, into `bias` [N]."""
     routing = LAYERS[layer].decide(logits)
     own = LAYERS[layer].router.correction_bias
@@ -50,12 +52,12 @@ def mask_bias(logits: Tensor, bias: Tensor, layer: int) -> None:
 
 
 @mask_bias.register_fake
-def _(logits: Tensor, bias: Tensor, layer: int) -> None:
+def _(logits: Tensor, bias: Tensor, layer: str) -> None:
     return None
 
 
 @torch.library.custom_op("xshare::reroute", mutates_args=())
-def reroute(logits: Tensor, weights: Tensor, ids: Tensor, layer: int) -> tuple[Tensor, Tensor]:
+def reroute(logits: Tensor, weights: Tensor, ids: Tensor, layer: str) -> tuple[Tensor, Tensor]:
     """-> the engine's own weights and ids [n, k], or ours where selection acts and leaves an expert out"""
     routing = LAYERS[layer].decide(logits)
     if routing is None or bool(routing.selected.all()):
@@ -64,5 +66,5 @@ def reroute(logits: Tensor, weights: Tensor, ids: Tensor, layer: int) -> tuple[T
 
 
 @reroute.register_fake
-def _(logits: Tensor, weights: Tensor, ids: Tensor, layer: int) -> tuple[Tensor, Tensor]:
+def _(logits: Tensor, weights: Tensor, ids: Tensor, layer: str) -> tuple[Tensor, Tensor]:
     return torch.empty_like(weights), torch.empty_like(ids)

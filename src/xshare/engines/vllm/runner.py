@@ -28,14 +28,18 @@ def attach(runner: Any, v2: bool) -> None:
     check_signatures(v2)
     drafts = config.speculative_config.num_speculative_tokens if config.speculative_config is not None else 0
     device = torch.device(runner.device)
-    state = State(settings, device, drafts, config.scheduler_config.max_num_seqs)
+    captured = config.compilation_config.cudagraph_capture_sizes if device.type == "cuda" else None
+    state = State(settings, device, drafts, config.scheduler_config.max_num_seqs, captured or ())
     find_layers(runner.get_model(), state, config)
     if settings.metrics.on:
         start_metrics(state, config)
     for layer in state.layers:
         layer.attach()
     if device.type == "cuda":
-        state.layers[0].compile(config.model_config.dtype)
+        for layer in state.layers:
+            layer.compile(config.model_config.dtype)
+        if state.samples is not None:
+            state.samples.compile()
     runner.xshare = state
     if v2:
         runner.prepare_inputs = _reading_v2(runner, state)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +59,7 @@ class Figures(Collector):
 
 class XShareStatLogger(StatLoggerBase):
     def __init__(self, vllm_config: Any, engine_index: int = 0) -> None:
-        if "xshare" in (vllm_config.additional_config or {}):
+        if isinstance(vllm_config.additional_config, Mapping) and "xshare" in vllm_config.additional_config:
             REGISTRY.register(Figures(report_path(vllm_config.instance_id), engine_index))
 
     def record(self, *args: Any, **kwargs: Any) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections import Counter
+from collections.abc import Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -25,17 +26,28 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("vllm.xshare")
 Array = npt.NDArray[np.int32]
+MOST = 256  # rows that a kernel can take
 FOLLOW = 32  # steps between two looks at where the engine has put its experts' replicas
 
 
 class State:
     """Made when the model is loaded; told of every step by the model runner before its forward pass."""
 
-    def __init__(self, settings: Settings, device: torch.device, num_spec_tokens: int, max_requests: int) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        device: torch.device,
+        num_spec_tokens: int,
+        max_requests: int,
+        captured: Sequence[int] = (),
+    ) -> None:
+        """`captured`: the numbers of rows for which the engine captures graphs, and to which it pads a step."""
         self.settings, self.device, self.num_spec_tokens = settings, device, num_spec_tokens
         self.policy, self.on = settings.policy, True
-        # A step of more rows than this is never acted on.
-        self.max_rows = min(settings.gates.max_rows, max_requests * (1 + num_spec_tokens))
+        self._captured = captured
+        # A step of more rows than this is never acted on: padded, it would have more rows than a kernel can take.
+        most = min(settings.gates.max_rows, max_requests * (1 + num_spec_tokens))
+        self.max_rows = next(rows for rows in range(most, -1, -1) if self.padded(rows) <= MOST)
         self.layers: list[Layer] = []
         self.gate, self.sampling = False, False  # of the step under way
         self.rows, self.starts = 0, np.zeros(1, np.int32)
@@ -53,7 +65,15 @@ class State:
     def buckets(self) -> list[int]:
         """Numbers of rows that a kernel is compiled for, powers of two. The last may be more than ever vote: steps are
         padded."""
-        return [1 << n for n in range(9) if 1 << n < 2 * self.max_rows]
+        return [1 << n for n in range(9) if 1 << n < 2 * self.padded(self.max_rows)]
+
+    def padded(self, rows: int) -> int:
+        """The most rows that a step of `rows` may be padded to. With drafts an engine may round captured sizes up to
+        whole requests."""
+        each = 1 + self.num_spec_tokens
+        rounded = [-(-size // each) * each for size in self._captured]
+        grids = [[size for size in sizes if size >= rows] for sizes in (self._captured, rounded)]
+        return max([rows, *(min(grid) for grid in grids if grid)])
 
     @cached_property
     def top_k(self) -> int:
@@ -141,9 +161,9 @@ class State:
                 f"policy {policy} can act on smaller batches than {self.settings.policy}, for which this engine has no "
                 f"selection captured: start with the smaller budget, or with gates {{'bypass': false}}"
             )
-        changed, self.policy = policy != self.policy, policy
         if self.control is not None:
-            self.control.set_policy(policy)
+            self.control.set_policy(policy)  # may refuse
+        changed, self.policy = policy != self.policy, policy
         if changed and self.samples is not None:
             self.samples.clear()
         return changed
