@@ -130,9 +130,8 @@ class Layer:
         rescale = self._rescale
         own_bias = self.router.correction_bias
         masked_bias = None if own_bias is None else own_bias.clone()
-        if (
-            own_bias is not None
-        ):  # a plain attribute from here on, which may hold the masked one; the gate keeps its own
+        if own_bias is not None:
+            # A plain attribute from here on, which may hold the masked one; the gate keeps its own.
             experts._parameters.pop("e_score_correction_bias", None)
             experts.__dict__["e_score_correction_bias"] = masked_bias
 

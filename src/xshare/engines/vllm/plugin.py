@@ -7,13 +7,15 @@ wrapped once their modules have been imported, and the wrappers look for that ke
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import wraps
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from types import ModuleType
 from typing import Any, ClassVar
+
+from xshare.engines.vllm.settings import is_configured
 
 
 def register() -> None:
@@ -67,11 +69,6 @@ def _once(module: ModuleType, hook: Callable[[Any], None]) -> None:
         hook(module)
 
 
-def _configured(config: Any) -> bool:
-    """Whether an engine has the key. Its additional_config may be an object of another plugin's."""
-    return isinstance(config.additional_config, Mapping) and "xshare" in config.additional_config
-
-
 def _after_loading(v2: bool, name: str = "GPUModelRunner") -> Callable[[Any], None]:
     def hook(module: Any) -> None:
         runner_class = getattr(module, name)
@@ -82,7 +79,7 @@ def _after_loading(v2: bool, name: str = "GPUModelRunner") -> Callable[[Any], No
         @wraps(native)
         def load_model(self: Any, *args: Any, **kwargs: Any) -> Any:
             found = native(self, *args, **kwargs)
-            if _configured(self.vllm_config):
+            if is_configured(self.vllm_config.additional_config):
                 from xshare.engines.vllm.runner import attach
 
                 attach(self, v2)
@@ -99,7 +96,7 @@ def _check_early(module: Any) -> None:
     @wraps(native)
     def create_engine_config(self: Any, *args: Any, **kwargs: Any) -> Any:
         config = native(self, *args, **kwargs)
-        if _configured(config):
+        if is_configured(config.additional_config):
             from xshare.engines.vllm.runner import settings_checked
 
             settings_checked(config)

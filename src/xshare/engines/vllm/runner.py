@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import logging
 from typing import Any
 
@@ -21,16 +22,15 @@ log = logging.getLogger("vllm.xshare")
 def attach(runner: Any, v2: bool) -> None:
     """Called when a model has been loaded: without an `xshare` key in additional_config nothing is touched."""
     config = runner.vllm_config
-    settings = settings_of(config.additional_config)
+    settings = settings_checked(config)
     if settings is None or getattr(runner, "xshare", None) is not None:
         return
-    check_config(config, settings)
     check_signatures(v2)
     drafts = config.speculative_config.num_speculative_tokens if config.speculative_config is not None else 0
     device = torch.device(runner.device)
     captured = config.compilation_config.cudagraph_capture_sizes if device.type == "cuda" else None
     state = State(settings, device, drafts, config.scheduler_config.max_num_seqs, captured or ())
-    find_layers(runner.get_model(), state, config)
+    find_layers(runner.get_model(), state)
     if settings.metrics.on:
         start_metrics(state, config)
     for layer in state.layers:
@@ -48,7 +48,7 @@ def attach(runner: Any, v2: bool) -> None:
     log.info("xshare: %s on %d layers (vLLM %s: %s)", settings.policy, len(state.layers), vllm_version(), verified())
 
 
-def find_layers(model: Any, state: State, config: Any) -> None:
+def find_layers(model: Any, state: State) -> None:
     """Fill state.layers with every MoE layer that can be served, and say of each what became of it."""
     from vllm.model_executor.layers.fused_moe.runner.moe_runner import MoERunner
 
@@ -56,7 +56,7 @@ def find_layers(model: Any, state: State, config: Any) -> None:
     runners = [(name, module) for name, module in model.named_modules() if isinstance(module, MoERunner)]
     skipped = []
     for number, (name, runner) in enumerate(runners):
-        reason = _found_layer(state, number, name, runner, config)
+        reason = _found_layer(state, number, name, runner)
         if reason is None:
             layer = state.layers[-1]
             log.info("xshare: %s attached (%s path, %s), %s", name, layer.path, layer.mode, checked)
@@ -73,7 +73,7 @@ def find_layers(model: Any, state: State, config: Any) -> None:
         raise SettingsError(f"xshare has no layer to act on, because {why}; remove the xshare key to serve this model")
 
 
-def _found_layer(state: State, number: int, name: str, runner: Any, config: Any) -> str | None:
+def _found_layer(state: State, number: int, name: str, runner: Any) -> str | None:
     """Add one layer to the state, or say why not."""
     if state.settings.layers is not None and number not in state.settings.layers:
         return "not among the layers asked for"
@@ -100,8 +100,6 @@ def start_metrics(state: State, config: Any) -> None:
         remove_stale(path.parent)
         reporter = Reporter(state, path)
         reporter.start()
-        import atexit
-
         atexit.register(reporter.stop)
 
 

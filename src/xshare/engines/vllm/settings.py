@@ -10,6 +10,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from xshare.errors import XShareError
 from xshare.policy import Policy
 
+MAX_ROWS = 256  # that a kernel can take; kernels.launch, which says so too, needs Triton
+
 
 class SettingsError(XShareError):
     """A configuration that cannot be read, or an engine in which it cannot be right."""
@@ -21,7 +23,7 @@ class Gates(BaseModel):
     model_config: ClassVar[ConfigDict] = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     min_rows: int = Field(2, ge=1)  # one row alone loads its own experts anyway
-    max_rows: int = Field(256, ge=1, le=256)
+    max_rows: int = Field(MAX_ROWS, ge=1, le=MAX_ROWS)
     bypass: bool = True  # False: act even where it cannot save anything, as a no-op control must
 
 
@@ -43,9 +45,14 @@ class Settings(BaseModel):
     layers: list[int] | None = None  # MoE layers to act on, counted from 0; all by default
 
 
+def is_configured(additional_config: Any) -> bool:
+    """Whether an engine has the `xshare` key. Its additional_config may be an object of another plugin's."""
+    return isinstance(additional_config, Mapping) and "xshare" in additional_config
+
+
 def settings_of(additional_config: Any) -> Settings | None:
     """The settings in an engine's additional_config; None where it has no `xshare` key."""
-    if not isinstance(additional_config, Mapping) or "xshare" not in additional_config:
+    if not is_configured(additional_config):
         return None
     given = additional_config["xshare"]
     if not isinstance(given, Mapping):

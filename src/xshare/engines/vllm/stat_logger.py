@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from prometheus_client.registry import Collector
 from vllm.v1.metrics.loggers import StatLoggerBase
 
 from xshare.engines.vllm.metrics import FIGURES, report_path
+from xshare.engines.vllm.settings import is_configured
 
 HELP = {
     "experts_native": "Experts a layer would load without selection, mean over sampled steps",
@@ -59,7 +60,7 @@ class Figures(Collector):
 
 class XShareStatLogger(StatLoggerBase):
     def __init__(self, vllm_config: Any, engine_index: int = 0) -> None:
-        if isinstance(vllm_config.additional_config, Mapping) and "xshare" in vllm_config.additional_config:
+        if is_configured(vllm_config.additional_config):
             REGISTRY.register(Figures(report_path(vllm_config.instance_id), engine_index))
 
     def record(self, *args: Any, **kwargs: Any) -> None:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from xshare.batch import BatchLayout
-from xshare.engines.vllm.settings import Settings, SettingsError
+from xshare.engines.vllm.settings import MAX_ROWS, Settings, SettingsError
 from xshare.errors import PolicyError
 from xshare.policy import Policy
 from xshare.routing import check_policy
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("vllm.xshare")
 Array = npt.NDArray[np.int32]
-MOST = 256  # rows that a kernel can take
 FOLLOW = 32  # steps between two looks at where the engine has put its experts' replicas
 
 
@@ -47,7 +46,7 @@ class State:
         self._captured = captured
         # A step of more rows than this is never acted on: padded, it would have more rows than a kernel can take.
         most = min(settings.gates.max_rows, max_requests * (1 + num_spec_tokens))
-        self.max_rows = next(rows for rows in range(most, -1, -1) if self.padded(rows) <= MOST)
+        self.max_rows = next(rows for rows in range(most, -1, -1) if self.padded(rows) <= MAX_ROWS)
         self.layers: list[Layer] = []
         self.gate, self.sampling = False, False  # of the step under way
         self.rows, self.starts = 0, np.zeros(1, np.int32)
@@ -122,14 +121,13 @@ class State:
             return "many_rows"
         if gates.bypass and rows < gates.min_rows:
             return "few_rows"
-        if gates.bypass and rows * self.top_k <= self.policy.batch_budget:
+        if rows * self.top_k <= self._bypass_budget(self.policy):
             return "within_budget"
         return None
 
     def never_acts(self, rows: int) -> bool:
         """Whether the first policy can never act on a step of that many rows, padding included: launch nothing."""
-        budget = self.settings.policy.batch_budget if self.settings.gates.bypass else 0
-        return rows > self.buckets[-1] or rows * self.top_k <= budget
+        return rows > self.buckets[-1] or rows * self.top_k <= self._bypass_budget(self.settings.policy)
 
     def layout(self, n: int) -> BatchLayout:
         """Requests of n rows, those after the voting ones -1."""
@@ -155,8 +153,7 @@ class State:
         for layer in self.layers:
             check_policy(policy, layer.placement, layer.num_experts)
             layer.check(policy)
-        least = min(self.policy_budget(policy), self.policy_budget(self.settings.policy))
-        if self.control is not None and least < self.policy_budget(self.settings.policy):
+        if self.control is not None and self._bypass_budget(policy) < self._bypass_budget(self.settings.policy):
             raise PolicyError(
                 f"policy {policy} can act on smaller batches than {self.settings.policy}, for which this engine has no "
                 f"selection captured: start with the smaller budget, or with gates {{'bypass': false}}"
@@ -168,7 +165,8 @@ class State:
             self.samples.clear()
         return changed
 
-    def policy_budget(self, policy: Policy) -> int:
+    def _bypass_budget(self, policy: Policy) -> int:
+        """Native routing of a step that loads no more experts than this is left alone."""
         return policy.batch_budget if self.settings.gates.bypass else 0
 
     def switch(self, on: bool) -> bool:
