@@ -32,6 +32,7 @@ import typer
 
 from xshare.results import Row, provenance, write_result
 
+CONTROLS = 3  # pairs of the control for one of a policy
 HERE = Path(__file__).resolve().parent
 POLICIES = ["k0=1,m=0", "k0=1,m=12", "k0=1,m=24", "k0=1,m=32", "k0=1,m=48", "k0=1,m=64"]
 DRAFT_POLICIES = ["k0=1,m=0,mr=2", "k0=1,m=0,mr=3", "k0=1,m=0,mr=4", "k0=1,m=0,mr=6", "k0=2,m=0,mr=4", "k0=1,m=32"]
@@ -87,7 +88,8 @@ def serve(options: dict[str, Any]) -> None:
             skip_tokenizer_init=True,
             max_model_len=1024,
             max_num_seqs=64,
-            max_num_batched_tokens=2048,  # two engines share the memory of one GPU
+            max_num_batched_tokens=512,  # two engines share the memory of one GPU
+            compilation_config={} if tiny else {"cudagraph_capture_sizes": options["sizes"]},
             gpu_memory_utilization=0.45,
             kv_cache_memory_bytes=1 << 30,
             enable_prefix_caching=False,
@@ -144,9 +146,9 @@ def measure(
     for engine in (plain, with_it):
         engine.ask(batch=batch, tokens=16, seed=0)  # warm
     times: dict[str, list[dict[str, Any]]] = {"plain": [], **{policy: [] for policy in policies}}
-    for repeat in range(repeats):
+    for repeat in range(CONTROLS * repeats):
         order = policies if repeat % 2 == 0 else policies[::-1]
-        for policy in order:
+        for policy in order if repeat < repeats else [control]:  # the control decides about one percent: more pairs
             with_it.ask(policy=policy)
             with_it.ask(batch=batch, tokens=8, seed=1)
             pair = [("plain", plain), (policy, with_it)]
@@ -218,6 +220,7 @@ def main(
         return
     experts = 32 if tiny else 128
     options = {"tiny": tiny, "drafts": drafts, "layers": layers, "weights": {"skew": skew, "correlation": correlation}}
+    options["sizes"] = sorted({size * (1 + drafts) for size in batch})
     budget = {"warmup": 1, "batch_budget": experts, "gates": {"bypass": False}}
     plain = Engine("plain", options | {"xshare": None})
     with_it = Engine("xshare", options | {"xshare": budget})

@@ -115,14 +115,14 @@ def want_best(high, low, count, m_r, N: tl.constexpr, BN: tl.constexpr):
 
 
 @triton.jit
-def addresses(rows, stride, live, N: tl.constexpr, BN: tl.constexpr, SPAN: tl.constexpr):
+def addresses(rows, stride, N: tl.constexpr, BN: tl.constexpr, SPAN: tl.constexpr):
     """Where a tile of logits is, [BN / SPAN, rows, SPAN], and what of it is there.
 
     SPAN columns are what a warp reads at once, so that a whole row lies inside one warp, however wide.
     """
     PIECE: tl.constexpr = SPAN // 32 if SPAN > 32 else 1  # of one thread: more, and two rows would share a warp
     cols = tl.arange(0, BN // SPAN)[:, None, None] * SPAN + tl.max_contiguous(tl.arange(0, SPAN), PIECE)[None, None, :]
-    return rows[None, :, None] * stride + cols, live[None, :, None] & (cols < N)
+    return rows[None, :, None] * stride + cols, cols < N
 
 
 @triton.jit
@@ -167,8 +167,9 @@ def votes(
         while done < longest:
             rows = start + turn + done
             live = rows < stop
-            place, there = addresses(rows, stride, live, N, BN, SPAN)
+            place, there = addresses(tl.where(live, rows, 0), stride, N, BN, SPAN)
             x = as_rows(tl.load(logits + place, mask=there, other=float("-inf")).to(tl.float32), BN)
+            x = tl.where(live[:, None], x, float("-inf"))
             score, choice, best, usable, top, total = read_rows(
                 x, bias, N, AT_ONCE * BQ, BN, SCORING, GROUPS, KEEP_GROUPS
             )

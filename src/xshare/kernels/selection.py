@@ -26,9 +26,13 @@ def _write_set(S, keep, bias, masked_bias, N: tl.constexpr, BN: tl.constexpr, MA
 
 @triton.jit
 def _rows_at(logits, stride, first, present, N: tl.constexpr, BR: tl.constexpr, BN: tl.constexpr, SPAN: tl.constexpr):
-    """A tile of logits as they are, from row `first` -> rows, addresses, which are there, values [BR, BN]."""
+    """A tile of logits as they are, from row `first` -> rows, addresses, which are there, values [BR, BN].
+
+    Rows past the last stand for the last: they do not vote, and what is written back for them is what the last row gets
+    anyway. A mask that differs from row to row would cost 1 us at 16 rows.
+    """
     rows = first + tl.arange(0, BR)
-    place, there = addresses(rows, stride, rows < present, N, BN, SPAN)
+    place, there = addresses(tl.minimum(rows, present - 1), stride, N, BN, SPAN)
     return rows, place, there, as_rows(tl.load(logits + place, mask=there, other=float("-inf")), BN)
 
 
