@@ -1,6 +1,6 @@
 """What does selection cost on a GPU, on top of the router it sits in?
 
-    python benchmarks/kernel.py [--json evidence/kernel.json] [--compile 3]
+    python benchmarks/kernel.py [--json evidence/kernel.json]
     python benchmarks/kernel.py --earlier evidence/kernel.json --plot docs/plots/kernel.svg
 
 A graph of LAYERS layers of [router GEMM -> selection -> score + top-k] is replayed, and the same graph without it; the
@@ -9,7 +9,7 @@ replays; `spread_us` is the middle half of the paired differences.
 
   floor      an empty kernel instead of selection: what any launch costs
   reference  the torch implementation, captured
-  compiled   the same under torch.compile (on the first few shapes: compiling takes long)
+  compiled   the same under torch.compile (10 s of compiling a shape; --compile 0 leaves it out)
   fused      the kernel, gate open
   fused-off  the kernel, gate closed
 """
@@ -173,6 +173,7 @@ def measured(json: Path | None, compile: int) -> list[Row]:
             shape = Shape(*point)
             impls: dict[str, Call] = {"floor": lambda logits: nothing[(1,)](logits), "reference": shape.reference}
             if number < compile:
+                torch._dynamo.reset()  # of the shapes before: beyond a number of them it gives up and runs uncompiled
                 impls["compiled"] = torch.compile(shape.reference, dynamic=False)
             impls |= {"fused": shape.fused, "fused-off": shape.fused}
             rows += [measure(shape, impl, select) for impl, select in impls.items()]
@@ -187,7 +188,7 @@ def measured(json: Path | None, compile: int) -> list[Row]:
 
 def main(
     json: Annotated[Path | None, typer.Option(help="Write the rows here.")] = None,
-    compile: Annotated[int, typer.Option(help="On how many shapes to time the compiled reference.")] = 3,
+    compile: Annotated[int, typer.Option(help="On how many shapes to time the compiled reference.")] = len(grid()),
     earlier: Annotated[Path | None, typer.Option(help="Show these rows instead of measuring.")] = None,
     plot: Annotated[Path | None, typer.Option(help="Draw the rows here (.svg or .png).")] = None,
 ) -> None:

@@ -3,11 +3,12 @@
     python benchmarks/vllm_speed.py [--drafts 3] [--batch 16 --batch 32 --batch 4] [--json evidence/vllm_speed.json]
 
 Two engines with the same random weights (`xshare_dummy`: this measures speed, not quality) stay loaded side by side:
-one without the xshare key, one with it, whose policy is changed live. They decode in turns, so that a slow spell of the
+one without the plugin, one with it, whose policy is changed live. They decode in turns, so that a slow spell of the
 machine hits both. A decode is a fixed batch; its time runs from the step after the last first token to the end. The
 control is selection with a budget of N, bypasses off: it really runs, and keeps everything. Ratios are medians of the
 pairs with bootstrap 95 % intervals. `predicted` is what `step = a + b * active experts` gives, fitted to the policies
-that are not being predicted. With drafts acceptance is synthetic, so accepted lengths say nothing about quality.
+that are not being predicted. `--presence` leaves the xshare key out of the second engine: what the plugin costs those
+who do not use it. With drafts acceptance is synthetic, so accepted lengths say nothing about quality.
 """
 
 from __future__ import annotations
@@ -32,6 +33,8 @@ import typer
 
 from xshare.results import Row, provenance, write_result
 
+UNUSED = "no key"
+RUN = ("batch", "drafts", "skew", "correlation", "presence")  # what is measured in one go, and replaced as one
 CONTROLS = 3  # pairs of the control for one of a policy
 HERE = Path(__file__).resolve().parent
 POLICIES = ["k0=1,m=0", "k0=1,m=12", "k0=1,m=24", "k0=1,m=32", "k0=1,m=48", "k0=1,m=64"]
@@ -42,10 +45,11 @@ class Engine:
     """An engine in a process of its own, told what to decode."""
 
     def __init__(self, name: str, options: dict[str, Any]) -> None:
+        environment = os.environ | ({} if options["plugin"] else {"VLLM_PLUGINS": ""})
         log = open(f"{tempfile.gettempdir()}/vllm_speed_{name}.log", "w")  # noqa: SIM115, PTH123
         command = [sys.executable, __file__, "--child", json_format.dumps(options)]
         self.process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True, bufsize=1
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True, bufsize=1, env=environment
         )
 
     def ask(self, **what: Any) -> Any:
@@ -68,6 +72,10 @@ def serve(options: dict[str, Any]) -> None:
     from shapes import gpt_oss_120b, write
     from vllm import LLM
 
+    if not options["plugin"]:  # the weights all the same
+        from xshare.engines.vllm.dummy import register_dummy_loader
+
+        register_dummy_loader()
     tiny, drafts = options["tiny"], options["drafts"]
     more: dict[str, Any] = {"dtype": "float32", "enforce_eager": True} if tiny else {}
     if drafts:
@@ -139,24 +147,31 @@ def interval(ratios: list[float]) -> tuple[float, float, float]:
 
 
 def measure(
-    plain: Engine, with_it: Engine, batch: int, drafts: int, experts: int, tokens: int, repeats: int
+    plain: Engine,
+    with_it: Engine,
+    batch: int,
+    drafts: int,
+    control: str,
+    policies: list[str],
+    tokens: int,
+    repeats: int,
 ) -> list[Row]:
-    control = f"k0=1,m={experts}"
-    policies = [control, *(DRAFT_POLICIES if drafts else POLICIES)]
+    policies = [control, *policies]
     for engine in (plain, with_it):
         engine.ask(batch=batch, tokens=16, seed=0)  # warm
     times: dict[str, list[dict[str, Any]]] = {"plain": [], **{policy: [] for policy in policies}}
     for repeat in range(CONTROLS * repeats):
         order = policies if repeat % 2 == 0 else policies[::-1]
         for policy in order if repeat < repeats else [control]:  # the control decides about one percent: more pairs
-            with_it.ask(policy=policy)
+            if control != UNUSED:
+                with_it.ask(policy=policy)
             with_it.ask(batch=batch, tokens=8, seed=1)
             pair = [("plain", plain), (policy, with_it)]
             for name, engine in pair if repeat % 2 == 0 else pair[::-1]:
                 found = engine.ask(batch=batch, tokens=tokens, seed=2 + repeat)
                 times[name].append(found | {"partner": policy, "repeat": repeat})
     active: dict[str, Any] = {}
-    for policy in policies:
+    for policy in policies if control != UNUSED else []:
         with_it.ask(policy=policy)
         for _ in range(2 if not drafts else 4):
             with_it.ask(batch=batch, tokens=tokens, seed=7)
@@ -169,7 +184,7 @@ def rows_of(
 ) -> list[Row]:
     step_ms = {name: median(t["seconds"] / t["steps"] * 1000 for t in found) for name, found in times.items()}
     mean = {name: np.mean(found["experts_active"]) for name, found in active.items()}
-    native = float(np.mean(active[control]["experts_native"]))
+    native = float(np.mean(active[control]["experts_native"])) if active else None
     plain = {(t["partner"], t["repeat"]): t for t in times["plain"]}
     rows: list[Row] = []
     for policy, found in times.items():
@@ -189,10 +204,10 @@ def rows_of(
         if policy == "plain":
             row["method"] = "plain"
         if policy == control:
-            row["method"] = "noop"
+            row["method"] = "unused" if control == UNUSED else "noop"
         row |= {"otps": median(t["tokens"] / t["seconds"] / batch for t in found), "step_ms": step_ms[policy]}
         row |= {"ratio": ratio, "ratio_low": low, "ratio_high": high, "token_ratio": median(ratios)}
-        row |= {"active": float(mean.get(policy, native)), "active_native": native, "predicted": None}
+        row |= {"active": float(mean[policy]) if policy in mean else native, "active_native": native, "predicted": None}
         others = [name for name in active if name != policy]
         if policy in active and policy != control:
             slope, base = np.polyfit([mean[name] for name in others], [step_ms[name] for name in others], 1)
@@ -212,6 +227,7 @@ def main(
     skew: Annotated[float, typer.Option(help="Popularity skew of the random router.")] = 0.5,
     correlation: Annotated[float, typer.Option(help="How alike a request's tokens route.")] = 0.5,
     json: Annotated[Path | None, typer.Option(help="Write the rows here; those of other runs in it are kept.")] = None,
+    presence: Annotated[bool, typer.Option("--presence", help="Only the plugin without its key.")] = False,
     tiny: Annotated[bool, typer.Option("--tiny", help="A small shape, for a machine without a GPU.")] = False,
     child: Annotated[str | None, typer.Option(hidden=True)] = None,
 ) -> None:
@@ -221,20 +237,25 @@ def main(
     experts = 32 if tiny else 128
     options = {"tiny": tiny, "drafts": drafts, "layers": layers, "weights": {"skew": skew, "correlation": correlation}}
     options["sizes"] = sorted({size * (1 + drafts) for size in batch})
-    budget = {"warmup": 1, "batch_budget": experts, "gates": {"bypass": False}}
-    plain = Engine("plain", options | {"xshare": None})
-    with_it = Engine("xshare", options | {"xshare": budget})
+    budget = None if presence else {"warmup": 1, "batch_budget": experts, "gates": {"bypass": False}}
+    plain = Engine("plain", options | {"plugin": False, "xshare": None})
+    with_it = Engine("xshare", options | {"plugin": True, "xshare": budget})
     for engine in (plain, with_it):
         engine.answer()
+    control, policies = f"k0=1,m={experts}", DRAFT_POLICIES if drafts else POLICIES
+    if presence:
+        control, policies = UNUSED, []
     rows: list[Row] = []
     for size in batch:
-        rows += measure(plain, with_it, size, drafts, experts, tokens, repeats)
+        found = measure(plain, with_it, size, drafts, control, policies, tokens, repeats)
+        rows += [row | {"skew": skew, "correlation": correlation, "presence": presence} for row in found]
         for row in (row for row in rows if row["batch"] == size):
             text = (
                 f"batch {row['batch']} drafts {drafts} {row['method']:7} {row['policy']:14} {row['step_ms']:7.3f} ms "
             )
             text += f"ratio {row['ratio']:.3f} [{row['ratio_low']:.3f}, {row['ratio_high']:.3f}] "
-            text += f"active {row['active']:.1f} of {row['active_native']:.1f}"
+            if row["active_native"]:
+                text += f"active {row['active']:.1f} of {row['active_native']:.1f}"
             if row["predicted"]:
                 text += f" predicted {row['predicted']:.3f} realised {row['realised']:.3f}"
             print(text, flush=True)
@@ -245,7 +266,8 @@ def main(
             gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
             stamp = provenance(gpu=gpu, vllm=vllm.__version__, shape="gpt-oss-120b", layers=layers, seed=0)
             earlier = json_format.loads(json.read_text())["rows"] if json.exists() else []
-            kept = [row for row in earlier if (row["batch"], row["drafts"]) not in {(b, drafts) for b in batch}]
+            again = {tuple(row[name] for name in RUN) for row in rows}
+            kept = [row for row in earlier if tuple(row[name] for name in RUN) not in again]
             write_result(json, kept + rows, stamp)
     for engine in (plain, with_it):
         engine.process.kill()

@@ -45,8 +45,10 @@ class Control:
         self.tau = torch.full((1,), -1.0, dtype=torch.float64, device=device)  # below zero: no threshold
         self.max_requests = max_requests
         self.policy: Policy | None = None  # what was set last, for FusedSelection.check
-        self._host, self._sent = np.zeros(size, np.int32), np.zeros(size, np.int32)
+        self._host = np.zeros(size, np.int32)
         self._used = self.WORDS  # how much of it this step needs
+        self._changed = True  # since the last push
+        self._gate, self._step = (False, False), (0, np.zeros(1, np.int32))  # as set last
         on_gpu = self.memory.is_cuda
         self._buffers = [torch.zeros(size, dtype=torch.int32, pin_memory=on_gpu) for _ in range(8 if on_gpu else 1)]
         self._views = [buffer.numpy() for buffer in self._buffers]
@@ -60,28 +62,36 @@ class Control:
         m_g = -1 if policy.device_budget is None else min(policy.device_budget, MAX_EXPERTS)
         budgets = [min(budget, MAX_EXPERTS) for budget in (policy.batch_budget, policy.request_budget)]
         self._host[3:7] = [policy.warmup, *budgets, m_g]
+        self._changed = True
         self.tau.copy_(torch.tensor([-1.0 if policy.mass is None else policy.mass], dtype=torch.float64))
         self.policy = policy
 
     def set_step(self, rows: int, starts: Sequence[int] | Array | None = None) -> None:
-        """The first `rows` rows vote; `starts` are their requests' boundaries, or every row is a request of its own."""
-        starts = np.arange(rows + 1) if starts is None else starts
+        """The first `rows` rows vote; `starts` are their requests' boundaries, or every row is a request of its own.
+
+        An array given again, the very same, is taken to be unchanged: comparing takes longer than all the rest.
+        """
+        starts = np.arange(rows + 1, dtype=np.int32) if starts is None else np.asarray(starts, np.int32)
+        if starts is self._step[1] and rows == self._step[0]:
+            return
         if len(starts) - 1 > self.max_requests:
             raise LayoutError(f"starts must name at most {self.max_requests} requests, not {len(starts) - 1}")
+        self._step, self._changed = (rows, starts), True
         self._host[1], self._host[2] = rows, len(starts) - 1
         self._used = self.WORDS + len(starts)
         self._host[self.WORDS : self._used] = starts
 
     def set_gate(self, on: bool, sample: bool = False) -> None:
         """Whether selection acts at all, and whether the logits are copied aside (FusedSelection.seen)."""
-        self._host[0], self._host[7] = on, sample
+        if self._gate != (on, sample):
+            self._gate, self._changed = (on, sample), True
+            self._host[0], self._host[7] = on, sample
 
     def push(self) -> None:
         """Send what was set. The launches after it, on the same stream, see it."""
-        used = self._used
-        if np.array_equal(self._host[:used], self._sent[:used]):
+        if not self._changed:
             return
-        self._sent[:used] = self._host[:used]
+        self._changed, used = False, self._used
         self._turn = (self._turn + 1) % len(self._buffers)
         if self._events:
             self._events[self._turn].synchronize()  # long past: eight transfers ago

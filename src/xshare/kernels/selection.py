@@ -37,9 +37,9 @@ def _rows_at(logits, stride, first, present, N: tl.constexpr, BR: tl.constexpr, 
 
 
 @triton.jit
-def _leave_seen(seen, control, rows, present, x, N: tl.constexpr, BN: tl.constexpr):
+def _leave_seen(seen, sample, rows, present, x, N: tl.constexpr, BN: tl.constexpr):
     """At a sampled step, the logits as they came: what native routing would have done is worked out from them later."""
-    if tl.load(control + SAMPLE) != 0:
+    if sample != 0:
         cols = tl.arange(0, BN)
         tl.store(seen + rows[:, None] * N + cols[None, :], x, mask=(rows < present)[:, None] & (cols < N)[None, :])
 
@@ -95,11 +95,10 @@ def select_in_one_tile(
     # Asked for at once, before anything is waited for: each trip to memory costs half a microsecond.
     gate, end = tl.load(control + GATE), tl.minimum(tl.load(control + ROWS), present)
     k0, m, m_g, tau = tl.load(control + K0), tl.load(control + M), tl.load(control + MG), tl.load(tau_ptr)
+    sample = tl.load(control + SAMPLE)
     cols = tl.arange(0, BN)
     bias = tl.load(bias_ptr + cols, mask=cols < N, other=0.0)
     rows, place, there, x = _rows_at(logits, stride, 0, present, N, BR, BN, SPAN)
-    if SEEN:
-        _leave_seen(seen, control, rows, present, x, N, BN)
     if gate == 0:
         _leave_open(0, present, keep, bias, masked_bias, mass, N, BR, BN, MASK_BIAS, MASS)
     else:
@@ -119,6 +118,8 @@ def select_in_one_tile(
                 kept = kept / total
             tl.store(mass + rows, tl.where(usable & (total > 0), kept, 1.0), mask=rows < present)
         _write_set(S, keep, bias, masked_bias, N, BN, MASK_BIAS)
+    if SEEN:
+        _leave_seen(seen, sample, rows, present, x, N, BN)
 
 
 @triton.jit(do_not_specialize=["present"])
@@ -143,12 +144,10 @@ def select_in_blocks(
     cols = tl.arange(0, BN)
     gate, end = tl.load(control + GATE), tl.minimum(tl.load(control + ROWS), present)
     k0, m, m_r, m_g = tl.load(control + K0), tl.load(control + M), tl.load(control + MR), tl.load(control + MG)
-    tau = tl.load(tau_ptr)
+    tau, sample = tl.load(tau_ptr), tl.load(control + SAMPLE)
     last = end if EACH == 0 else tl.load(control + REQUESTS)
     bias = tl.load(bias_ptr + cols, mask=cols < N, other=0.0)
     rows, place, there, x = _rows_at(logits, stride, block * BR, present, N, BR, BN, SPAN)
-    if SEEN and PART != 1:
-        _leave_seen(seen, control, rows, present, x, N, BN)
     if gate == 0:
         _leave_open(block * BR, present, keep, bias, masked_bias, mass, N, BR, BN, MASK_BIAS, MASS)
     else:
@@ -194,3 +193,5 @@ def select_in_blocks(
                 tl.store(mass + rows, _kept_again(x, rows, top, total, S, end, SCORING), mask=rows < present)
             if block == 0:
                 _write_set(S, keep, bias, masked_bias, N, BN, MASK_BIAS)
+    if SEEN and PART != 1:
+        _leave_seen(seen, sample, rows, present, x, N, BN)

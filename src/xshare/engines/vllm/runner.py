@@ -110,16 +110,18 @@ def _reading_v1(runner: Any, state: State) -> Any:
         found = native(scheduler_output, num_scheduled_tokens, *args, **kwargs)
         batch = runner.input_batch
         requests = batch.num_reqs
-        scheduled = num_scheduled_tokens[:requests]
         drafts = scheduler_output.scheduled_spec_decode_tokens
-        drafted = [len(drafts.get(request, ())) for request in batch.req_ids[:requests]] if drafts else 0
         # Decoding: the prompt is done, and beside its drafts a request has one token in this step. What was generated
         # before a preemption is computed again in larger pieces.
-        past_prompt = batch.num_computed_tokens_cpu[:requests] >= batch.num_prompt_tokens[:requests]
-        decoding = bool(past_prompt.all() and (scheduled == np.add(drafted, 1)).all())
+        past_prompt = (batch.num_computed_tokens_cpu[:requests] >= batch.num_prompt_tokens[:requests]).all()
+        if not drafts and scheduler_output.total_num_scheduled_tokens == requests:
+            state.step(bool(past_prompt), state.one_row_each(requests))
+            return found
+        scheduled = num_scheduled_tokens[:requests]
+        drafted = [len(drafts.get(request, ())) for request in batch.req_ids[:requests]]
         starts = np.zeros(requests + 1, np.int32)
         np.cumsum(scheduled, out=starts[1:])
-        state.step(decoding, starts)
+        state.step(bool(past_prompt and (scheduled == np.add(drafted, 1)).all()), starts)
         return found
 
     return prepare_inputs
@@ -132,6 +134,8 @@ def _reading_v2(runner: Any, state: State) -> Any:
         batch = native(*args, **kwargs)
         decoding = not bool(batch.is_prefilling_np[: batch.num_reqs].any())
         starts = batch.query_start_loc_np[: batch.num_reqs + 1]
+        if int(starts[-1]) == batch.num_reqs and not state.num_spec_tokens:
+            starts = state.one_row_each(batch.num_reqs)
         # With drafts, the boundaries in device memory are the true ones: they may be dealt out there.
         state.step(decoding, starts, batch.query_start_loc if state.num_spec_tokens else None)
         return batch

@@ -50,6 +50,7 @@ class State:
         self.layers: list[Layer] = []
         self.gate, self.sampling = False, False  # of the step under way
         self.rows, self.starts = 0, np.zeros(1, np.int32)
+        self._one_row_each = self.starts
         self.pruned, self.bypassed = 0, Counter[str]()
         self.samples: Samples | None = None
         self.control: Any = None  # kernels.launch.Control, on a GPU
@@ -80,6 +81,12 @@ class State:
         return max(layer.router.top_k for layer in self.layers)
 
     # Every step
+
+    def one_row_each(self, requests: int) -> Array:
+        """The boundaries of a step without drafts: the same array as long as the batch stays, so nothing is sent."""
+        if len(self._one_row_each) != requests + 1:
+            self._one_row_each = np.arange(requests + 1, dtype=np.int32)
+        return self._one_row_each
 
     def step(self, decoding: bool, starts: Array, on_device: Tensor | None = None) -> None:
         """A step begins: whether all its requests decode, and where each request's rows begin (query_start_loc).
