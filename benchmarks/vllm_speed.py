@@ -33,6 +33,7 @@ import typer
 
 from xshare.results import Row, provenance, write_result
 
+PROMPT = 16  # tokens: a batch of 32 is prefilled in one step, so that its requests end together
 UNUSED = "no key"
 RUN = ("batch", "drafts", "skew", "correlation", "presence")  # what is measured in one go, and replaced as one
 CONTROLS = 3  # pairs of the control for one of a policy
@@ -125,7 +126,7 @@ def decode(engine: Any, batch: int, tokens: int, seed: int) -> dict[str, float]:
     vocab = engine.model_config.get_vocab_size()
     for number in range(batch):
         params = SamplingParams(temperature=1.0, max_tokens=tokens, ignore_eos=True, detokenize=False, seed=None)
-        prompt = {"prompt_token_ids": [rng.randrange(vocab) for _ in range(32)]}
+        prompt = {"prompt_token_ids": [rng.randrange(vocab) for _ in range(PROMPT)]}
         engine.add_request(f"{seed}-{number}", prompt, params)
     have: dict[str, int] = {}
     begun, at_begin, steps = 0.0, 0, 0
@@ -173,7 +174,7 @@ def measure(
     active: dict[str, Any] = {}
     for policy in policies if control != UNUSED else []:
         with_it.ask(policy=policy)
-        for _ in range(2 if not drafts else 4):
+        for _ in range(6):
             with_it.ask(batch=batch, tokens=tokens, seed=7)
         active[policy] = with_it.ask(stats=True)
     return rows_of(times, active, batch, drafts, control)
