@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from models import dtype_of
 from torch import nn
 
 from xshare.engines.vllm.drafter import FixedDrafter
@@ -326,7 +327,7 @@ def engine(tmp_path_factory):
                     "model": "xshare.engines.vllm.drafter.FixedDrafter",
                     "num_speculative_tokens": DRAFTS,
                 },
-                dtype="float32",
+                dtype=dtype_of("gpt_oss"),
                 enforce_eager=True,
                 skip_tokenizer_init=True,
                 kv_cache_memory_bytes=256 << 20,

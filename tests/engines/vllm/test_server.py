@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 
 import pytest
+from models import monolithic
 
 pytestmark = pytest.mark.engine
 
@@ -195,7 +196,8 @@ def test_completions_under_selection_are_answered_and_counted(server):
 
 def test_what_the_log_says_of_it(server):
     log = server.log.read_text()
-    assert "xshare: model.layers.0.mlp.experts attached (router path, logits)" in log
+    path = "monolithic" if monolithic() else "router"
+    assert f"xshare: model.layers.0.mlp.experts attached ({path} path, logits)" in log
     assert "xshare: k0=1,m=2 on 2 layers" in log
 
 
