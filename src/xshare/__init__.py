@@ -1,16 +1,22 @@
 """XShare: pick one small set of experts that serves a whole decode batch of a mixture-of-experts model."""
 
+from typing import TYPE_CHECKING, Any
+
 from xshare.batch import BatchLayout, Placement
-from xshare.errors import LayoutError, PolicyError, RouterError, TraceError, XShareError
+from xshare.errors import LayoutError, ModelError, PolicyError, RouterError, TraceError, XShareError
 from xshare.policy import Policy
 from xshare.router import RouterSpec
 from xshare.routing import Routing, route, select
+
+if TYPE_CHECKING:
+    from xshare.engines.transformers import apply, layout, remove, stats
 
 __version__ = "0.1.0"
 
 __all__ = [
     "BatchLayout",
     "LayoutError",
+    "ModelError",
     "Placement",
     "Policy",
     "PolicyError",
@@ -19,6 +25,19 @@ __all__ = [
     "Routing",
     "TraceError",
     "XShareError",
+    "apply",
+    "layout",
+    "remove",
     "route",
     "select",
+    "stats",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """What acts on a Transformers model is imported when it is asked for."""
+    if name in ("apply", "layout", "remove", "stats"):
+        from xshare.engines import transformers
+
+        return getattr(transformers, name)
+    raise AttributeError(f"module 'xshare' has no attribute {name!r}")

@@ -19,3 +19,7 @@ class LayoutError(XShareError):
 
 class TraceError(XShareError):
     """A trace file that cannot be read, or does not hold what was asked of it."""
+
+
+class ModelError(XShareError):
+    """A model that cannot be acted on, or cannot be loaded."""

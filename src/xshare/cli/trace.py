@@ -1,4 +1,4 @@
-"""`xshare trace import` and `xshare trace show`."""
+"""`xshare trace import` and `xshare trace show`; `xshare trace record` is in record.py."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ import typer
 from rich.markup import escape
 
 from xshare.cli.output import number_table, wide_console
+from xshare.cli.record import record_command
 from xshare.errors import TraceError
 from xshare.files import check_writable
 from xshare.trace import Trace, import_npz
 
-app = typer.Typer(no_args_is_help=True, help="Routing traces: import them, look into them.")
+app = typer.Typer(no_args_is_help=True, help="Routing traces: record them, import them, look into them.")
+app.command("record")(record_command)
 
 
 @app.command("import")

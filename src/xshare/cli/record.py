@@ -1,0 +1,50 @@
+"""`xshare trace record`: decode prompts with a Transformers model, and keep what its routers saw."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from xshare.cli.output import progress_bar
+from xshare.files import check_writable
+from xshare.results import sha256
+
+
+def record_command(
+    model: Annotated[Path, typer.Argument(help="A folder with a Transformers model and its tokenizer.")],
+    prompts: Annotated[Path, typer.Option(help="One prompt a line, or a .jsonl file with prompt and domain.")],
+    output: Annotated[Path, typer.Option("--output", "--out", "-o", help="The trace file to write (safetensors).")],
+    tokens: Annotated[int, typer.Option(min=2, help="Most tokens to decode after each prompt.")] = 64,
+    batch: Annotated[int, typer.Option(min=1, help="Prompts decoded together.")] = 8,
+    chat: Annotated[bool, typer.Option("--chat", help="Send prompts through the tokenizer's chat template.")] = False,
+    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1 ...")] = "cpu",
+    dtype: Annotated[str, typer.Option(help="auto (as stored), float32, bfloat16 ...")] = "auto",
+    name: Annotated[str | None, typer.Option(help="Model name in the trace; the folder's if none is given.")] = None,
+) -> None:
+    """Decode prompts greedily, as the model does by itself, and write the routers' full logits as a trace."""
+    from xshare.engines.transformers.record import load, read_prompts, record
+
+    check_writable(output)
+    found = read_prompts(prompts)
+    loaded, tokenizer = load(model, device, dtype)
+    source = {"source": prompts.name, "source_sha256": sha256(prompts)}
+    options = {"tokens": tokens, "batch": batch, "chat": chat}
+    with progress_bar("prompts", len(found)) as advance:
+        trace = record(
+            loaded,
+            tokenizer,
+            found,
+            name=name or model.resolve().name,
+            tokens=tokens,
+            batch=batch,
+            chat=chat,
+            advance=advance,
+            source=source | options,
+        )
+    trace.save(output)
+    layers = len(trace.header.layers)
+    typer.echo(
+        f"{output}: {trace.header.model}, {trace.tokens:,} tokens, {len(trace.lengths)} sequences, {layers} layers"
+    )

@@ -1,0 +1,9 @@
+"""XShare on a live Transformers model: hooks on one instance, `apply` and `remove`. docs/transformers.md is the guide.
+
+Importing this package does not import transformers.
+"""
+
+from xshare.engines.transformers.attach import Attached, apply, layout, remove, stats
+from xshare.engines.transformers.record import Prompt, read_prompts, record
+
+__all__ = ["Attached", "Prompt", "apply", "layout", "read_prompts", "record", "remove", "stats"]

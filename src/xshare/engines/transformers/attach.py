@@ -1,0 +1,160 @@
+"""apply, remove, stats and layout: XShare on one instance of a model. No class is touched, no other model changes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from types import MethodType
+from typing import Any
+
+import torch
+from torch import nn
+
+from xshare.batch import BatchLayout, Placement
+from xshare.engines.transformers.layer import FIGURES, Layer
+from xshare.engines.transformers.passes import Generation, Pass
+from xshare.engines.transformers.routers import Router, find
+from xshare.engines.transformers.state import State
+from xshare.errors import ModelError, PolicyError
+from xshare.policy import Policy
+from xshare.routing import check_policy
+
+KEY = "_xshare"  # the decoder's attribute that holds what is attached to it
+
+
+class Attached:
+    """What `apply` returns: the policy at work on a model."""
+
+    def __init__(self, model: nn.Module, decoder: nn.Module, state: State, routers: list[Router]) -> None:
+        self.model, self.decoder, self.state = model, decoder, state
+        self.layers = [Layer(state, router) for router in routers]
+        # Bound methods all, so that a deep copy of the model has hooks of its own.
+        self._hooks = [decoder.register_forward_pre_hook(self._before, with_kwargs=True)]
+        self._hooks += [layer.router.module.register_forward_hook(layer.after) for layer in self.layers]
+        self._hooks += [decoder.register_forward_hook(self._behind)]
+        self._native_generate = vars(model).get("generate")  # where somebody else has replaced it on the instance
+        if hasattr(model, "generate"):
+            model.generate = MethodType(_generate, model)  # type: ignore[assignment]
+        setattr(decoder, KEY, self)
+
+    @property
+    def policy(self) -> Policy:
+        return self.state.policy
+
+    @torch.compiler.disable
+    def _before(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self.state.begin(Pass.of(module, args, kwargs))
+
+    @torch.compiler.disable
+    def _behind(self, module: Any, args: Any, output: Any) -> None:
+        if self.state.gate and not self.state.asked:
+            raise ModelError(
+                f"{type(self.model).__name__} does not ask its routers, which a kernel has replaced: load it without "
+                f"use_kernels, and quantised weights with dequantize=True"
+            )
+
+    def stats(self) -> dict[str, Any]:
+        """What was counted, by layer and in all. This waits for the device."""
+        means = [layer.means() for layer in self.layers]
+        by_figure = dict(zip(FIGURES, map(list, zip(*means, strict=True)), strict=True))
+        steps = [layer.steps for layer in self.layers]
+        weight = max(1, sum(steps))
+        total = {
+            name: sum(value * count for value, count in zip(values, steps, strict=True)) / weight
+            for name, values in by_figure.items()
+        }
+        names = [layer.router.name for layer in self.layers]
+        return self.state.snapshot() | {"layers": names, "layer_steps": steps, **by_figure, "mean": total}
+
+    def clear(self) -> None:
+        """Count from zero."""
+        self.state.clear()
+        for layer in self.layers:
+            layer.clear()
+
+    def switch(self, on: bool) -> None:
+        """Off leaves every step to the model; on again acts with the same policy."""
+        if not isinstance(on, bool):
+            raise PolicyError(f"switch takes True or False, not {on!r}")
+        self.state.on = on
+
+    def generate(self, *args: Any, **kwargs: Any) -> Any:
+        native = self._native_generate or MethodType(type(self.model).generate, self.model)  # type: ignore[attr-defined]
+        with self.state.generating(Generation.of(self.model, args, kwargs)):
+            return native(*args, **kwargs)
+
+    def detach(self) -> None:
+        for hook in self._hooks:
+            hook.remove()
+        if self._native_generate is not None:
+            self.model.generate = self._native_generate
+        else:
+            vars(self.model).pop("generate", None)
+        vars(self.decoder).pop(KEY, None)
+
+
+def _generate(model: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    return attached(model).generate(*args, **kwargs)
+
+
+def attached(model: Any) -> Attached:
+    decoder, _ = find(model)
+    found = vars(decoder).get(KEY)
+    if not isinstance(found, Attached):
+        raise ModelError(f"{type(model).__name__} has no policy at work: call xshare.apply(model, policy) first")
+    return found
+
+
+def apply(
+    model: Any,
+    policy: Policy | str | Mapping[str, Any],
+    *,
+    placement: Placement | None = None,
+    layers: Sequence[int] | None = None,
+    min_rows: int = 2,
+    max_rows: int | None = None,
+    bypass: bool = True,
+    drafts: int = 0,
+) -> Attached:
+    """Put a policy to work on a Transformers model, in place of any other.
+
+    placement   which device holds each expert: device_budget (mg) needs one
+    layers      MoE layers to act on, counted from 0; all by default
+    min_rows, max_rows   act on steps of that many voting rows
+    bypass      False: act even where nothing can be saved, as a no-op control must
+    drafts      in a decode loop of your own, drafted tokens a sequence may have beside its one; `generate` says itself
+    """
+    policy = Policy.of(policy)
+    decoder, routers = find(model)
+    check_policy(policy, placement, routers[0].num_experts)
+    counts = [("min_rows", min_rows, 1), ("drafts", drafts, 0)]
+    for name, value, least in counts + ([] if max_rows is None else [("max_rows", max_rows, 1)]):
+        if not isinstance(value, int) or isinstance(value, bool) or value < least:
+            raise PolicyError(f"{name} must be a whole number from {least} up, not {value!r}")
+    if layers is not None:
+        if not layers or not set(layers) <= set(range(len(routers))):
+            raise PolicyError(f"layers must be numbers from 0 to {len(routers) - 1}, one at least, not {list(layers)}")
+        routers = [router for number, router in enumerate(routers) if number in layers]
+    top_k = max(router.spec().top_k for router in routers)
+    if KEY in vars(decoder):
+        attached(model).detach()
+    return Attached(model, decoder, State(policy, placement, top_k, min_rows, max_rows, bypass, drafts), routers)
+
+
+def remove(model: Any) -> None:
+    """Leave the model as it was before `apply`."""
+    attached(model).detach()
+
+
+def stats(model: Any) -> dict[str, Any]:
+    """What the policy at work on a model did: steps, and by layer the experts and the gating weight kept."""
+    return attached(model).stats()
+
+
+def layout(model: Any, layout: BatchLayout) -> AbstractContextManager[None]:
+    """Within this context the caller says whose each row is, and every pass is acted on, prompts included.
+
+    [rows]          one step: a request for each row of the pass, in the order of its tokens [sequences, new]
+    [new, sequences]  a step a position: teacher forcing, all sequences decoding side by side
+    """
+    return attached(model).state.laid_out(layout)

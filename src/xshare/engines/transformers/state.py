@@ -1,0 +1,139 @@
+"""One model's XShare: the policy, what the pass under way is, and what was counted."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from xshare.batch import BatchLayout, Placement
+from xshare.engines.transformers.passes import Generation, Pass
+from xshare.errors import LayoutError
+from xshare.policy import Policy
+
+log = logging.getLogger("xshare.transformers")
+
+
+class State:
+    """Told of every forward pass before it runs; the layers ask it whether to act, and for whom."""
+
+    def __init__(
+        self,
+        policy: Policy,
+        placement: Placement | None,
+        top_k: int,
+        min_rows: int,
+        max_rows: int | None,
+        bypass: bool,
+        drafts: int,
+    ) -> None:
+        self.policy, self.placement, self.top_k, self.on = policy, placement, top_k, True
+        self.min_rows, self.max_rows, self.bypass, self.drafts = min_rows, max_rows, bypass, drafts
+        self.given: BatchLayout | None = None  # by the caller: xshare.layout
+        self.generation: Generation | None = None  # the call of `generate` under way
+        # Of the pass under way. Several steps only where the caller lays them out.
+        self.gate = False
+        self.rows = self.steps = 1
+        self.layout: BatchLayout | None = None  # requests [steps, n]
+        self.open: Tensor | None = None  # bool [steps], which are acted on; None for all
+        self.counted = 0  # steps that are
+        self.asked = False  # whether any layer's router has been
+        self.clear()
+
+    def clear(self) -> None:
+        self.pruned, self.bypassed = 0, Counter[str]()
+
+    # Every pass
+
+    def begin(self, step: Pass) -> None:
+        """A forward pass begins: decide which of its rows vote, and whether it is acted on."""
+        self.gate, self.asked, self.rows = False, False, step.rows
+        if not self.on:
+            return self._bypass("off")
+        if self.given is None and not self._decoding(step):
+            return self._bypass("prefill")
+        requests = self._requests(step)  # [steps, n]
+        voting: list[int] = (requests >= 0).sum(-1).tolist()  # one read a pass, and none of the layers waits
+        reasons = [self.why_not(rows) for rows in voting]
+        for reason in filter(None, reasons):
+            self.bypassed[reason] += 1
+        self.counted = reasons.count(None)
+        self.pruned += self.counted
+        self.gate = self.counted > 0
+        if self.gate:
+            self.steps = len(requests)
+            self.open = None
+            if self.counted < self.steps:  # without a voting row a step is routed natively
+                self.open = torch.tensor([reason is None for reason in reasons], device=step.device)
+                requests = requests.where(self.open.unsqueeze(1), -1)
+            self.layout = BatchLayout(requests)
+
+    def _decoding(self, step: Pass) -> bool:
+        now = self.generation
+        if now is not None and step.past < now.prompt:
+            return False
+        return step.past > 0 and (step.new <= 1 + self.drafts or (now is not None and now.drafts))
+
+    def _requests(self, step: Pass) -> Tensor:
+        """Whose each row is, int64 [steps, n]."""
+        if self.given is None:
+            return step.requests(None if self.generation is None else self.generation.ends).unsqueeze(0)
+        requests = self.given.requests
+        if tuple(requests.shape) not in ((step.rows,), (step.new, step.sequences)):
+            raise LayoutError(
+                f"layout must hold [{step.rows}] requests, one a row of the pass, or [{step.new}, {step.sequences}], "
+                f"one step a position, not {list(requests.shape)}"
+            )
+        return requests.to(step.device).reshape(-1, requests.shape[-1])
+
+    def why_not(self, rows: int) -> str | None:
+        """Why a step of that many voting rows is left alone, or None."""
+        if self.max_rows is not None and rows > self.max_rows:
+            return "many_rows"
+        if rows == 0 or (self.bypass and rows < self.min_rows):
+            return "few_rows"
+        if self.bypass and rows * self.top_k <= self.policy.batch_budget:
+            return "within_budget"
+        return None
+
+    def _bypass(self, reason: str) -> None:
+        self.bypassed[reason] += 1
+
+    def mismatch(self, rows: int) -> None:
+        """A layer got other rows than the pass has: route natively rather than guess, count it, say so once."""
+        if not self.bypassed["mismatch"]:
+            log.warning("xshare: a layer got %d rows where the pass has %d; it routes natively", rows, self.rows)
+        self.bypassed["mismatch"] += 1
+
+    # What the caller says
+
+    @contextmanager
+    def laid_out(self, layout: BatchLayout) -> Iterator[None]:
+        if not isinstance(layout, BatchLayout):
+            raise LayoutError(f"layout must be an xshare.BatchLayout, not {type(layout).__name__}")
+        before, self.given = self.given, layout
+        try:
+            yield
+        finally:
+            self.given = before
+
+    @contextmanager
+    def generating(self, generation: Generation) -> Iterator[None]:
+        before, self.generation = self.generation, generation
+        try:
+            yield
+        finally:
+            self.generation = before
+
+    def snapshot(self) -> dict[str, Any]:
+        return {
+            "policy": str(self.policy),
+            "on": self.on,
+            "steps_pruned": self.pruned,
+            "steps_bypassed": dict(self.bypassed),
+        }
