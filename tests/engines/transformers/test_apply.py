@@ -7,6 +7,7 @@ import sys
 import pytest
 import torch
 from tiny import KINDS, generate, num_experts, prompts
+from transformers import CompileConfig
 from watching import check, watched
 
 import xshare
@@ -178,6 +179,20 @@ def test_a_static_cache(native):
     stats = xshare.stats(model)
     assert (stats["steps_pruned"], stats["steps_bypassed"]) == (14, {"prefill": 2})
     xshare.remove(model)
+
+
+def test_compiled_passes(native):
+    model, tokens = native("qwen3")
+    compiled = {"cache_implementation": "static", "compile_config": CompileConfig(backend="eager", mode=None)}
+    compiled["compile_config"]._compile_all_devices = True  # `generate` compiles by itself on a GPU only
+    assert torch.equal(generate(model, prompts(ROWS), **compiled), tokens)
+    xshare.apply(model, POLICY)
+    pruned = generate(model, prompts(ROWS))
+    assert torch.equal(generate(model, prompts(ROWS), **compiled), pruned)
+    assert not torch.equal(pruned, tokens)
+    assert xshare.stats(model)["steps_pruned"] == 14
+    xshare.remove(model)
+    assert torch.equal(generate(model, prompts(ROWS), **compiled), tokens)
 
 
 def test_importing_the_package_does_not_import_transformers():

@@ -103,7 +103,9 @@ def test_record_show_replay(folder, tmp_path, command):
         ({"p.jsonl": "w3"}, {"prompts": "p.jsonl"}, "line 1 is not JSON"),
         ({"p.txt": "w3"}, {"model": "nowhere"}, "has no config.json"),
         ({"p.txt": "w3"}, {"output": "no/folder/t"}, "does not exist"),
-        ({"p.txt": "w3"}, {"chat": True}, "has no chat template"),
+        ({"p.txt": "w3"}, {"more": ["--chat"]}, "has no chat template"),
+        ({"p.txt": "w3"}, {"more": ["--device", "nowhere"]}, "cannot be loaded"),
+        ({"p.txt": "w3"}, {"more": ["--dtype", "float23"]}, "cannot be loaded"),
         ({"p.txt": "w3", "m/config.json": "{}"}, {"model": "m"}, "cannot be loaded"),
     ],
 )
@@ -114,13 +116,21 @@ def test_mistakes(folder, tmp_path, command, files, words, message):
     before = sorted(tmp_path.rglob("*"))
     model = tmp_path / words["model"] if "model" in words else folder
     prompts, output = (tmp_path / words.get(key, name) for key, name in (("prompts", "p.txt"), ("output", "t")))
-    chat = ["--chat"] if words.get("chat") else []
-    code, _, said = command("trace", "record", model, "--prompts", prompts, "--out", output, *chat)
+    code, _, said = command("trace", "record", model, "--prompts", prompts, "--out", output, *words.get("more", []))
     assert code == 2
     assert message in said
     assert said.splitlines()[-1].startswith("error: ")  # after Transformers' own bar, if it came to loading
     assert "Traceback" not in said
     assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_chat_template_is_used_as_it_is(tiny):
+    template = "{% for turn in messages %}w9 {{ turn.content }}{% endfor %}{% if add_generation_prompt %} w8{% endif %}"
+    model, words = tiny("mixtral"), tokenizer(chat_template=template)
+    with watched(model) as steps:
+        record(model, words, [Prompt("w3 w4"), Prompt("w5")], name="m", tokens=3, chat=True)
+    assert steps[0].tokens.tolist() == [[9, 3, 4, 8], [2, 9, 5, 8]]
+    assert words.padding_side == "right"  # the caller's own is left alone
 
 
 def test_a_model_with_a_policy_at_work_and_one_that_ends_at_once(tiny):
@@ -131,3 +141,5 @@ def test_a_model_with_a_policy_at_work_and_one_that_ends_at_once(tiny):
     xshare.remove(model)
     with pytest.raises(xshare.TraceError, match="no prompt was decoded further"):
         record(model, tokenizer(pad_token=None), [Prompt("w3")], name="m", tokens=1)
+    with pytest.raises(xshare.ModelError, match="neither a padding nor an end token"):
+        record(model, tokenizer(pad_token=None, eos_token=None), [Prompt("w3")], name="m")

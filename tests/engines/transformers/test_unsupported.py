@@ -68,6 +68,18 @@ def test_a_kernel_that_routes_by_itself_is_noticed():
         generate(model, prompts(4))
 
 
+def test_a_layer_that_gets_other_rows_routes_natively():
+    model = make("mixtral")
+    handle = xshare.apply(model, FINE)
+    block = model.model.layers[1].mlp
+    native = block.forward
+    block.forward = lambda hidden: native(hidden[:1]).expand_as(hidden)
+    generate(model, prompts(4), new=3)
+    stats = handle.stats()
+    assert stats["steps_bypassed"] == {"prefill": 1, "mismatch": 2}
+    assert stats["layer_steps"] == [2, 0]
+
+
 def test_a_placement(tiny):
     model = tiny("mixtral")
     spread = xshare.Placement.contiguous(num_experts=8, devices=4)

@@ -36,6 +36,7 @@ class Attached:
         if hasattr(model, "generate"):
             model.generate = MethodType(_generate, model)  # type: ignore[assignment]
         setattr(decoder, KEY, self)
+        torch.compiler.reset()  # code that was compiled without the hooks would not notice them
 
     @property
     def policy(self) -> Policy:
@@ -52,6 +53,7 @@ class Attached:
                 f"{type(self.model).__name__} does not ask its routers, which a kernel has replaced: load it without "
                 f"use_kernels, and quantised weights with dequantize=True"
             )
+        self.state.gate = False  # whoever calls a layer by hand is on their own
 
     def stats(self) -> dict[str, Any]:
         """What was counted, by layer and in all. This waits for the device."""
@@ -91,6 +93,7 @@ class Attached:
         else:
             vars(self.model).pop("generate", None)
         vars(self.decoder).pop(KEY, None)
+        torch.compiler.reset()
 
 
 def _generate(model: nn.Module, *args: Any, **kwargs: Any) -> Any:

@@ -119,7 +119,8 @@ def record(
         raise ModelError(f"{type(model).__name__} has a policy at work: call xshare.remove(model) before recording")
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
-    tokenizer.padding_side = "left"
+    if tokenizer.pad_token_id is None:
+        raise ModelError("the model's tokenizer has neither a padding nor an end token, and prompts must be padded")
     recorder = Recorder(decoder, routers)
     rows: list[Tensor] = []
     domains: list[str] = []
@@ -128,7 +129,7 @@ def record(
             group = prompts[start : start + batch]
             inputs = _encode(tokenizer, [prompt.text for prompt in group], chat).to(model.device)
             options = {**inputs, "max_new_tokens": tokens, "do_sample": False, "num_beams": 1, "use_cache": True}
-            options |= {} if tokenizer.pad_token_id is None else {"pad_token_id": tokenizer.pad_token_id}
+            options["pad_token_id"] = tokenizer.pad_token_id
             recorder.generation = Generation.of(model, (), options)
             model.generate(**options)
             for prompt, left in zip(group, recorder.take(), strict=False):
@@ -136,6 +137,8 @@ def record(
                     rows.append(left)
                     domains.append(prompt.domain)
             advance(len(group))
+    except torch.OutOfMemoryError:
+        raise ModelError(f"{batch} prompts of {tokens} tokens do not fit into memory: record smaller batches") from None
     finally:
         recorder.remove()
     if not rows:
@@ -162,9 +165,9 @@ def _encode(tokenizer: Any, texts: list[str], chat: bool) -> Any:
         if not tokenizer.chat_template:
             raise ModelError("the model's tokenizer has no chat template: record plain prompts instead")
         turns = [[{"role": "user", "content": text}] for text in texts]
-        options = {"add_generation_prompt": True, "padding": True, "return_tensors": "pt", "return_dict": True}
-        return tokenizer.apply_chat_template(turns, **options)
-    return tokenizer(texts, padding=True, return_tensors="pt", return_token_type_ids=False)
+        texts = [tokenizer.apply_chat_template(turn, add_generation_prompt=True, tokenize=False) for turn in turns]
+    options = {"padding": True, "padding_side": "left", "return_tensors": "pt", "return_token_type_ids": False}
+    return tokenizer(texts, add_special_tokens=not chat, **options)  # a template writes its own
 
 
 def load(folder: Path, device: str = "cpu", dtype: str = "auto") -> tuple[Any, Any]:
@@ -179,6 +182,6 @@ def load(folder: Path, device: str = "cpu", dtype: str = "auto") -> tuple[Any, A
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, local_files_only=True)
         return model.to(device).eval(), tokenizer
-    except (OSError, ValueError, KeyError, RuntimeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, RuntimeError, AttributeError, AssertionError) as error:
         reason = str(error).strip().splitlines() or [type(error).__name__]
         raise ModelError(f"model {str(folder)!r} cannot be loaded: {reason[0]}") from None
