@@ -1,6 +1,6 @@
 """Transformers' routers: where they are in a model, and each one's rule as a RouterSpec.
 
-All of them return (logits [n, N], weights [n, k], ids [n, k]) in transformers 5.17 to 5.19, and nothing is routed
+All of them return (logits [n, N], weights [n, k], ids [n, k]) in transformers 5.17 to 5.22, and nothing is routed
 elsewhere: whoever changes that triple has changed the routing.
 """
 
