@@ -18,6 +18,13 @@ def interval(values: NDArray[np.float64], seed: int = 0, blocks: int = 20, draws
     return float(low), float(high)
 
 
+def share_interval(right: int, asked: int, z: float = 1.96) -> tuple[float, float]:
+    """Wilson's 95 % interval of a share: it stays within 0 and 1, and is not empty where all or none are right."""
+    share, spread = right / asked, z * z / asked
+    middle, half = share + spread / 2, z * (share * (1 - share) / asked + spread / asked / 4) ** 0.5
+    return (middle - half) / (1 + spread), (middle + half) / (1 + spread)
+
+
 def spelled_mean(row: dict[str, Any], name: str, digits: int) -> str:
     """A mean of a result row with half its interval: `16.3 ±0.1`, from the columns name, name_lo and name_hi."""
     return f"{row[name]:.{digits}f} ±{(row[f'{name}_hi'] - row[f'{name}_lo']) / 2:.{digits}f}"

@@ -1,0 +1,78 @@
+"""Batches for training, without end: prose and code from memory, tasks made by other processes as they are needed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from functools import partial
+from itertools import count
+from multiprocessing import get_context
+from multiprocessing.pool import Pool
+from pathlib import Path
+
+import numpy as np
+import torch
+from data import Rows, documents, held_out, prose_rows, task_rows
+from settings import ANSWER, MIX, NANO, PROSE, QUESTION
+from tokenizers import Tokenizer
+from torch import Tensor
+
+AT_ONCE = 256  # rows of tasks that a process makes before it hands them over
+
+
+def tokenizer() -> Tokenizer:
+    return Tokenizer.from_file(str(NANO / "tokenizer.json"))
+
+
+def prose(corpus: Path, domain: str, held: bool = False, most: int | None = None) -> Rows:
+    texts = [text for text in documents(corpus, domain) if held_out(text) == held]
+    return prose_rows(tokenizer(), texts)[:most]
+
+
+def tasks(seed: int) -> Rows:
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the processes are parallel already
+    return task_rows(tokenizer(), AT_ONCE, seed)
+
+
+class Feed:
+    def __init__(self, corpus: Path, rows: int, seed: int, workers: int) -> None:
+        self.rows, self.rng = rows, np.random.default_rng(seed)
+        self.pool: Pool = get_context("spawn").Pool(workers)
+        self.shares = np.array(list(MIX.values())) / sum(MIX.values())
+        domains = [*PROSE, "python"]
+        self.stock = dict(zip(domains, self.pool.map(partial(prose, corpus), domains, chunksize=1), strict=True))
+        self.tasks = self._tasks(seed, workers)
+        special = tokenizer()
+        self.question, self.answer = special.token_to_id(QUESTION), special.token_to_id(ANSWER)
+
+    def _tasks(self, seed: int, workers: int) -> Iterator[np.ndarray]:
+        """Row by row. Every process is kept two jobs ahead, and no more."""
+        seeds = count(seed * 1_000_000)
+        waiting = [self.pool.apply_async(tasks, (next(seeds),)) for _ in range(2 * workers)]
+        while True:
+            done = waiting.pop(0).get()
+            waiting.append(self.pool.apply_async(tasks, (next(seeds),)))
+            yield from done
+
+    def batch(self) -> tuple[Tensor, Tensor]:
+        """-> inputs and targets, int64 [rows, LENGTH]; -100 where nothing is to be learnt: inside a question"""
+        counts = self.rng.multinomial(self.rows, self.shares)
+        parts = []
+        for domain, number in zip(MIX, counts, strict=True):
+            if domain == "tasks":
+                parts += [next(self.tasks)[None] for _ in range(number)]
+            else:
+                stock = self.stock[domain]
+                parts.append(stock[self.rng.integers(len(stock), size=number)])
+        rows = np.concatenate(parts).astype(np.int64)
+        return as_batch(rows, self.question, self.answer)
+
+    def close(self) -> None:
+        self.pool.terminate()
+
+
+def as_batch(rows: np.ndarray, question: int, answer: int) -> tuple[Tensor, Tensor]:
+    asked = np.cumsum(rows == question, axis=1) - np.cumsum(rows == answer, axis=1) > 0  # from <|question|> on
+    inputs, targets = rows[:, :-1], rows[:, 1:].copy()
+    targets[asked[:, 1:] | (rows[:, 1:] == answer)] = -100
+    return torch.from_numpy(np.ascontiguousarray(inputs)), torch.from_numpy(targets)

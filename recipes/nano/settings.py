@@ -1,0 +1,65 @@
+"""What nano is and how it was trained, in one place."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+NANO = Path(__file__).resolve().parents[2] / "src" / "xshare" / "models" / "nano"
+DRAFT = NANO.with_name("nano-draft")
+VOCABULARY = 3072
+END, QUESTION, ANSWER = "<|endoftext|>", "<|question|>", "<|answer|>"
+LENGTH = 512  # tokens of a training row
+
+# Where a training row comes from. Prose and code keep the experts apart, tasks can be marked.
+MIX = {"tasks": 0.58, "english": 0.10, "french": 0.08, "german": 0.08, "spanish": 0.08, "python": 0.08}
+PROSE = {"english": "eng", "french": "fra", "german": "deu", "spanish": "spa"}
+HELD_OUT = 12  # one document in so many is never trained on
+
+MODEL = {
+    "hidden_size": 256,
+    "num_hidden_layers": 6,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "num_experts": 64,
+    "num_experts_per_tok": 4,
+    "moe_intermediate_size": 32,
+    "intermediate_size": 256,  # of dense layers, which it has none of
+    "norm_topk_prob": True,
+}
+DRAFT_MODEL = {
+    "hidden_size": 128,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "intermediate_size": 384,
+}
+BOTH = {
+    "vocab_size": VOCABULARY,
+    "max_position_embeddings": 2048,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+    "tie_word_embeddings": True,
+    "use_sliding_window": False,
+    "attention_bias": False,
+    "bos_token_id": None,
+    "eos_token_id": 0,
+    "pad_token_id": 0,
+}
+
+
+@dataclass(frozen=True)
+class Training:
+    rows: int  # a step
+    rate: float  # peak learning rate
+    balance: float = 0.0  # weight of the balance loss
+    spread: float = 0.0  # weight of the loss on large router logits
+    warmup: int = 200  # steps
+    cooldown: float = 0.3  # last share of the steps, in which the rate falls to zero
+    decay: float = 0.1  # of weights
+    betas: tuple[float, float] = (0.9, 0.95)
+    seed: int = 0
+
+
+TRAINING = {"nano": Training(256, 3e-3, balance=0.01, spread=1e-4), "draft": Training(256, 4e-3)}

@@ -1,0 +1,193 @@
+"""Train nano, or the draft model for it, and write it as a Transformers model.
+
+    python recipes/nano/train.py CORPUS --model nano --steps 6000 --out OUT
+    python recipes/nano/train.py CORPUS --model draft --steps 3000 --out OUT
+
+Weights are bfloat16 with float32 masters (on a CPU, where this can only be tried out, all is float32). `--seconds`
+stops early and leaves a checkpoint in OUT, `--resume` goes on from it. OUT gets the model, log.jsonl, and evaluation.json
+(accuracy by kind and size, loss by domain).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+from evaluate import evaluate
+from feed import Feed
+from safetensors.torch import load_file, save_file
+from settings import BOTH, DRAFT_MODEL, LENGTH, MODEL, TRAINING, Training
+from torch import Tensor, nn
+
+
+def new_model(name: str, device: str, tiny: bool) -> Any:
+    import transformers as t
+
+    small = {"num_hidden_layers": 2, "hidden_size": 64} if tiny else {}
+    if name == "draft":
+        config = t.Qwen3Config(**(DRAFT_MODEL | BOTH | small))
+        return t.Qwen3ForCausalLM(config).to(device, torch.bfloat16 if device == "cuda" else torch.float32)
+    config = t.Qwen3MoeConfig(**(MODEL | BOTH | small), router_aux_loss_coef=0.0)
+    config._experts_implementation = "grouped_mm"
+    return t.Qwen3MoeForCausalLM(config).to(device, torch.bfloat16 if device == "cuda" else torch.float32)
+
+
+class Masters:
+    """Float32 copies of bfloat16 weights, which AdamW changes."""
+
+    def __init__(self, model: nn.Module, settings: Training, fused: bool) -> None:
+        self.weights = [p for p in model.parameters() if p.requires_grad]
+        self.masters = [p.detach().float().clone() for p in self.weights]
+        groups = [
+            {"params": [m for m in self.masters if m.dim() > 1], "weight_decay": settings.decay},
+            {"params": [m for m in self.masters if m.dim() <= 1], "weight_decay": 0.0},
+        ]
+        self.adam = torch.optim.AdamW(groups, lr=settings.rate, betas=settings.betas, fused=fused)
+
+    @torch.no_grad()
+    def step(self, rate: float) -> Tensor:
+        """-> the gradient's norm, before it was clipped to 1"""
+        grads = [p.grad.float() if p.grad is not None else torch.zeros_like(m) for p, m in self._pairs()]
+        norm = torch.nn.utils.get_total_norm(grads)
+        torch._foreach_mul_(grads, (1.0 / norm.clamp(min=1.0)))
+        for master, grad in zip(self.masters, grads, strict=True):
+            master.grad = grad
+        for group in self.adam.param_groups:
+            group["lr"] = rate
+        self.adam.step()
+        torch._foreach_copy_(self.weights, self.masters)
+        for weight in self.weights:
+            weight.grad = None
+        return norm
+
+    def _pairs(self) -> Any:
+        return zip(self.weights, self.masters, strict=True)
+
+    def save(self, path: Path, step: int) -> None:
+        tensors = {"step": torch.tensor(step)}
+        for i, master in enumerate(self.masters):
+            kept = self.adam.state[master]
+            tensors |= {f"{i}.weight": master, f"{i}.mean": kept["exp_avg"], f"{i}.square": kept["exp_avg_sq"]}
+        save_file(tensors, path)
+
+    @torch.no_grad()
+    def load(self, path: Path) -> int:
+        tensors = load_file(path, device=str(self.masters[0].device))
+        step = int(tensors["step"])
+        for i, master in enumerate(self.masters):
+            master.copy_(tensors[f"{i}.weight"])
+            self.adam.state[master] = {
+                "step": torch.tensor(float(step), device=master.device),
+                "exp_avg": tensors[f"{i}.mean"],
+                "exp_avg_sq": tensors[f"{i}.square"],
+            }
+        torch._foreach_copy_(self.weights, self.masters)
+        return step
+
+
+class Loss(nn.Module):
+    """Next-token loss, and for the experts: all used alike over the batch, and logits that do not run away."""
+
+    def __init__(self, model: Any, settings: Training) -> None:
+        super().__init__()
+        self.model, self.settings = model, settings
+        self.routed: list[tuple[Tensor, Tensor]] = []
+        for name, module in model.named_modules():
+            if name.endswith("mlp.gate"):
+                module.register_forward_hook(lambda _, given, out: self.routed.append((out[0], out[2])))
+
+    def forward(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        self.routed.clear()
+        hidden = self.model.model(input_ids=inputs, use_cache=False).last_hidden_state
+        logits = self.model.lm_head(hidden).float()
+        loss = nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=-100)
+        balance, spread = torch.zeros_like(loss), torch.zeros_like(loss)
+        for router_logits, ids in self.routed:  # [tokens, N], [tokens, k]
+            logit = router_logits.float()
+            N = logit.shape[-1]
+            chosen = torch.zeros(N, device=loss.device).scatter_add_(
+                0, ids.flatten().long(), torch.ones(ids.numel(), device=loss.device)
+            )
+            balance = balance + N * (chosen / ids.numel() * logit.softmax(-1).mean(0)).sum() / len(self.routed)
+            spread = spread + logit.logsumexp(-1).square().mean() / len(self.routed)
+        self.routed.clear()
+        return loss + self.settings.balance * balance + self.settings.spread * spread, loss.detach(), balance.detach()
+
+
+def rate_at(step: int, steps: int, settings: Training) -> float:
+    """Up, level, and down to zero."""
+    rise = min(1.0, (step + 1) / settings.warmup)
+    fall = min(1.0, (steps - step) / (settings.cooldown * steps))
+    return settings.rate * rise * (1 - math.sqrt(1 - fall) if fall < 1 else 1.0)
+
+
+def main(
+    corpus: Annotated[Path, typer.Argument(help="The folder with eltec_*.txt.xz.")],
+    out: Annotated[Path, typer.Option(help="Where to write.")],
+    model: Annotated[str, typer.Option(help="nano or draft.")] = "nano",
+    steps: Annotated[int, typer.Option(help="Steps in all.")] = 6000,
+    rows: Annotated[int | None, typer.Option(help="Rows a step.")] = None,
+    seconds: Annotated[float, typer.Option(help="Stop after these, with a checkpoint.")] = math.inf,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on from the checkpoint in OUT.")] = False,
+    workers: Annotated[int, typer.Option(help="Processes that make tasks.")] = 8,
+    questions: Annotated[int, typer.Option(help="Questions of each kind and size in the evaluation.")] = 32,
+    tiny: Annotated[bool, typer.Option("--tiny", help="Two narrow layers: to try the recipe out.")] = False,
+) -> None:
+    began = time.monotonic()
+    settings = TRAINING[model]
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    torch.manual_seed(settings.seed)
+    torch.set_float32_matmul_precision("high")
+    out.mkdir(parents=True, exist_ok=True)
+    net = new_model(model, device, tiny)
+    print(f"{model}: {sum(p.numel() for p in net.parameters()) / 1e6:.2f} M parameters", flush=True)
+    masters = Masters(net, settings, fused=device == "cuda")
+    first = masters.load(out / "checkpoint.safetensors") if resume else 0
+    feed = Feed(corpus, rows or settings.rows, settings.seed + first, workers)
+    loss_of = Loss(net, settings)
+    compiled = torch.compile(loss_of, dynamic=False) if device == "cuda" else loss_of
+    with (out / "log.jsonl").open("a" if resume else "w") as log:
+        since, tokens = time.monotonic(), 0
+        for step in range(first, steps):
+            inputs, targets = (
+                t.pin_memory().to(device, non_blocking=True) if device == "cuda" else t for t in feed.batch()
+            )
+            total, loss, balance = compiled(inputs, targets)
+            total.backward()
+            norm = masters.step(rate_at(step, steps, settings))
+            tokens += inputs.numel()
+            if (step + 1) % 50 == 0 or step + 1 == steps:
+                speed = tokens / (time.monotonic() - since)
+                line = {"step": step + 1, "loss": round(float(loss), 4), "balance": round(float(balance), 3)}
+                line |= {"norm": round(float(norm), 2), "tokens_per_s": round(speed)}
+                print(json.dumps(line), file=log, flush=True)
+                print(json.dumps(line), flush=True)
+                since, tokens = time.monotonic(), 0
+            if time.monotonic() - began > seconds and step + 1 < steps:
+                masters.save(out / "checkpoint.safetensors", step + 1)
+                feed.close()
+                print(f"stopped after {step + 1} steps of {steps}: go on with --resume")
+                sys.exit(3)
+    feed.close()
+    net.config.architectures = [type(net).__name__]
+    net.generation_config.eos_token_id, net.generation_config.pad_token_id = 0, 0
+    net.to(torch.bfloat16).save_pretrained(out / model, max_shard_size="12MB")
+    about = {
+        "model": model,
+        "steps": steps,
+        "rows": rows or settings.rows,
+        "length": LENGTH,
+        "settings": vars(settings),
+    }
+    found = evaluate(net, corpus, device, questions)
+    (out / f"evaluation-{model}.json").write_text(json.dumps(about | found, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    typer.run(main)
