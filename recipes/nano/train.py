@@ -4,7 +4,7 @@
     python recipes/nano/train.py CORPUS --model draft --steps 3000 --out OUT
 
 Weights are bfloat16 with float32 masters (on a CPU, where this can only be tried out, all is float32). `--seconds`
-stops early and leaves a checkpoint in OUT, `--resume` goes on from it. OUT gets the model, log.jsonl, and evaluation.json
+stops early and leaves a checkpoint in OUT, `--resume` goes on from it. OUT gets the model, log.jsonl, evaluation.json
 (accuracy by kind and size, loss by domain).
 """
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from xshare.cli.output import number_table, progress_bar, wide_console
+from xshare.engines.base import Advance, Engine
+from xshare.files import check_writable
 from xshare.policy import Policy
 from xshare.quality.tasks import KINDS, Question, held_out_questions, is_right
 from xshare.results import Row, provenance, write_result
@@ -16,6 +18,7 @@ from xshare.statistics import share_interval
 
 POLICIES = ["k0=1,m=16", "k0=1,m=8", "k0=2,m=0", "k0=1,m=0", "oea:k0=2", "lynx:drop=16", "topk:k=2", "random:k0=0,m=16"]
 LIMIT = 420  # tokens of an answer
+Measured = tuple[Row, list[list[int]]]  # with the tokens of every answer
 
 
 def demo(
@@ -30,22 +33,25 @@ def demo(
     """Decode held-out questions with nano, natively and under policies: experts saved, answers kept or lost."""
     import torch
 
+    from xshare.engines.transformers.engine import TransformersEngine
     from xshare.models import load
 
-    policies = [Policy.parse("native"), *map(Policy.parse, policy or POLICIES)]
+    policies = [None, *map(Policy.parse, policy or POLICIES)]
+    if json is not None:
+        check_writable(json)
     if threads:
         torch.set_num_threads(threads)
-    model, tokenizer = load("nano")
+    engine = TransformersEngine(*load("nano"), "nano")
     asked = mixed_questions(questions)
     rows: list[Row] = []
     native: list[list[int]] = []
     with progress_bar("answers", len(asked) * len(policies)) as advance:
         for each in policies:
-            row, tokens = measure(model, tokenizer, each, asked, batch, advance)
+            row, tokens = measure(engine, each, asked, batch, advance)
             native = native or tokens
             rows.append(row | {"agreement": agreement(native, tokens)})
             if json is not None:  # what was measured stays, whatever comes after
-                write_result(json, rows, provenance(model="nano", batch=batch, questions=len(asked), seed=0))
+                write_result(json, rows, provenance(**engine.about, batch=batch, questions=len(asked), seed=0))
     show(rows, len(asked), batch)
     if json is not None:
         wide_console().print(f"results: {json}")
@@ -58,33 +64,24 @@ def mixed_questions(each: int) -> list[Question]:
     return asked
 
 
-def measure(
-    model: Any, tokenizer: Any, policy: Policy, asked: list[Question], batch: int, advance: Any
-) -> tuple[Row, list[list[int]]]:
-    import xshare
-    from xshare.engines.transformers.decode import decode
-
-    prompts = [tokenizer(prompt(question)).input_ids for question in asked]
-    # Natively too the layers are counted: a policy that keeps everything, and whose cost is part of every row.
-    xshare.apply(model, policy, bypass=False)
-    found = decode(model, prompts, ends=tokenizer.eos_token_id, limit=LIMIT, batch=batch, advance=advance)
-    mean = xshare.stats(model)["mean"]
-    xshare.remove(model)
-    texts = tokenizer.batch_decode(found.tokens, skip_special_tokens=True)
-    right = sum(is_right(question, text) for question, text in zip(asked, texts, strict=True))
+def measure(engine: Engine, policy: Policy | None, asked: list[Question], batch: int, advance: Advance) -> Measured:
+    engine.use(policy)
+    run = engine.run([engine.encode(prompt(q)) for q in asked], limit=LIMIT, batch=batch, advance=advance)
+    mean = engine.stats()["mean"]
+    right = sum(is_right(question, answer.text) for question, answer in zip(asked, run.answers, strict=True))
     low, high = share_interval(right, len(asked))
     row: Row = {
-        "policy": str(policy),
+        "policy": "native" if policy is None else str(policy),
         "active": mean["experts_active"],
         "active_native": mean["experts_native"],
         "mass": mean["mass_kept"],
         "accuracy": right / len(asked),
         "accuracy_low": low,
         "accuracy_high": high,
-        "tokens": sum(map(len, found.tokens)) / len(asked),
-        "tokens_per_s": found.tokens_per_s,
+        "tokens": sum(len(answer.tokens) for answer in run.answers) / len(asked),
+        "tokens_per_s": run.rows / run.decode_s,
     }
-    return row, found.tokens
+    return row, [answer.tokens for answer in run.answers]
 
 
 def prompt(question: Question) -> str:

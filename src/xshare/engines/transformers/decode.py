@@ -18,6 +18,7 @@ from torch import Tensor
 @dataclass
 class Decoded:
     tokens: list[list[int]]  # of each prompt's answer, its end included
+    times_s: list[list[float]]  # when each of them came, from the start
     seconds: float = 0.0  # in decode steps, prompts not counted
     steps: int = 0
     rows: int = 0  # over all steps
@@ -75,18 +76,25 @@ def decode(
     ends: int,
     limit: int = 512,
     batch: int = 16,
+    arrivals: Sequence[float] | None = None,
     advance: Callable[[int], None] = lambda done: None,
 ) -> Decoded:
-    """Decode all prompts, `batch` at a time, each until the token `ends` or `limit` tokens. `advance` is told how many
-    more have ended."""
-    found = Decoded([[] for _ in prompts])
-    waiting, live = list(range(len(prompts))), Batch()
+    """Decode all prompts, `batch` at a time, each until the token `ends` or `limit` tokens.
+
+    A prompt is there from the start, or `arrivals` seconds after it. `advance` is told how many more have ended.
+    """
+    found = Decoded([[] for _ in prompts], [[] for _ in prompts])
+    due = arrivals or [0.0] * len(prompts)
+    waiting, live = sorted(range(len(prompts)), key=lambda i: due[i]), Batch()
+    start = time.perf_counter()
 
     def write_down(some: Batch) -> None:
         """Each sequence's newest token; those that end with it leave."""
         going = []
+        now = time.perf_counter() - start
         for row, (who, token) in enumerate(zip(some.who, some.last.tolist(), strict=True)):
             found.tokens[who].append(token)
+            found.times_s[who].append(now)
             if token != ends and len(found.tokens[who]) < limit:
                 going.append(row)
         if len(going) < len(some.who):
@@ -94,12 +102,16 @@ def decode(
             some.keep(going)
 
     while waiting or live.who:
-        room = batch - len(live.who)
-        if waiting and room:
-            new = read_prompts(model, {who: prompts[who] for who in waiting[:room]})
-            waiting = waiting[room:]
+        now = time.perf_counter() - start
+        here = [who for who in waiting[: batch - len(live.who)] if due[who] <= now]
+        if here:
+            new = read_prompts(model, {who: prompts[who] for who in here})
+            waiting = waiting[len(here) :]
             write_down(new)
             live.add(new)
+            continue
+        if not live.who:
+            time.sleep(max(0.0, due[waiting[0]] - now))
             continue
         found.steps, found.rows = found.steps + 1, found.rows + len(live.who)
         began = time.perf_counter()

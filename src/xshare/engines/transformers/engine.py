@@ -1,0 +1,68 @@
+"""A Transformers model as an engine: continuous batching in this process, on the CPU or a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib import metadata
+from typing import Any
+
+from xshare.engines.base import Advance, Answer, Run, quiet
+from xshare.engines.transformers.attach import Attached, apply, remove
+from xshare.engines.transformers.decode import decode
+from xshare.engines.transformers.routers import find
+from xshare.policy import Policy
+
+NATIVE = Policy(method="native")
+
+
+class TransformersEngine:
+    def __init__(self, model: Any, tokenizer: Any, name: str) -> None:
+        self.model, self.tokenizer = model, tokenizer
+        _, routers = find(model)
+        self.about: dict[str, Any] = {
+            "engine": "transformers",
+            "version": metadata.version("transformers"),
+            "model": name,
+            "device": str(model.device),
+            "dtype": str(model.dtype).removeprefix("torch."),
+            "experts": routers[0].num_experts,
+            "top_k": routers[0].spec().top_k,
+            "layers": len(routers),
+            "drafts": 0,
+        }
+        self.attached: Attached = apply(model, NATIVE, bypass=False)
+
+    def use(self, policy: Policy | None) -> None:
+        # Natively too the layers are counted: a policy that leaves all as it is.
+        self.attached = apply(self.model, NATIVE if policy is None else policy, bypass=False)
+
+    def run(
+        self,
+        prompts: Sequence[Sequence[int]],
+        *,
+        limit: int,
+        batch: int,
+        arrivals: Sequence[float] | None = None,
+        to_the_end: bool = False,
+        advance: Advance = quiet,
+    ) -> Run:
+        ends = -1 if to_the_end else int(self.tokenizer.eos_token_id)
+        found = decode(self.model, prompts, ends=ends, limit=limit, batch=batch, arrivals=arrivals, advance=advance)
+        texts = self.tokenizer.batch_decode(found.tokens, skip_special_tokens=True)
+        answers = [
+            Answer(tokens, text, arrived, times)
+            for tokens, text, arrived, times in zip(
+                found.tokens, texts, arrivals or [0.0] * len(prompts), found.times_s, strict=True
+            )
+        ]
+        return Run(answers, found.seconds, found.steps, found.rows)
+
+    def stats(self) -> dict[str, Any]:
+        return self.attached.stats()
+
+    def encode(self, text: str) -> list[int]:
+        ids: list[int] = self.tokenizer(text).input_ids
+        return ids
+
+    def close(self) -> None:
+        remove(self.model)
