@@ -1,4 +1,4 @@
-"""`xshare trace import` and `xshare trace show`; `xshare trace record` is in record.py."""
+"""`xshare trace import`, `show` and `load`; `xshare trace record` is in record.py."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ from xshare.cli.output import number_table, wide_console
 from xshare.cli.record import record_command
 from xshare.errors import TraceError
 from xshare.files import check_writable
+from xshare.report.plot import check_plot, plot_load
+from xshare.results import provenance, sha256, write_result
 from xshare.trace import Trace, import_npz
+from xshare.trace.load import load_rows
 
 app = typer.Typer(no_args_is_help=True, help="Routing traces: record them, import them, look into them.")
 app.command("record")(record_command)
@@ -69,3 +72,29 @@ def show(file: Annotated[Path, typer.Argument(help="A trace file.")]) -> None:
         if (fact := header.provenance.get(name)) is not None:
             text = " ".join(map(str, fact)) if isinstance(fact, list) else str(fact)
             console.print(f"[bold]{name:<12}[/bold]{escape(text)}")
+
+
+@app.command("load")
+def load(
+    file: Annotated[Path, typer.Argument(help="A trace file.")],
+    json: Annotated[Path | None, typer.Option(help="Write the rows and their provenance here.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Draw to this .png or .svg.")] = None,
+) -> None:
+    """How evenly each layer uses its experts, and how many of them never."""
+    for path, check in ((json, check_writable), (plot, check_plot)):
+        if path is not None:
+            check(path)
+    trace = Trace.load(file)
+    rows = load_rows(trace)
+    title = f"{escape(trace.header.model)}, {trace.header.num_experts} experts, top-{trace.header.top_k}"
+    table = number_table(f"{title}: load", "layer", "entropy", "dead", "heaviest")
+    for row in rows:
+        table.add_row(str(row["layer"]), f"{row['entropy']:.3f}", f"{row['dead']:.1%}", f"{row['heaviest']:.1f}x")
+    console = wide_console()
+    console.print(table)
+    if json is not None:
+        write_result(json, rows, provenance(model=trace.header.model, trace=file.name, trace_sha256=sha256(file)))
+        console.print(f"rows written to {json}")
+    if plot is not None:
+        plot_load(rows, plot, title)
+        console.print(f"plot written to {plot}")

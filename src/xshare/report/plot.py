@@ -89,6 +89,17 @@ def plot_kernel(rows: Sequence[Row], path: Path, title: str) -> None:
     _save(figure, axes, path)
 
 
+def plot_load(rows: Sequence[Row], path: Path, title: str) -> None:
+    """Each expert's load in even loads, a line of cells a layer, its experts from the most used to the least."""
+    figure, axes = _axes(f"{title}: load of the experts, 1 is even", "experts of a layer, by load", "layer")
+    load = [sorted(row["load"], reverse=True) for row in rows]
+    image = axes.imshow(load, aspect="auto", vmin=0, cmap="viridis", interpolation="nearest")
+    axes.set_yticks(range(len(rows)), [str(row["layer"]) for row in rows])
+    axes.grid(visible=False)
+    figure.colorbar(image, ax=axes)
+    _save(figure, axes, path, legend=False)
+
+
 def _axes(title: str, x: str, y: str) -> tuple[Any, Any]:
     from matplotlib.figure import Figure  # no pyplot: nothing global, and no display is looked for
 

@@ -1,0 +1,45 @@
+import json
+
+import numpy as np
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from xshare.cli import app
+from xshare.trace import Header, Trace
+from xshare.trace.file import RouterFields
+from xshare.trace.load import load_rows, shares
+
+
+def trace_of(experts):
+    """experts: [tokens, layers, k]"""
+    experts = torch.tensor(experts)
+    header = Header(
+        model="toy", num_experts=4, top_k=experts.shape[-1], score="topk", router=RouterFields(),
+        layers=list(range(experts.shape[1])), domains=["a"], provenance={},
+    )  # fmt: skip
+    weights = torch.full(experts.shape, 1 / experts.shape[-1])
+    return Trace(header, torch.tensor([len(experts)]), experts=experts.to(torch.uint8), weights=weights)
+
+
+def test_shares_entropy_dead_and_heaviest():
+    even, lopsided = [[0, 1], [2, 3]], [[0, 1], [0, 1]]
+    trace = trace_of([[even[0], lopsided[0]], [even[1], lopsided[1]]])  # two tokens, two layers
+    assert np.allclose(shares(trace), [[0.25] * 4, [0.5, 0.5, 0, 0]])
+    first, second = load_rows(trace)
+    assert first == {"layer": 0, "entropy": pytest.approx(1), "dead": 0, "heaviest": 1, "load": [1.0] * 4}
+    assert second["entropy"] == pytest.approx(0.5)
+    assert second["dead"] == 0.5
+    assert second["heaviest"] == 2
+
+
+def test_the_command_prints_writes_and_draws(tmp_path):
+    trace_of([[[0, 1]], [[2, 1]]]).save(tmp_path / "toy.trace")
+    out, plot = tmp_path / "load.json", tmp_path / "load.svg"
+    result = CliRunner().invoke(
+        app, ["trace", "load", str(tmp_path / "toy.trace"), "--json", str(out), "--plot", str(plot)]
+    )
+    assert result.exit_code == 0, result.output
+    assert "25.0%" in result.output  # expert 3 is dead
+    assert json.loads(out.read_text())["rows"][0]["layer"] == 0
+    assert plot.read_text().startswith("<?xml")
