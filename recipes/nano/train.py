@@ -4,7 +4,7 @@
     python recipes/nano/train.py CORPUS --model draft --steps 3000 --out OUT
 
 Weights are bfloat16 with float32 masters (on a CPU, where this can only be tried out, all is float32). `--seconds`
-stops early and leaves a checkpoint in OUT, `--resume` goes on from it. OUT gets the model, log.jsonl, evaluation.json
+stops early and leaves a checkpoint in OUT, `--resume` goes on from it. OUT gets the model, its log and its evaluation
 (accuracy by kind and size, loss by domain).
 """
 
@@ -148,11 +148,11 @@ def main(
     net = new_model(model, device, tiny)
     print(f"{model}: {sum(p.numel() for p in net.parameters()) / 1e6:.2f} M parameters", flush=True)
     masters = Masters(net, settings, fused=device == "cuda")
-    first = masters.load(out / "checkpoint.safetensors") if resume else 0
+    first = masters.load(out / f"checkpoint-{model}.safetensors") if resume else 0
     feed = Feed(corpus, rows or settings.rows, settings.seed + first, workers)
     loss_of = Loss(net, settings)
     compiled = torch.compile(loss_of, dynamic=False) if device == "cuda" else loss_of
-    with (out / "log.jsonl").open("a" if resume else "w") as log:
+    with (out / f"log-{model}.jsonl").open("a" if resume else "w") as log:
         since, tokens = time.monotonic(), 0
         for step in range(first, steps):
             inputs, targets = (
@@ -170,7 +170,7 @@ def main(
                 print(json.dumps(line), flush=True)
                 since, tokens = time.monotonic(), 0
             if time.monotonic() - began > seconds and step + 1 < steps:
-                masters.save(out / "checkpoint.safetensors", step + 1)
+                masters.save(out / f"checkpoint-{model}.safetensors", step + 1)
                 feed.close()
                 print(f"stopped after {step + 1} steps of {steps}: go on with --resume")
                 sys.exit(3)
