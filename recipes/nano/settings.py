@@ -62,4 +62,4 @@ class Training:
     seed: int = 0
 
 
-TRAINING = {"nano": Training(256, 3e-3, balance=0.01, spread=1e-4), "draft": Training(256, 4e-3)}
+TRAINING = {"nano": Training(256, 3e-3, balance=0.02, spread=1e-4), "draft": Training(256, 4e-3)}
