@@ -5,9 +5,7 @@ from typer.testing import CliRunner
 
 import xshare.models
 from xshare.cli import app
-from xshare.cli.demo import agreement, mixed_questions
 from xshare.errors import PolicyError
-from xshare.quality.tasks import KINDS
 
 COLUMNS = {"policy", "active", "active_native", "mass", "accuracy", "agreement", "tokens_per_s"}
 
@@ -42,16 +40,3 @@ def test_a_policy_that_cannot_be_read_is_refused_before_anything_runs(in_the_box
     result = CliRunner().invoke(app, ["demo", "--policy", "k0=x", "--json", str(tmp_path / "demo.json")])
     assert isinstance(result.exception, PolicyError)
     assert not (tmp_path / "demo.json").exists()
-
-
-def test_questions_of_all_kinds_are_mixed():
-    asked = mixed_questions(4)
-    assert len(asked) == 4 * len(KINDS)
-    assert len({question.kind for question in asked[:16]}) > 4
-    assert asked == mixed_questions(4)
-
-
-def test_agreement_ends_at_the_first_token_that_differs():
-    assert agreement([[1, 2, 3, 4]], [[1, 2, 9, 4]]) == 0.5
-    assert agreement([[1, 2], [3, 4]], [[1, 2], [5]]) == 0.5
-    assert agreement([[1, 2]], [[1, 2, 3]]) == 1

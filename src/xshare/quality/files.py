@@ -1,0 +1,109 @@
+"""Task files for any model: JSON lines with a question, its answer, and how to compare.
+
+    {"question": "What is 6 * 7?", "answer": "42", "compare": "number", "kind": "sums"}
+
+`compare` is one of
+  exact     the text after the last "answer" is the answer, or all of it where there is no such word (the default)
+  contains  the answer stands somewhere in the text
+  number    the last number in the text equals the answer
+  choice    the last capital letter that stands alone is the answer: A, B, C ...
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from xshare.errors import XShareError
+from xshare.quality.tasks import KINDS, Question, given_answer, held_out_questions
+
+NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
+
+
+class TaskError(XShareError):
+    """A task file that cannot be read."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """One question as a model is asked it."""
+
+    prompt: str
+    answer: str
+    kind: str
+    compare: str = "exact"
+
+    def is_right(self, text: str) -> bool:
+        return COMPARE[self.compare](text, self.answer)
+
+
+def _exact(text: str, answer: str) -> bool:
+    given = given_answer(text)
+    return (text.strip() if given is None else given) == answer.strip()
+
+
+def _number(text: str, answer: str) -> bool:
+    found = NUMBER.findall(text)
+    return bool(found) and float(found[-1].replace(",", "")) == float(answer.replace(",", ""))
+
+
+def _choice(text: str, answer: str) -> bool:
+    found = re.findall(r"\b[A-Z]\b", text)
+    return bool(found) and found[-1] == answer.strip()
+
+
+COMPARE: dict[str, Callable[[str, str], bool]] = {
+    "exact": _exact,
+    "contains": lambda text, answer: answer in text,
+    "number": _number,
+    "choice": _choice,
+}
+
+
+def nano_prompt(question: Question) -> str:
+    """As nano was trained to be asked."""
+    return f"<|question|>{question.text}<|answer|>"
+
+
+def built_in(each: int, seed: int = 0) -> list[Task]:
+    """Held-out questions of all of nano's kinds, kind by kind."""
+    asked = [question for kind in KINDS for question in held_out_questions(kind, each, seed)]
+    return [Task(nano_prompt(question), question.answer, question.kind) for question in asked]
+
+
+def read_tasks(path: Path) -> list[Task]:
+    if not path.is_file():
+        raise TaskError(f"task file {str(path)!r} does not exist or is not a file")
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except UnicodeDecodeError:
+        raise TaskError(f"task file {str(path)!r} is not text in UTF-8") from None
+    tasks = [_task(line, f"task file {str(path)!r}, line {n}") for n, line in enumerate(lines, 1) if line.strip()]
+    if not tasks:
+        raise TaskError(f"task file {str(path)!r} holds no tasks")
+    return tasks
+
+
+def _task(line: str, where: str) -> Task:
+    try:
+        found = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise TaskError(f"{where} is not JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise TaskError(f"{where} must be an object with a 'question' and an 'answer'")
+    for name in ("question", "answer"):
+        if not isinstance(found.get(name), str) or not found[name]:
+            raise TaskError(f"{where} must have a text {name!r}")
+    if unknown := set(found) - {"question", "answer", "kind", "compare"}:
+        raise TaskError(
+            f"{where} has an unknown field {sorted(unknown)[0]!r}, expected question, answer, kind, compare"
+        )
+    compare = found.get("compare", "exact")
+    if compare not in COMPARE:
+        raise TaskError(f"{where} compares by {compare!r}, expected one of {', '.join(COMPARE)}")
+    if compare == "number" and not NUMBER.fullmatch(found["answer"].strip()):
+        raise TaskError(f"{where} compares by number, and its answer {found['answer']!r} is none")
+    return Task(found["question"], found["answer"], str(found.get("kind", "unlabelled")), compare)

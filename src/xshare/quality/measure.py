@@ -1,0 +1,128 @@
+"""One policy on one engine: the tasks' answers, and beside native routing what became of them."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Any
+
+from xshare.engines.base import Advance, Engine, Run, quiet
+from xshare.policy import Policy
+from xshare.quality.files import Task
+from xshare.quality.paired import paired
+from xshare.results import Row
+from xshare.statistics import share_interval
+
+
+@dataclass
+class Outcome:
+    policy: Policy | None  # None: native
+    right: list[bool]
+    tokens: list[list[int]]  # of each answer
+    stats: dict[str, Any]
+    run: Run = field(default_factory=lambda: Run([]))
+
+    @property
+    def name(self) -> str:
+        return "native" if self.policy is None else str(self.policy)
+
+
+def ordered(tasks: Sequence[Task], mixed: bool, seed: int = 0) -> list[Task]:
+    """Mixed: shuffled, so that neighbours in a batch are of different kinds. Otherwise kind by kind."""
+    found = sorted(tasks, key=lambda task: task.kind)
+    rng = random.Random(seed)
+    if mixed:
+        rng.shuffle(found)
+        return found
+    kinds = sorted({task.kind for task in tasks})
+    by_kind = {kind: [task for task in found if task.kind == kind] for kind in kinds}
+    for some in by_kind.values():
+        rng.shuffle(some)
+    return [task for kind in kinds for task in by_kind[kind]]
+
+
+def answer(
+    engine: Engine,
+    policy: Policy | None,
+    tasks: Sequence[Task],
+    *,
+    batch: int,
+    limit: int,
+    alike: bool = False,
+    advance: Advance = quiet,
+) -> Outcome:
+    """Decode all tasks. `alike`: one kind after the other, no batch with two of them."""
+    engine.use(policy)
+    groups = [list(tasks)]
+    if alike:
+        kinds = dict.fromkeys(task.kind for task in tasks)
+        groups = [[task for task in tasks if task.kind == kind] for kind in kinds]
+    whole = Run([])
+    for group in groups:
+        run = engine.run([engine.encode(t.prompt) for t in group], limit=limit, batch=batch, advance=advance)
+        whole.answers += run.answers
+        for name in ("decode_s", "steps", "rows", "drafted", "accepted"):
+            setattr(whole, name, getattr(whole, name) + getattr(run, name))
+    order = [task for group in groups for task in group]
+    place = {id(task): number for number, task in enumerate(order)}
+    answers = [whole.answers[place[id(task)]] for task in tasks]
+    right = [task.is_right(each.text) for task, each in zip(tasks, answers, strict=True)]
+    return Outcome(policy, right, [each.tokens for each in answers], engine.stats(), whole)
+
+
+def agreement(native: Sequence[Sequence[int]], tokens: Sequence[Sequence[int]]) -> float:
+    """The share of native's tokens that are decoded before the first that differs."""
+    places = [diverged_at(a, b) for a, b in zip(native, tokens, strict=True)]
+    same = sum(len(a) if place is None else place for a, place in zip(native, places, strict=True))
+    return same / sum(map(len, native))
+
+
+def diverged_at(native: Sequence[int], tokens: Sequence[int]) -> int | None:
+    """The place of the first token that differs, None where all are equal."""
+    if list(native) == list(tokens):
+        return None
+    return next(
+        (i for i, (a, b) in enumerate(zip(native, tokens, strict=False)) if a != b), min(len(native), len(tokens))
+    )
+
+
+def row_of(found: Outcome, native: Outcome) -> Row:
+    """The flat record of one policy, held against native on the same tasks."""
+    asked = len(found.right)
+    low, high = share_interval(sum(found.right), asked)
+    change = paired(native.right, found.right)
+    places = [diverged_at(a, b) for a, b in zip(native.tokens, found.tokens, strict=True)]
+    differing = [place for place in places if place is not None]
+    mean = found.stats.get("mean", {})
+    row: Row = {
+        "policy": found.name,
+        "method": "native" if found.policy is None else found.policy.method,
+        "questions": asked,
+        "active": mean.get("experts_active"),
+        "active_native": mean.get("experts_native"),
+        "mass": mean.get("mass_kept"),
+        "accuracy": sum(found.right) / asked,
+        "accuracy_low": low,
+        "accuracy_high": high,
+        "change": change.change,
+        "change_low": change.low,
+        "change_high": change.high,
+        "p": change.p,
+        "lost": change.lost,
+        "won": change.won,
+        "agreement": agreement(native.tokens, found.tokens),
+        "diverged": len(differing) / asked,
+        "diverged_at": median(differing) if differing else None,
+        "tokens": sum(map(len, found.tokens)) / asked,
+        "tokens_per_s": found.run.rows / found.run.decode_s if found.run.decode_s else None,
+    }
+    if found.run.drafted:
+        row["accepted"] = 1 + found.run.accepted / max(1, found.run.steps)
+    return row
+
+
+def unsettled(one: Outcome, other: Outcome) -> float:
+    """The share of answers that are not the same under other neighbours in the batch."""
+    return sum(a != b for a, b in zip(one.tokens, other.tokens, strict=True)) / len(one.tokens)
