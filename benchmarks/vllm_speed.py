@@ -32,6 +32,7 @@ import numpy as np
 import typer
 
 from xshare.results import Row, provenance, write_result
+from xshare.statistics import median_interval
 
 PROMPT = 16  # tokens: a batch of 32 is prefilled in one step, so that its requests end together
 UNUSED = "no key"
@@ -139,14 +140,6 @@ def decode(engine: Any, batch: int, tokens: int, seed: int) -> dict[str, float]:
     return {"seconds": time.perf_counter() - begun, "steps": steps, "tokens": sum(have.values()) - at_begin}
 
 
-def interval(ratios: list[float]) -> tuple[float, float, float]:
-    """Median, and its bootstrap 95 % interval."""
-    rng = np.random.default_rng(0)
-    draws = np.median(rng.choice(ratios, (2000, len(ratios))), axis=1)
-    low, high = np.quantile(draws, (0.025, 0.975))
-    return median(ratios), float(low), float(high)
-
-
 def measure(
     plain: Engine,
     with_it: Engine,
@@ -200,7 +193,7 @@ def rows_of(
             for t in found
             if policy != "plain"
         ] or [1.0]
-        ratio, low, high = interval(step_ratios)
+        ratio, low, high = median_interval(step_ratios)
         row: Row = {"batch": batch, "drafts": drafts, "policy": policy, "method": "xshare"}
         if policy == "plain":
             row["method"] = "plain"

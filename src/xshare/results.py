@@ -34,9 +34,11 @@ def provenance(**more: Any) -> dict[str, Any]:
     }
 
 
-def write_result(path: Path, rows: list[Row], stamp: dict[str, Any]) -> None:
+def write_result(path: Path, rows: list[Row], stamp: dict[str, Any], **more: list[Row]) -> None:
+    """`more`: other lists of flat records, such as the samples that the rows were made from."""
     with whole_file(path) as temporary:
-        temporary.write_text(json.dumps({"provenance": stamp, "rows": rows}, indent=1, allow_nan=False) + "\n")
+        found = {"provenance": stamp, "rows": rows, **more}
+        temporary.write_text(json.dumps(found, indent=1, allow_nan=False) + "\n")
 
 
 def sha256(path: Path) -> str:

@@ -199,5 +199,7 @@ class State:
             "steps_pruned": self.pruned,
             "steps_bypassed": dict(self.bypassed),
             "layers": [layer.name for layer in self.layers],
+            "experts": max((layer.num_experts for layer in self.layers), default=0),
+            "top_k": max((layer.router.top_k for layer in self.layers), default=0),
             **(self.samples.means() if self.samples is not None else {}),
         }

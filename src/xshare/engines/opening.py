@@ -1,0 +1,66 @@
+"""Engines by name, as every command that measures takes them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from xshare import models
+from xshare.engines.base import Engine
+from xshare.errors import ModelError
+from xshare.policy import Policy
+
+NAMES = ("transformers", "vllm")
+
+
+def open_engine(
+    kind: str,
+    model: str | None = None,
+    *,
+    drafts: int = 0,
+    policies: Sequence[Policy] = (),
+    options: Mapping[str, Any] | None = None,
+) -> Engine:
+    """`transformers`, `vllm`, or the address of a server.
+
+    model     a folder, or a model in the box; of a server, the name of one of its models
+    drafts    drafted tokens a request and step, in vLLM
+    policies  those that will be used: vLLM provides for their budgets from the start
+    options   arguments of the engine's own: vLLM's LLM; device and dtype for Transformers; timeout for a server
+    """
+    options = dict(options or {})
+    if kind.startswith(("http://", "https://")):
+        from xshare.engines.server import ServerEngine
+
+        _check(options, ("timeout",), "a server")
+        if drafts:
+            raise ModelError("a server drafts as it was started to: leave drafts out")
+        return ServerEngine(kind, model, **options)
+    if kind not in NAMES:
+        raise ModelError(
+            f"engine {kind!r} is not known: expected {', '.join(NAMES)} or the http:// address of a server"
+        )
+    name = model or "nano"
+    folder = models.folder(name) if name in models.NAMES else Path(name)
+    if name in models.NAMES:
+        models.check(folder)
+    if kind == "vllm":
+        from xshare.engines.vllm.engine import VllmEngine
+
+        if not (folder / "config.json").is_file():
+            raise ModelError(f"model {name!r} is no folder of a model: it has no config.json")
+        return VllmEngine(folder, name, drafts=drafts, policies=policies, options=options)
+    from xshare.engines.transformers.engine import TransformersEngine
+    from xshare.engines.transformers.record import load
+
+    _check(options, ("device", "dtype"), "transformers")
+    if drafts:
+        raise ModelError("the transformers engine drafts nothing: leave drafts out, or take the vllm engine")
+    defaults = {"dtype": "float32"} if name in models.NAMES else {}
+    return TransformersEngine(*load(folder, **(defaults | options)), name)
+
+
+def _check(options: Mapping[str, Any], known: Sequence[str], owner: str) -> None:
+    if unknown := [name for name in options if name not in known]:
+        raise ModelError(f"{unknown[0]!r} is no argument of {owner}: it takes {' and '.join(known)}")

@@ -1,0 +1,201 @@
+"""A running OpenAI-compatible server as an engine, by its address: completions are streamed, and each chunk timed.
+
+A vLLM server in development mode (VLLM_SERVER_DEV_MODE=1) with an `xshare` key changes its policy live. Any other is
+measured as it runs: `about["policy"]` then says what that is.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from typing import Any
+
+from xshare.engines.base import Advance, Answer, Run, quiet
+from xshare.engines.client import Http, ServerError
+from xshare.engines.counting import FIGURES, since
+from xshare.policy import Policy
+
+SAMPLE = re.compile(r"^([\w:]+)(?:\{(.*)\})? (\S+)$", re.MULTILINE)  # a line of /metrics: name, labels, value
+COUNTERS = ("vllm:spec_decode_num_draft_tokens_total", "vllm:spec_decode_num_accepted_tokens_total")
+
+
+class ServerEngine:
+    def __init__(self, url: str, model: str | None = None, timeout: float = 120.0) -> None:
+        """`model` is the served name, where the server has several. `timeout`: seconds without a word."""
+        self.http = Http(url, timeout)
+        listed = (self.http.ask_json("/v1/models") or {}).get("data") or []
+        names = [each["id"] for each in listed]
+        if not names or (model is not None and model not in names):
+            known = f"it serves {', '.join(names)}" if names else "it lists no model at /v1/models"
+            raise ServerError(f"the server at {self.http.url} does not serve {model or 'anything'}: {known}")
+        self.model = model or names[0]
+        version = self.http.ask_json("/version")  # of vLLM's
+        tokenized = self.http.ask_json("/tokenize", {"model": self.model, "prompt": "a"})
+        found = self._rpc("xshare_stats") or []
+        self.live = bool(found) and isinstance(found[0], dict)
+        self._vllm = isinstance(version, dict) and "version" in version
+        self.about: dict[str, Any] = {
+            "engine": "vllm server" if self._vllm else "server",
+            "version": version["version"] if self._vllm else None,
+            "model": self.model,
+            "device": self.http.url,
+            "prompt_form": "ids" if isinstance(tokenized, dict) and "tokens" in tokenized else "text",
+        }
+        self._before: dict[str, Any] = {}
+        if self.live:
+            self.about |= {"experts": found[0]["experts"], "top_k": found[0]["top_k"]}
+            self.about |= {"layers": len(found[0]["layers"])}
+            self._before = found[0]
+        else:
+            self.about["policy"] = self._running()
+
+    # The policy
+
+    def use(self, policy: Policy | None) -> None:
+        wanted = "native" if policy is None else str(policy)
+        if self.live:
+            calls: list[tuple[str, Any]] = [("xshare_switch", policy is not None)]
+            if policy is not None:
+                calls.insert(0, ("xshare_set", wanted))
+            for method, value in calls:
+                if self._rpc(method, value) is None:
+                    raise ServerError(f"the server at {self.http.url} refuses the policy {wanted}: its log says why")
+            self._before = self._counted()
+        elif wanted != (running := self._running()):
+            raise ServerError(
+                f"the server at {self.http.url} runs {running} and cannot be changed to {wanted}: start it with "
+                f"VLLM_SERVER_DEV_MODE=1 and an xshare key in --additional-config, or ask for {running} alone"
+            )
+
+    def _rpc(self, method: str, *args: Any) -> Any:
+        """A result from each worker; None where the server offers no such thing, or the call failed."""
+        found = self.http.ask_json("/collective_rpc", {"method": method, "args": list(args)})
+        return found["results"] if isinstance(found, dict) else None
+
+    def _counted(self) -> dict[str, Any]:
+        """By the first worker: all have counted the same."""
+        results = self._rpc("xshare_stats")
+        if not results:
+            raise ServerError(f"the server at {self.http.url} no longer answers xshare_stats: its log may say why")
+        found: dict[str, Any] = results[0]
+        return found
+
+    def _running(self) -> str:
+        """What the server does by itself, as far as its metrics say so."""
+        on = [labels for name, labels, value in self._metrics() if name == "xshare:on" and value == 1]
+        named = re.search(r'policy="([^"]*)"', on[0]) if on else None
+        return named[1] if named else "native"
+
+    def _metrics(self) -> list[tuple[str, str, float]]:
+        status, text = self.http.ask("/metrics")
+        return [(name, labels, float(value)) for name, labels, value in SAMPLE.findall(text)] if status == 200 else []
+
+    def stats(self) -> dict[str, Any]:
+        """With live control since `use`; otherwise what /metrics holds since the server started."""
+        if self.live:
+            return since(self._before, self._counted())
+        found: dict[str, Any] = {"steps_pruned": 0, "steps_bypassed": {}, "mean": {}}
+        for name, labels, value in self._metrics():
+            if name == "xshare:steps_pruned_total":
+                found["steps_pruned"] = int(value)
+            elif name == "xshare:steps_bypassed_total" and (reason := re.search(r'reason="([^"]*)"', labels)):
+                found["steps_bypassed"][reason[1]] = int(value)
+            elif (figure := name.removeprefix("xshare:")) in FIGURES:
+                found.setdefault(figure, []).append(value)
+        found["mean"] = {name: sum(found[name]) / len(found[name]) for name in FIGURES if name in found}
+        return found
+
+    # Completions
+
+    def run(
+        self,
+        prompts: Sequence[Sequence[int] | str],
+        *,
+        limit: int,
+        batch: int,
+        arrivals: Sequence[float] | None = None,
+        to_the_end: bool = False,
+        advance: Advance = quiet,
+    ) -> Run:
+        """As every engine; a prompt may be text too. Steps are the server's own, so that none are counted."""
+        due = arrivals or [0.0] * len(prompts)
+        body = {"model": self.model, "max_tokens": limit, "temperature": 0, "stream": True}
+        if to_the_end:
+            body["ignore_eos"] = True
+        if self._vllm:
+            body["return_token_ids"] = True
+        stop = threading.Event()
+        drafts = self._draft_counters()
+        start = time.perf_counter()
+
+        def one(who: int) -> Answer:
+            answer = Answer([], "", due[who])
+            stop.wait(max(0.0, start + due[who] - time.perf_counter()))
+            if not stop.is_set():
+                prompt = prompts[who]
+                self._stream(
+                    body | {"prompt": prompt if isinstance(prompt, str) else list(prompt)}, answer, start, stop
+                )
+            return answer
+
+        with ThreadPoolExecutor(batch) as pool:
+            order = sorted(range(len(prompts)), key=lambda who: due[who])
+            asked = {who: pool.submit(one, who) for who in order}
+            try:
+                for each in as_completed(asked.values()):
+                    each.result()
+                    advance(1)
+            except BaseException:
+                stop.set()  # one has failed, or the user has had enough: the others need not go on
+                raise
+        drafted, accepted = (int(b - a) for a, b in zip(drafts, self._draft_counters(), strict=True))
+        return Run([asked[who].result() for who in range(len(prompts))], drafted=drafted, accepted=accepted)
+
+    def _stream(self, body: dict[str, Any], answer: Answer, start: float, stop: threading.Event) -> None:
+        """Fill `answer` as its chunks come."""
+        with self.http.open("/v1/completions", body) as stream:
+            if stream.status != 200:
+                raise ServerError(f"the server at {self.http.url} refuses a completion: {_said(stream.read())}")
+            for line in iter(stream.readline, b""):
+                now = time.perf_counter() - start
+                if stop.is_set() or line.strip() == b"data: [DONE]":
+                    return
+                if line.startswith(b"data: "):
+                    chunk = json.loads(line.removeprefix(b"data: "))
+                    if "error" in chunk:
+                        raise ServerError(f"the server at {self.http.url} gave up on a completion: {_said(line[6:])}")
+                    for choice in chunk.get("choices", []):
+                        ids, text = choice.get("token_ids") or [], choice.get("text") or ""
+                        answer.tokens += ids
+                        answer.text += text
+                        answer.times_s += [now] * (len(ids) or bool(text))  # elsewhere a chunk is a token
+        raise ServerError(f"the server at {self.http.url} ended a completion after {len(answer.times_s)} tokens")
+
+    def _draft_counters(self) -> tuple[float, float]:
+        found = self._metrics() if self._vllm else []
+        drafted, accepted = (sum(value for name, _, value in found if name == counter) for counter in COUNTERS)
+        return drafted, accepted
+
+    def encode(self, text: str) -> list[int]:
+        found = self.http.ask_json("/tokenize", {"model": self.model, "prompt": text})
+        if not isinstance(found, dict) or "tokens" not in found:
+            raise ServerError(f"the server at {self.http.url} has no /tokenize: give it prompts as text")
+        ids: list[int] = found["tokens"]
+        return ids
+
+    def close(self) -> None:
+        pass
+
+
+def _said(answer: bytes) -> str:
+    """The sentence in a server's error."""
+    try:
+        found = json.loads(answer)
+        found = found.get("error", found)
+        return str(found.get("message", found) if isinstance(found, dict) else found)
+    except (ValueError, AttributeError):
+        return answer.decode(errors="replace").strip()[:200] or "it does not say why"

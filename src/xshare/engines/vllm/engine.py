@@ -1,0 +1,225 @@
+"""vLLM as an engine, in this process: driven step by step, so that the time of every token is known."""
+
+from __future__ import annotations
+
+import gc
+import os
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from xshare.engines.base import Advance, Answer, Run, quiet
+from xshare.engines.counting import since
+from xshare.errors import ModelError, XShareError
+from xshare.policy import Policy
+
+FIXED_DRAFTER = {"method": "custom_class", "model": "xshare.engines.vllm.drafter.FixedDrafter"}
+EVERY = 16  # steps between two of which experts are counted: a short run has some too
+COUNTERS = ("vllm:spec_decode_num_draft_tokens", "vllm:spec_decode_num_accepted_tokens")
+
+
+class VllmEngine:
+    """`options` are arguments of vLLM's LLM. `policies` are those that will be asked for: budgets for each request or
+    device must be provided for from the start."""
+
+    def __init__(
+        self,
+        model: Path,
+        name: str = "",
+        *,
+        drafts: int = 0,
+        policies: Sequence[Policy] = (),
+        options: Mapping[str, Any] | None = None,
+    ) -> None:
+        # In process, a step is a call; and standard output is for results.
+        os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+        os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+        os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")
+        try:
+            from vllm import LLM, __version__
+        except ImportError:
+            raise ModelError("vllm is not installed: pip install 'xshare[vllm]'") from None
+        given = arguments(drafts, policies, options or {})
+        try:
+            self.llm: Any = LLM(model=str(model), **given)
+        except XShareError:
+            raise
+        except (TypeError, ValueError, RuntimeError, OSError, AssertionError) as error:
+            reason = " ".join(line.strip() for line in str(error).splitlines()[:3]) or type(error).__name__
+            raise ModelError(f"vllm cannot serve {str(model)!r}: {reason}") from error
+        self._runs = 0
+        self._before = self._counted()
+        self.about: dict[str, Any] = about(self.llm, name or str(model), __version__) | {
+            "experts": self._before["experts"],
+            "top_k": self._before["top_k"],
+            "layers": len(self._before["layers"]),
+        }
+        self.use(None)
+
+    def _counted(self) -> dict[str, Any]:
+        """By the first worker: all have counted the same."""
+        found: dict[str, Any] = self.llm.collective_rpc("xshare_stats")[0]
+        return found
+
+    def use(self, policy: Policy | None) -> None:
+        if policy is not None:
+            self.llm.collective_rpc("xshare_set", args=(str(policy),))  # may refuse, and then nothing has changed
+        self.llm.collective_rpc("xshare_switch", args=(policy is not None,))
+        self._before = self._counted()
+
+    def run(
+        self,
+        prompts: Sequence[Sequence[int]],
+        *,
+        limit: int,
+        batch: int,
+        arrivals: Sequence[float] | None = None,
+        to_the_end: bool = False,
+        advance: Advance = quiet,
+    ) -> Run:
+        from vllm import SamplingParams
+        from vllm.sampling_params import RequestOutputKind
+
+        engine, due = self.llm.llm_engine, arrivals or [0.0] * len(prompts)
+        params = SamplingParams(
+            temperature=0,
+            max_tokens=limit,
+            ignore_eos=to_the_end,
+            detokenize=False,
+            output_kind=RequestOutputKind.DELTA,
+        )
+        self._runs += 1
+        found = Run([Answer([], "", arrived) for arrived in due])
+        waiting = sorted(range(len(prompts)), key=lambda who: due[who])
+        live: dict[str, int] = {}
+        unread: set[str] = set()  # whose prompt has not been read to its end
+        drafts = self._draft_counters()
+        start = time.perf_counter()
+        while waiting or live:
+            began = time.perf_counter() - start
+            here = [who for who in waiting[: batch - len(live)] if due[who] <= began]
+            waiting = waiting[len(here) :]
+            for who in here:
+                request = f"{self._runs}-{who}"
+                self._add(request, prompts[who], params)
+                live[request] = who
+                unread.add(request)
+            if not live:
+                time.sleep(max(0.0, due[waiting[0]] - began))
+                continue
+            only_decodes = not unread
+            began = time.perf_counter() - start
+            outputs = engine.step()
+            now = time.perf_counter() - start
+            rows = 0
+            for output in outputs:
+                tokens = list(output.outputs[0].token_ids)
+                answer = found.answers[live[output.request_id]]
+                answer.tokens += tokens
+                answer.times_s += [now] * len(tokens)
+                rows += len(tokens)
+                if tokens:
+                    unread.discard(output.request_id)
+                if output.finished:
+                    del live[output.request_id]
+                    advance(1)
+            if only_decodes:
+                found.decode_s += now - began
+                found.steps += rows > 0  # scheduled ahead, a call may come back before there is anything
+                found.rows += rows
+        found.drafted, found.accepted = (b - a for a, b in zip(drafts, self._draft_counters(), strict=True))
+        self._spell(found.answers)
+        return found
+
+    def _add(self, request: str, prompt: Sequence[int], params: Any) -> None:
+        try:
+            self.llm.llm_engine.add_request(request, {"prompt_token_ids": list(prompt)}, params)
+        except ValueError as error:
+            raise ModelError(f"vllm refuses a prompt of {len(prompt)} tokens: {error}") from None
+
+    def _draft_counters(self) -> tuple[int, int]:
+        """Drafted and accepted so far."""
+        if not self.about["drafts"]:
+            return 0, 0
+        metrics = self.llm.get_metrics()
+        drafted, accepted = (sum(each.value for each in metrics if each.name == name) for name in COUNTERS)
+        return drafted, accepted
+
+    def _spell(self, answers: list[Answer]) -> None:
+        tokenizer = self._tokenizer()
+        for answer in answers if tokenizer is not None else []:
+            answer.text = tokenizer.decode(answer.tokens, skip_special_tokens=True)
+
+    def _tokenizer(self) -> Any:
+        if self.llm.llm_engine.model_config.skip_tokenizer_init:
+            return None
+        return self.llm.get_tokenizer()
+
+    def stats(self) -> dict[str, Any]:
+        return since(self._before, self._counted())
+
+    def encode(self, text: str) -> list[int]:
+        tokenizer = self._tokenizer()
+        if tokenizer is None:
+            raise ModelError("this engine was started with skip_tokenizer_init: it takes token ids alone")
+        ids: list[int] = tokenizer.encode(text)
+        return ids
+
+    def close(self) -> None:
+        from vllm.distributed import cleanup_dist_env_and_memory
+
+        del self.llm
+        gc.collect()
+        cleanup_dist_env_and_memory()
+
+
+def arguments(drafts: int, policies: Sequence[Policy], options: Mapping[str, Any]) -> dict[str, Any]:
+    """What LLM is started with: selection that acts on every decode step, and whatever `options` say."""
+    # Selection is compiled for what the first policy asks for; with bypasses off it follows any batch budget.
+    first: dict[str, Any] = {"warmup": 1, "gates": {"bypass": False}, "metrics": {"every": EVERY}}
+    if any(policy.request_budget for policy in policies):
+        first["request_budget"] = 1
+    for policy in policies:
+        if policy.device_budget is not None:
+            first |= {"device_budget": 1, "fill": policy.fill}
+    config = dict(options.get("additional_config", {}))
+    config["xshare"] = first | config.get("xshare", {})
+    given: dict[str, Any] = {
+        "enable_prefix_caching": False,  # a prompt asked again is read again
+        "seed": 0,
+        **options,
+        "additional_config": config,
+    }
+    speculative = dict(given.pop("speculative_config", None) or {})
+    if drafts:
+        drafter = {} if "method" in speculative or "model" in speculative else FIXED_DRAFTER
+        speculative = drafter | speculative | {"num_speculative_tokens": drafts}
+    if speculative:
+        given["speculative_config"] = speculative
+    given.setdefault("disable_log_stats", not speculative)  # drafts are counted by what logs them
+    return given
+
+
+def about(llm: Any, name: str, version: str) -> dict[str, Any]:
+    """The regime, as far as the engine's configuration tells it."""
+    import torch
+
+    config = llm.llm_engine.vllm_config
+    speculative = config.speculative_config
+    cuda = config.device_config.device_type == "cuda"
+    return {
+        "engine": "vllm",
+        "version": version,
+        "model": name,
+        "device": torch.cuda.get_device_name() if cuda else config.device_config.device_type,
+        "dtype": str(config.model_config.dtype).removeprefix("torch."),
+        "weights": str(config.load_config.load_format),
+        "graphs": "none"
+        if config.model_config.enforce_eager
+        else getattr(config.compilation_config.cudagraph_mode, "name", "none").lower(),
+        "tensor_parallel": config.parallel_config.tensor_parallel_size,
+        "drafts": speculative.num_speculative_tokens if speculative is not None else 0,
+        "drafter": str(speculative.model or speculative.method) if speculative is not None else None,
+        "vocab": config.model_config.get_vocab_size(),
+    }
