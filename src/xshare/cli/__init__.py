@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from xshare import __version__
-from xshare.cli import demo, methods, replay, trace
+from xshare.cli import demo, methods, replay, report, trace
 from xshare.errors import XShareError
 
 app = typer.Typer(
@@ -18,6 +18,7 @@ app = typer.Typer(
 app.command("demo")(demo.demo)
 app.command("methods")(methods.methods)
 app.command("replay")(replay.replay_command)
+app.command("report")(report.report)
 app.add_typer(trace.app, name="trace")
 
 

@@ -16,14 +16,22 @@ def check_plot(path: Path) -> None:
     """Refuse what cannot be drawn before any work is done."""
     if path.suffix not in (".png", ".svg"):
         raise XShareError(f"plot {str(path)!r} must end in .png or .svg")
-    if find_spec("matplotlib") is None:
-        raise XShareError("plots need matplotlib: pip install 'xshare[plot]'")
+    need_matplotlib()
     check_writable(path)
 
 
+def need_matplotlib() -> None:
+    if find_spec("matplotlib") is None:
+        raise XShareError("plots need matplotlib: pip install 'xshare[plot]'")
+
+
 def plot_curve(rows: Sequence[Row], path: Path, title: str) -> None:
+    _save(*draw_curve(rows, title), path)
+
+
+def draw_curve(rows: Sequence[Row], title: str = "") -> tuple[Any, Any]:
     """Active experts against batch size, beside the closed form for independent uniform routing."""
-    figure, axes = _axes(title, "requests in the batch", "active experts a layer")
+    figure, axes = new_axes(title, "requests in the batch", "active experts a layer")
     sizes = sorted({row["batch"] for row in rows})
     closed = {row["batch"]: row["closed_form"] for row in rows}
     axes.plot(sizes, [closed[size] for size in sizes], "--", color="grey", label="independent uniform routing")
@@ -35,12 +43,12 @@ def plot_curve(rows: Sequence[Row], path: Path, title: str) -> None:
     axes.set_xscale("log", base=2)
     axes.set_xticks(sizes, [str(size) for size in sizes])
     axes.set_ylim(bottom=0)
-    _save(figure, axes, path)
+    return figure, axes
 
 
 def plot_overlap(rows: Sequence[Row], path: Path, title: str) -> None:
     """Overlap of two tokens' top sets, a bar for each kind of pair, next to chance."""
-    figure, axes = _axes(title, "size of the sets", "experts in common")
+    figure, axes = new_axes(title, "size of the sets", "experts in common")
     tops = sorted({row["top"] for row in rows})
     kinds = list(dict.fromkeys(row["pair"] for row in rows))
     width = 0.8 / len(kinds)
@@ -62,7 +70,7 @@ def plot_overlap(rows: Sequence[Row], path: Path, title: str) -> None:
 
 def plot_tradeoff(rows: Sequence[Row], path: Path, title: str) -> None:
     """Gating mass kept against active experts, a point for each policy."""
-    figure, axes = _axes(title, "active experts a layer", "gating mass kept")
+    figure, axes = new_axes(title, "active experts a layer", "gating mass kept")
     for row in rows:
         axes.plot(row["active"], row["mass"], "o", label=row["policy"])
         axes.annotate(
@@ -73,7 +81,7 @@ def plot_tradeoff(rows: Sequence[Row], path: Path, title: str) -> None:
 
 def plot_kernel(rows: Sequence[Row], path: Path, title: str) -> None:
     """Marginal microseconds of the selection against rows, a line for each number of experts, and what it replaces."""
-    figure, axes = _axes(title, "rows", "marginal microseconds a layer")
+    figure, axes = new_axes(title, "rows", "marginal microseconds a layer")
     batch = [row for row in rows if row["router"] == "softmax" and "mr=" not in row["policy"] and "m=" in row["policy"]]
     for N, k in dict.fromkeys((row["experts"], row["k"]) for row in batch):
         for impl, style in (("reference", ":"), ("fused", "o-"), ("fused-off", "--")):
@@ -91,7 +99,7 @@ def plot_kernel(rows: Sequence[Row], path: Path, title: str) -> None:
 
 def plot_load(rows: Sequence[Row], path: Path, title: str) -> None:
     """Each expert's load in even loads, a line of cells a layer, its experts from the most used to the least."""
-    figure, axes = _axes(f"{title}: load of the experts, 1 is even", "experts of a layer, by load", "layer")
+    figure, axes = new_axes(f"{title}: load of the experts, 1 is even", "experts of a layer, by load", "layer")
     load = [sorted(row["load"], reverse=True) for row in rows]
     image = axes.imshow(load, aspect="auto", vmin=0, cmap="viridis", interpolation="nearest")
     axes.set_yticks(range(len(rows)), [str(row["layer"]) for row in rows])
@@ -100,7 +108,7 @@ def plot_load(rows: Sequence[Row], path: Path, title: str) -> None:
     _save(figure, axes, path, legend=False)
 
 
-def _axes(title: str, x: str, y: str) -> tuple[Any, Any]:
+def new_axes(title: str, x: str, y: str) -> tuple[Any, Any]:
     from matplotlib.figure import Figure  # no pyplot: nothing global, and no display is looked for
 
     figure = Figure(figsize=(7, 4.5), layout="constrained")

@@ -1,0 +1,55 @@
+"""Active experts layer by layer: rows of one layer each, or rows that list all layers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from xshare.report.inline import GREY, MARKERS, plain
+from xshare.report.plot import new_axes
+from xshare.report.read import number
+from xshare.results import Row
+
+Layers = dict[str, dict[float, float]]  # policy -> layer -> active experts
+NATIVE = "native"
+
+
+def by_layer(rows: list[Row]) -> Layers:
+    """What each policy loads in each layer, and what native routing loads there; empty if no row says."""
+    found: Layers = {}
+    native: dict[float, float] = {}
+    for row in rows:
+        mine = found.setdefault(str(row.get("policy", "all rows")), {})
+        for active, beside, layer in _values(row):
+            if active is not None:
+                mine[layer] = active
+            if beside is not None:
+                native[layer] = beside
+    native = native or found.get(NATIVE, {})
+    others = {policy: layers for policy, layers in found.items() if policy != NATIVE and layers}
+    return ({NATIVE: native} if native else {}) | others
+
+
+def _values(row: Row) -> list[tuple[float | None, float | None, float]]:
+    """(active, native, layer) of one row."""
+    layer = number(row.get("layer"))
+    if layer is not None:
+        return [(number(row.get("active")), number(row.get("active_native")), layer)]
+    active, native = (_listed(row.get(name)) for name in ("experts_active", "experts_native"))
+    longest = max(len(active), len(native))
+    both = [values + [None] * (longest - len(values)) for values in (active, native)]
+    return [(a, n, float(place)) for place, (a, n) in enumerate(zip(*both, strict=True))]
+
+
+def _listed(value: Any) -> list[float | None]:
+    return [number(item) for item in value] if isinstance(value, list) else []
+
+
+def draw_layers(layers: Layers) -> tuple[Any, Any]:
+    figure, axes = new_axes("", "layer", "active experts")
+    for place, (policy, values) in enumerate(layers.items()):
+        line = sorted(values.items())
+        style = {"color": GREY, "linestyle": "--"} if policy == NATIVE else {"marker": MARKERS[place % len(MARKERS)]}
+        axes.plot(*zip(*line, strict=True), label=plain(policy), markersize=4, **style)
+    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.set_ylim(bottom=0)
+    return figure, axes

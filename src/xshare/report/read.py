@@ -1,0 +1,114 @@
+"""The result files of a folder, known by what is in them. What cannot be read is named and left out."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from xshare.errors import XShareError
+from xshare.results import Row
+
+SPEED = {"ratio", "tokens_per_s", "otps", "step_ms", "ttft_ms", "itl_p50_ms", "ttft_ms_p50", "itl_ms_p50"}
+QUALITY = {"accuracy", "agreement", "kl", "mass"}
+# What a file measured, by columns that only such a file has; the first that fits.
+KINDS = (
+    ("active experts against batch size", {"policy", "batch", "active", "closed_form"}),
+    ("replay of a trace", {"policy", "active", "active_native", "mass", "top1_kept"}),
+    ("experts that two tokens share", {"pair", "top", "overlap", "chance"}),
+    ("load of the experts", {"layer", "entropy", "load"}),
+    ("time of the selection on a GPU", {"impl", "policy", "n", "marginal_us"}),
+    ("cost of the selection on a CPU", {"question", "policy", "n", "ratio"}),
+    ("checks", {"check", "passed"}),
+)
+
+
+@dataclass(frozen=True)
+class ResultFile:
+    name: str
+    raw: bytes
+    provenance: dict[str, Any]
+    rows: list[Row]
+
+    @cached_property
+    def columns(self) -> list[str]:
+        return list(dict.fromkeys(column for row in self.rows for column in row))
+
+    @cached_property
+    def kind(self) -> str | None:
+        """What was measured, in words; None for columns that are not known."""
+        have = set(self.columns)
+        for kind, wanted in KINDS:
+            if wanted <= have:
+                return kind
+        if "policy" not in have:
+            return None
+        speed, quality = have & SPEED, have & QUALITY
+        if speed and quality:
+            return "speed and quality"
+        return "speed" if speed else "quality" if quality else "active experts" if "active" in have else None
+
+
+def read_folder(folder: Path) -> tuple[list[ResultFile], list[str]]:
+    """-> the result files, and a sentence for each file that is something else."""
+    if not folder.is_dir():
+        raise XShareError(f"{str(folder)!r} is not a folder: expected one with result files")
+    files, notes = [], []
+    for path in sorted(folder.iterdir()):
+        if path.name.startswith(".") or not path.is_file():
+            continue
+        try:
+            if not _looks_like_json(path):
+                continue  # a plot, a trace, a page: nobody would expect it here
+            file = read_result(path)
+        except XShareError as error:
+            notes.append(str(error))
+        except OSError as error:
+            notes.append(f"{path.name}: {error.strerror or error}")
+        else:
+            files.append(file)
+            if file.kind is None:
+                notes.append(
+                    f"{path.name}: columns of no known kind ({', '.join(file.columns[:8])}), shown as a table only"
+                )
+    return files, notes
+
+
+def _looks_like_json(path: Path) -> bool:
+    if path.suffix == ".json":
+        return True
+    with path.open("rb") as file:
+        return file.read(64).lstrip().startswith(b"{")
+
+
+def read_result(path: Path) -> ResultFile:
+    raw = path.read_bytes()
+    try:
+        read = json.loads(raw)
+    except (ValueError, RecursionError):
+        raise XShareError(f"{path.name}: not JSON, or cut off; expected a result file") from None
+    stamp, rows = (read.get("provenance"), read.get("rows")) if isinstance(read, dict) else (None, None)
+    if not isinstance(stamp, dict) or not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+        raise XShareError(f'{path.name}: not a result file, expected {{"provenance": {{...}}, "rows": [records]}}')
+    if not any(rows):
+        raise XShareError(f"{path.name}: a result file without rows")
+    return ResultFile(path.name, raw, stamp, rows)
+
+
+def number(value: Any) -> float | None:
+    """A finite number, or None for anything else a row may hold."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or abs(value) > 1e300 or not math.isfinite(value):
+        return None
+    return float(value)
+
+
+def ends(row: Row, name: str) -> tuple[float, float] | None:
+    """The interval of a column, however its ends are spelled."""
+    for low, high in (("lo", "hi"), ("low", "high")):
+        found = number(row.get(f"{name}_{low}")), number(row.get(f"{name}_{high}"))
+        if found[0] is not None and found[1] is not None:
+            return found[0], found[1]
+    return None

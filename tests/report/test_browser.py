@@ -1,0 +1,92 @@
+"""The page in a real browser: it shows, says nothing in red, asks for nothing, and fits, in light and dark."""
+
+from pathlib import Path
+
+import browser
+import pytest
+import results
+
+from xshare.report.page import page
+from xshare.report.read import read_folder
+
+pytestmark = pytest.mark.skipif(browser.find() is None, reason="no Chromium on this machine")
+EVIDENCE = Path(__file__).parents[2] / "evidence"
+
+
+@pytest.fixture(scope="module")
+def chromium(tmp_path_factory):
+    opened = browser.Browser(tmp_path_factory.mktemp("profile"))
+    yield opened
+    opened.close()
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("results")
+    results.one_of_each(folder)
+    evil = "<script>document.title = 'taken'</script><img src=http://127.0.0.1:9/x onerror=\"document.title='taken'\">"
+    results.write(folder, "evil.json", [row | {"policy": row["policy"] + evil} for row in results.demo_rows()])
+    made = {}
+    for name, source in (("small", folder), ("evidence", EVIDENCE)):
+        made[name] = folder / f"{name}.html"
+        made[name].write_text(page(*read_folder(source), "Results"))
+    return made
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1280, 390, 360])
+@pytest.mark.parametrize("name", ["small", "evidence"])
+def test_it_shows(name, width, scheme, chromium, pages):
+    chromium.open(pages[name], width, scheme)
+    assert chromium.errors() == []
+    assert chromium.requests() == []
+    assert chromium.value("document.title") == "Results"
+    assert chromium.value("document.documentElement.scrollWidth") <= width
+    boxes = chromium.value(
+        "[...document.querySelectorAll('.plot svg')].map(svg => svg.getBoundingClientRect())"
+        ".map(box => [box.width, box.height, box.right])"
+    )
+    assert len(boxes) >= 6
+    assert all(w > 250 and h > 150 and right <= width for w, h, right in boxes)
+    paper, ink = chromium.value(
+        "[getComputedStyle(document.documentElement).backgroundColor,"
+        " getComputedStyle(document.querySelector('.plot text')).fill]"
+    )
+    assert (brightness(paper) > brightness(ink)) == (scheme == "light")
+
+
+def brightness(colour):
+    return sum(map(int, colour.removeprefix("rgb(").removesuffix(")").split(",")))
+
+
+def test_names_of_points_are_inside_their_plot(chromium, pages):
+    chromium.open(pages["evidence"], 1280, "light")
+    outside = chromium.value(
+        "[...document.querySelectorAll('.plot svg')].flatMap(svg => { const all = svg.getBoundingClientRect();"
+        " return [...svg.querySelectorAll('text')].filter(text => { const box = text.getBoundingClientRect();"
+        " return box.left < all.left || box.right > all.right || box.top < all.top || box.bottom > all.bottom })"
+        ".map(text => text.textContent) })"
+    )
+    assert outside == []
+
+
+HEIGHT = "document.querySelector('details').getBoundingClientRect().height"
+
+
+def test_provenance_opens_without_a_script(chromium, pages):
+    chromium.open(pages["small"], 390, "light")
+    assert chromium.value("document.scripts.length") == 0
+    closed = chromium.value(HEIGHT)
+    chromium.value("document.querySelector('summary').click()")
+    assert chromium.value(HEIGHT) > closed + 100
+    assert chromium.value("document.documentElement.scrollWidth") <= 390
+
+
+def test_print_shows_what_is_folded_on_the_screen(chromium, pages):
+    chromium.open(pages["small"], 800, "light")
+    closed = chromium.value(HEIGHT)
+    chromium.ask("Emulation.setEmulatedMedia", media="print")
+    assert chromium.value(HEIGHT) > closed + 100
+    boxes = chromium.value("[...document.querySelectorAll('.scroll')].map(box => box.scrollHeight - box.clientHeight)")
+    assert max(boxes) == 0  # every row of every table
+    chromium.ask("Emulation.setEmulatedMedia", media="")
