@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from xshare import __version__
-from xshare.cli import demo, methods, replay, report, trace
+from xshare.cli import bench, demo, methods, replay, report, trace
 from xshare.errors import XShareError
 
 app = typer.Typer(
@@ -15,6 +15,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Batch-aware expert selection for mixture-of-experts decoding.",
 )
+app.command("bench")(bench.bench)
 app.command("demo")(demo.demo)
 app.command("methods")(methods.methods)
 app.command("replay")(replay.replay_command)

@@ -2,119 +2,17 @@
 
 import asyncio
 import itertools
-import json
-import os
 import random
 import shutil
-import signal
-import socket
 import subprocess
-import sys
-import time
-from pathlib import Path
 
 import pytest
 from models import monolithic
+from serving import Server, add_tokenizer, command, environment
 
 pytestmark = pytest.mark.engine
 
-HERE = Path(__file__).parent
-NOT_THERE = ("VLLM_ENABLE_V1_MULTIPROCESSING", "TRITON_INTERPRET")  # for this process alone
 POLICY = {"warmup": 1, "batch_budget": 2, "metrics": {"every": 1, "interval": 0.5}}
-
-
-def add_tokenizer(model):
-    """A word for each of the 256 ids: w0 to w255."""
-    from tokenizers import Tokenizer
-    from tokenizers.models import WordLevel
-    from tokenizers.pre_tokenizers import WhitespaceSplit
-    from transformers import PreTrainedTokenizerFast
-
-    words = Tokenizer(WordLevel({f"w{i}": i for i in range(256)}, unk_token="w2"))
-    words.pre_tokenizer = WhitespaceSplit()
-    PreTrainedTokenizerFast(tokenizer_object=words, bos_token="w0", eos_token="w1").save_pretrained(model)
-
-
-def command(model, port, config):
-    found = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model)]
-    found += ["--host", "127.0.0.1", "--port", str(port), "--served-model-name", "tiny", "--dtype", "float32"]
-    found += ["--enforce-eager", "--max-model-len", "256", "--max-num-seqs", "16"]
-    found += ["--kv-cache-memory-bytes", str(64 << 20), "--worker-extension-cls", "extension.Watched"]
-    return [*found, "--additional-config", json.dumps({"xshare": config})]
-
-
-def environment():
-    inherited = {name: value for name, value in os.environ.items() if name not in NOT_THERE}
-    return inherited | {"VLLM_SERVER_DEV_MODE": "1", "PYTHONPATH": str(HERE), "VLLM_LOGGING_LEVEL": "INFO"}
-
-
-class Server:
-    def __init__(self, model, log):
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = free.getsockname()[1]
-        self.url, self.log = f"http://127.0.0.1:{self.port}", log
-        with log.open("w") as out:
-            self.process = subprocess.Popen(
-                command(model, self.port, POLICY), env=environment(), stdout=out, stderr=out, start_new_session=True
-            )
-
-    def wait_until_ready(self, seconds=240):
-        import httpx
-
-        end = time.monotonic() + seconds
-        while time.monotonic() < end and self.process.poll() is None:
-            try:
-                if httpx.get(f"{self.url}/health").status_code == 200:
-                    return
-            except httpx.TransportError:
-                time.sleep(0.5)
-        pytest.fail(f"the server did not start:\n{self.log.read_text()[-4000:]}")
-
-    def post(self, path, body, **options):
-        import httpx
-
-        answer = httpx.post(f"{self.url}{path}", json=body, timeout=60, **options)
-        answer.raise_for_status()
-        return answer.json()
-
-    def rpc(self, method, *args):
-        (found,) = self.post("/collective_rpc", {"method": method, "args": list(args)})["results"]
-        return found
-
-    def metrics(self):
-        """xshare:* by name and labels, less the engine's number."""
-        import httpx
-        from prometheus_client.parser import text_string_to_metric_families
-
-        found = {}
-        for family in text_string_to_metric_families(httpx.get(f"{self.url}/metrics").text):
-            for sample in family.samples:
-                if sample.name.startswith("xshare:"):
-                    labels = [value for name, value in sample.labels.items() if name != "engine"]
-                    found[(sample.name.removeprefix("xshare:"), *labels)] = sample.value
-        return found
-
-    def settled_metrics(self):
-        """Metrics once nothing runs and the figures have been written."""
-        before = None
-        while (now := self.metrics()) != before:
-            before = now
-            time.sleep(1.5)
-        return now
-
-    def memory(self):
-        import psutil
-
-        server = psutil.Process(self.process.pid)
-        return sum(process.memory_info().rss for process in [server, *server.children(recursive=True)])
-
-    def stop(self):
-        self.process.send_signal(signal.SIGINT)
-        try:
-            self.process.wait(30)
-        except subprocess.TimeoutExpired:
-            os.killpg(self.process.pid, signal.SIGKILL)
 
 
 @pytest.fixture(scope="module")
@@ -127,7 +25,7 @@ def model(checkpoint, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def server(model, tmp_path_factory):
-    found = Server(model, tmp_path_factory.mktemp("log") / "server.log")
+    found = Server(model, tmp_path_factory.mktemp("log") / "server.log", POLICY)
     try:
         found.wait_until_ready()
         found.rpc("watch")

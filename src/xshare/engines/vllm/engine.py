@@ -82,6 +82,9 @@ class VllmEngine:
         from vllm.sampling_params import RequestOutputKind
 
         engine, due = self.llm.llm_engine, arrivals or [0.0] * len(prompts)
+        longest, room = max(map(len, prompts), default=0), engine.model_config.max_model_len
+        if longest >= room:
+            raise ModelError(f"a prompt of {longest} tokens does not fit this engine: its max_model_len is {room}")
         params = SamplingParams(
             temperature=0,
             max_tokens=limit,
@@ -102,7 +105,7 @@ class VllmEngine:
             waiting = waiting[len(here) :]
             for who in here:
                 request = f"{self._runs}-{who}"
-                self._add(request, prompts[who], params)
+                engine.add_request(request, {"prompt_token_ids": list(prompts[who])}, params)
                 live[request] = who
                 unread.add(request)
             if not live:
@@ -131,12 +134,6 @@ class VllmEngine:
         found.drafted, found.accepted = (b - a for a, b in zip(drafts, self._draft_counters(), strict=True))
         self._spell(found.answers)
         return found
-
-    def _add(self, request: str, prompt: Sequence[int], params: Any) -> None:
-        try:
-            self.llm.llm_engine.add_request(request, {"prompt_token_ids": list(prompt)}, params)
-        except ValueError as error:
-            raise ModelError(f"vllm refuses a prompt of {len(prompt)} tokens: {error}") from None
 
     def _draft_counters(self) -> tuple[int, int]:
         """Drafted and accepted so far."""

@@ -1,0 +1,41 @@
+"""The result file while it grows: samples of whole repeats, from which the same command goes on."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from xshare.errors import XShareError
+from xshare.results import Row
+
+
+def samples_kept(path: Path | None, fingerprint: Row) -> list[Row]:
+    """Those of an earlier run with the same settings. A file of any other is left alone, and refused."""
+    if path is None or not path.exists():
+        return []
+    try:
+        found = json.loads(path.read_text())
+        earlier, samples = found["provenance"]["fingerprint"], found["samples"]
+    except (ValueError, KeyError, TypeError):
+        raise XShareError(f"{str(path)!r} holds no results of xshare bench: name another file") from None
+    differing = differences(earlier, json.loads(json.dumps(fingerprint)))
+    if differing:
+        raise XShareError(
+            f"{str(path)!r} was measured with other settings, {differing}: name another file, or remove that one"
+        )
+    kept: list[Row] = samples
+    return kept
+
+
+def differences(earlier: dict[str, Any], now: dict[str, Any]) -> str:
+    """`tokens 32 instead of 64`, of every setting that is another."""
+    return ", ".join(
+        f"{name} {_spelled(earlier.get(name))} instead of {_spelled(now.get(name))}"
+        for name in sorted({*earlier, *now})
+        if earlier.get(name) != now.get(name)
+    )
+
+
+def _spelled(value: Any) -> str:
+    return value if isinstance(value, str) else "none" if value is None else json.dumps(value)

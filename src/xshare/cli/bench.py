@@ -1,0 +1,143 @@
+"""xshare bench: what selection costs and gains, natively, with a no-op control and under policies, in one engine."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+
+from xshare import __version__
+from xshare.bench.kept import samples_kept
+from xshare.bench.paired import compare, control_of, variants
+from xshare.bench.rows import rows_of
+from xshare.bench.workload import Workload
+from xshare.cli.output import engine_arguments, number_table, progress_bar, wide_console
+from xshare.engines.base import Engine
+from xshare.engines.opening import open_engine
+from xshare.errors import XShareError
+from xshare.files import check_writable
+from xshare.policy import Policy
+from xshare.results import Row, provenance, write_result
+
+
+def bench(
+    engine: Annotated[str, typer.Option(help="transformers, vllm, or the address of a running server.")] = "vllm",
+    model: Annotated[str | None, typer.Option(help="A folder, or nano; of a server, one of its models.")] = None,
+    policy: Annotated[list[str] | None, typer.Option(help="k0=1,m=16, a preset ...; may be repeated.")] = None,
+    batch: Annotated[int, typer.Option(min=1, help="Requests decoded together, at most.")] = 16,
+    requests: Annotated[int | None, typer.Option(min=1, help="Requests of a run; one batch by default.")] = None,
+    rate: Annotated[float | None, typer.Option(help="Requests a second, Poisson; all at once by default.")] = None,
+    prompt_tokens: Annotated[int, typer.Option(min=1, help="Tokens of a prompt.")] = 64,
+    tokens: Annotated[int, typer.Option(min=2, help="Tokens of an answer.")] = 128,
+    prompts: Annotated[
+        Literal["questions", "random"], typer.Option(help="Worked questions, or any tokens.")
+    ] = "questions",
+    repeats: Annotated[int, typer.Option(min=1, help="Runs of each policy.")] = 5,
+    drafts: Annotated[int, typer.Option(min=0, help="Drafted tokens a request and step, in vLLM.")] = 0,
+    seed: Annotated[int, typer.Option(min=0)] = 0,
+    engine_args: Annotated[str, typer.Option(help="More arguments of the engine, as a JSON object.")] = "{}",
+    json: Annotated[
+        Path | None, typer.Option(help="Write here after every repeat; a file that is there is continued.")
+    ] = None,
+) -> None:
+    """Measure native routing, a no-op control and policies in turns: rates, latencies, experts, paired ratios."""
+    policies = [Policy.parse(text) for text in policy or []]
+    if rate is not None and not rate > 0:
+        raise XShareError(f"rate must be above 0 requests a second, not {rate:g}")
+    if json is not None:
+        check_writable(json)
+    options = engine_arguments(engine_args)
+    workload = Workload(batch, requests or batch, rate, prompt_tokens, tokens, prompts, seed)
+    opened = open_engine(engine, model, drafts=drafts, policies=policies, options=options)
+    try:
+        run(opened, policies, workload, repeats, options, json)
+    finally:
+        opened.close()
+
+
+def run(
+    engine: Engine, policies: list[Policy], workload: Workload, repeats: int, options: dict[str, Any], json: Path | None
+) -> None:
+    compared = variants(engine, policies)
+    setting = asdict(workload) | {"drafts": engine.about.get("drafts")}
+    fingerprint = engine.about | setting | {"policies": list(compared), "engine_args": options, "xshare": __version__}
+    control = str(control_of(engine))
+    samples = samples_kept(json, fingerprint)
+    done = 1 + max((sample["repeat"] for sample in samples), default=-1)
+
+    def keep(more: list[Row]) -> None:
+        samples.extend(more)
+        if json is not None:
+            stamp = provenance(**engine.about, seed=workload.seed, fingerprint=fingerprint)
+            write_result(json, rows_of(samples, control, setting), stamp, samples=samples)
+
+    left = range(done, repeats)
+    try:
+        with progress_bar("answers", len(left) * len(compared) * workload.requests) as advance:
+            compare(engine, compared, workload, left, advance, keep)
+    finally:  # what was measured is shown, whatever has happened since
+        if samples:
+            show(rows_of(samples, control, setting), engine.about, workload, control)
+            if json is not None:
+                wide_console().print(f"results: {json}; run again, the same command goes on from there")
+
+
+def regime(about: dict[str, Any], workload: Workload) -> str:
+    """The conditions of the numbers, in a line or two."""
+    named = [f"{about['model']} on {about['engine']} {about['version'] or ''}".strip(), about["device"]]
+    named += [about["dtype"]] if "dtype" in about else []
+    named += [f"graphs {about['graphs']}"] if "graphs" in about else []
+    if "experts" in about:
+        named.append(f"{about['experts']} experts, top-{about['top_k']}, {about['layers']} layers")
+    asked = f"{workload.requests} requests, {workload.batch} at a time"
+    asked += f", {workload.rate:g} a second" if workload.rate is not None else ""
+    asked += f", prompts of {workload.prompt_tokens} tokens, answers of {workload.tokens}"
+    asked += f", {about['drafts']} drafts" if about.get("drafts") else ""
+    return f"{', '.join(named)}\n{asked}"
+
+
+def show(rows: list[Row], about: dict[str, Any], workload: Workload, control: str) -> None:
+    columns = ["tokens/s a request", "in all", "ratio", "95 %", "TTFT ms", "between tokens ms", "99 %", "step ms"]
+    drafts = any(row["accepted_length"] is not None for row in rows)
+    columns += [*(["accepted"] if drafts else []), "experts"]
+    table = number_table(regime(about, workload), "policy", *columns)
+    for row in rows:
+        cells = [_number(row["otps"], 1), _number(row["otps_total"], 1), _number(row["ratio"], 3), _interval(row)]
+        cells += [_number(row[name], 2) for name in ("ttft_ms_p50", "itl_ms_p50", "itl_ms_p99", "step_ms")]
+        cells += [_number(row["accepted_length"], 2)] if drafts else []
+        experts = f"{_number(row['active'], 1)} of {_number(row['active_native'], 1)}"
+        table.add_row(f"{row['policy']} (control)" if row["policy"] == control else row["policy"], *cells, experts)
+    console = wide_console()
+    console.print(table)
+    console.print(
+        f"Medians of {min(row['repeats'] for row in rows)} repeats. ratio: tokens/s a request against native's in the "
+        "same repeat. The control selects and keeps all experts: what it loses is the cost of selecting."
+    )
+    for note in notes(rows, about, control):
+        console.print(note)
+
+
+def notes(rows: list[Row], about: dict[str, Any], control: str) -> list[str]:
+    """What a reader of the table must know."""
+    found = []
+    acted = next((row["acted"] for row in rows if row["policy"] == control), None)
+    if acted is not None and acted < 1:
+        found.append(
+            f"In the control selection ran in {acted:.0%} of the decode steps only: start the engine with "
+            '"gates": {"bypass": false}.'
+        )
+    if "dummy" in str(about.get("weights")):
+        found.append("Random weights: this measures speed, not quality.")
+    if "FixedDrafter" in str(about.get("drafter")):
+        found.append("Drafts are made up: this measures speed, and what is accepted says nothing of a real drafter.")
+    return found
+
+
+def _number(value: float | None, digits: int) -> str:
+    return "-" if value is None else f"{value:.{digits}f}"
+
+
+def _interval(row: Row) -> str:
+    return "-" if row["ratio"] is None else f"{row['ratio_low']:.3f} to {row['ratio_high']:.3f}"

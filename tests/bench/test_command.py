@@ -1,0 +1,129 @@
+"""xshare bench on a Transformers model: the table, the file, and going on from it."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from xshare.cli import main
+
+COLUMNS = {"policy", "method", "batch", "tokens", "otps", "otps_total", "ttft_ms_p50", "itl_ms_p50", "itl_ms_p99"}
+COLUMNS |= {"step_ms", "ratio", "ratio_low", "ratio_high", "active", "active_native", "accepted_length", "repeats"}
+NAMES = ["native", "k0=1,m=16", "k0=1,m=2", "oea:k0=1"]
+
+
+@pytest.fixture
+def bench(small, tmp_path, monkeypatch, capsys):
+    """Run the command in this process: -> exit code, standard output, standard error."""
+
+    def run(*words):
+        words = ["xshare", "bench", *map(str, words)]
+        monkeypatch.setattr("sys.argv", words)
+        with pytest.raises(SystemExit) as end:
+            main()
+        out = capsys.readouterr()
+        return end.value.code or 0, out.out, out.err
+
+    return run
+
+
+def options(small, path, repeats=2, tokens=6):
+    found = ["--engine", "transformers", "--model", small, "--policy", "k0=1,m=2", "--policy", "oea:k0=1"]
+    return [*found, "--batch", 3, "--prompt-tokens", 9, "--tokens", tokens, "--repeats", repeats, "--json", path]
+
+
+def test_table_and_file(small, tmp_path, bench):
+    code, out, err = bench(*options(small, tmp_path / "b.json"))
+    assert code == 0, err
+    assert "cpu, float32, 16 experts, top-4, 2 layers" in out
+    assert "3 requests, 3 at a time, prompts of 9 tokens, answers of 6" in out
+    assert "k0=1,m=16 (control)" in out
+    found = json.loads((tmp_path / "b.json").read_text())
+    assert [row["policy"] for row in found["rows"]] == NAMES
+    assert [row["method"] for row in found["rows"]] == ["native", "noop", "xshare", "oea"]
+    assert all(set(row) >= COLUMNS for row in found["rows"])
+    native, control, pruned, _ = found["rows"]
+    assert native["ratio"] == 1
+    assert control["identical"] == 1  # a budget of N changes no token
+    assert control["active"] == control["active_native"] == native["active"]
+    assert pruned["active"] < pruned["active_native"]
+    assert (control["acted"], pruned["accepted_length"]) == (1, None)
+    assert [(each["repeat"], each["place"], each["policy"]) for each in found["samples"]] == [
+        *((0, place, name) for place, name in enumerate(NAMES)),
+        *((1, 3 - place, name) for place, name in enumerate(NAMES)),  # the order alternates
+    ]
+    assert found["provenance"]["fingerprint"]["tokens"] == 6
+    assert found["provenance"]["engine"] == "transformers"
+
+
+def test_more_repeats_go_on_from_the_file_and_other_settings_do_not(small, tmp_path, bench):
+    path = tmp_path / "b.json"
+    assert bench(*options(small, path, repeats=1))[0] == 0
+    first = json.loads(path.read_text())["samples"]
+    assert bench(*options(small, path, repeats=2))[0] == 0
+    found = json.loads(path.read_text())
+    assert found["samples"][: len(first)] == first
+    assert [row["repeats"] for row in found["rows"]] == [2] * 4
+    written = path.read_bytes()
+    code, _, err = bench(*options(small, path, tokens=7))
+    assert code == 2
+    assert "error: " in err
+    assert "was measured with other settings, tokens 6 instead of 7: name another file, or remove that one" in err
+    assert path.read_bytes() == written
+    path.write_text("{}")
+    code, _, err = bench(*options(small, path))
+    assert code == 2
+    assert "holds no results of xshare bench" in err
+
+
+def test_a_stream_of_requests(small, bench):
+    words = ["--engine", "transformers", "--model", small, "--batch", 2, "--requests", 5, "--rate", 200, "--tokens", 4]
+    code, out, err = bench(*words, "--prompt-tokens", 5, "--repeats", 1)
+    assert code == 0, err
+    assert "5 requests, 2 at a time, 200 a second" in out
+
+
+def test_killed_and_continued(small, tmp_path, bench):
+    path = tmp_path / "b.json"
+    words = list(map(str, options(small, path, repeats=1000)))
+    running = [sys.executable, "-c", "from xshare.cli import main; main()", "bench", *words]
+    with subprocess.Popen(running, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
+        end = time.monotonic() + 60
+        while not path.exists() and time.monotonic() < end and process.poll() is None:
+            time.sleep(0.02)
+        os.kill(process.pid, signal.SIGKILL)
+        said = process.stderr.read().decode()
+    assert path.exists(), said
+    kept = json.loads(path.read_text())["samples"]
+    repeats = len(kept) // len(NAMES)
+    assert len(kept) == repeats * len(NAMES) > 0
+    code, _, err = bench(*options(small, path, repeats=repeats + 1))
+    assert code == 0, err
+    found = json.loads(path.read_text())
+    assert found["samples"][:-4] == kept
+    assert [row["repeats"] for row in found["rows"]] == [repeats + 1] * 4
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["--rate", "0"], "rate must be above 0"),
+        (["--engine-args", "[1]"], "engine-args must be a JSON object"),
+        (["--engine", "tgi"], "engine 'tgi' is not known: expected transformers, vllm or the http:// address"),
+        (["--engine", "transformers", "--model", "nowhere"], "model 'nowhere' is no folder"),
+        (["--engine", "transformers", "--engine-args", '{"dtpe": "float32"}'], "'dtpe' is no argument of transformers"),
+        (["--engine", "transformers", "--drafts", "2"], "drafts nothing"),
+        (["--engine", "http://127.0.0.1:1", "--drafts", "2"], "a server drafts as it was started to"),
+        (["--engine", "http://127.0.0.1:nine"], "is no address: expected one as http://127.0.0.1:8000"),
+        (["--engine", "http://127.0.0.1:1"], "no server answers at http://127.0.0.1:1: Connection refused"),
+    ],
+)
+def test_mistakes_are_one_sentence(small, bench, words, sentence):
+    code, _, err = bench(*(["--model", small] if "--model" not in words and "http" not in words[1] else []), *words)
+    assert code == 2
+    assert sentence in err
+    assert len([line for line in err.splitlines() if line.startswith("error: ")]) == 1

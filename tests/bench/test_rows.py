@@ -1,0 +1,84 @@
+"""Figures, ratios and intervals against what comes out by hand."""
+
+from math import comb
+
+import pytest
+
+from xshare.bench.rows import COUNTS, RATES, rows_of
+from xshare.bench.sample import counted, figures
+from xshare.engines.base import Answer, Run
+from xshare.statistics import median_interval
+
+
+def test_figures_of_a_run_by_hand():
+    early = Answer([1, 2, 3, 4], "", 0.0, [0.1, 0.2, 0.4, 0.4])  # the last two were accepted together
+    late = Answer([1, 2, 3, 4], "", 0.5, [0.6, 0.7, 0.8, 1.0])
+    found = figures(Run([early, late], decode_s=0.6, steps=5, rows=6, drafted=4, accepted=1))
+    assert found["otps"] == pytest.approx((3 / 0.3 + 3 / 0.4) / 2)
+    assert found["otps_total"] == pytest.approx(8 / 1.0)
+    assert (found["ttft_ms_p50"], found["ttft_ms_p99"]) == pytest.approx((100, 100))
+    assert found["itl_ms_p50"] == pytest.approx(100)  # of 100, 200, 100, 100, 200
+    assert found["itl_ms_p99"] == pytest.approx(200)
+    assert found["step_ms"] == pytest.approx(120)
+    assert found["rows_per_step"] == pytest.approx(1.2)
+    assert found["accepted_length"] == pytest.approx(6 / 5)
+
+
+def test_what_an_engine_does_not_tell_is_none():
+    found = figures(Run([Answer([], "a", 0.0, [0.1])]))
+    assert found["otps"] is found["step_ms"] is found["itl_ms_p50"] is found["accepted_length"] is None
+    nothing = counted({"steps_pruned": 0, "steps_bypassed": {}, "mean": {}})
+    assert set(nothing.values()) == {None}
+    some = counted({"steps_pruned": 3, "steps_bypassed": {"prefill": 9, "within_budget": 1}, "mean": {}})
+    assert some["acted"] == 0.75
+
+
+def sample(policy, repeat, otps, step_ms=None, active=None):
+    found = dict.fromkeys((*RATES, *COUNTS))
+    counts = {"active": active, "active_native": None if active is None else 20.0}
+    return found | {"policy": policy, "repeat": repeat, "otps": otps, "step_ms": step_ms, **counts}
+
+
+def test_ratios_are_paired_by_repeat():
+    samples = [
+        sample("native", 0, 10.0, 5.0),
+        sample("k0=1,m=8", 0, 9.0, 6.0, 20.0),
+        sample("k0=1,m=2", 0, 12.0, 4.0, 8.0),
+    ]
+    samples += [
+        sample("native", 1, 20.0, 2.0),
+        sample("k0=1,m=8", 1, 19.0, 2.5, 20.0),
+        sample("k0=1,m=2", 1, 22.0, 1.0, 10.0),
+    ]
+    samples += [
+        sample("native", 2, 10.0, 4.0),
+        sample("k0=1,m=8", 2, 9.5, 4.0, 20.0),
+        sample("k0=1,m=2", 2, 13.0, 4.0, 9.0),
+    ]
+    native, control, policy = rows_of(samples, "k0=1,m=8", {"batch": 16})
+    assert (native["policy"], native["method"], native["batch"]) == ("native", "native", 16)
+    assert (control["method"], policy["method"]) == ("noop", "xshare")
+    assert native["ratio"] == native["ratio_low"] == native["ratio_high"] == 1
+    assert control["ratio"] == pytest.approx(0.95)  # of 0.9, 0.95, 0.95
+    assert (policy["ratio"], policy["ratio_low"], policy["ratio_high"]) == pytest.approx((1.2, 1.1, 1.3))
+    assert policy["step_ratio"] == pytest.approx(1.25)  # of 1.25, 2, 1
+    assert policy["total_ratio"] is None
+    assert (policy["otps"], policy["active"], policy["repeats"]) == (13.0, 9.0, 3)
+    assert (native["active"], native["mass"]) == (20.0, 1.0)  # switched off it counts nothing; the control has
+
+
+def test_the_interval_of_a_median_is_what_resampling_gives():
+    assert median_interval([2.0]) == (2, 2, 2)
+    assert median_interval([1.0, 2.0]) == (1.5, 1, 2)  # both drawn alike in a quarter of the draws, each
+    values = [float(n) for n in range(11)]
+    middle, low, high = median_interval(values[::-1], draws=20000)
+
+    def at_most(rank):
+        """How likely the median of 11 draws is among the `rank` smallest: six of them must be."""
+        p = rank / 11
+        return sum(comb(11, n) * p**n * (1 - p) ** (11 - n) for n in range(6, 12))
+
+    rank = next(rank for rank in range(1, 12) if at_most(rank) > 0.025)
+    assert at_most(rank - 1) < 0.023  # no draw of the dice decides
+    assert at_most(rank) > 0.027
+    assert (middle, low, high) == (5, values[rank - 1], values[-rank])

@@ -1,0 +1,57 @@
+"""The same requests for every policy of a repeat, others for every repeat."""
+
+from itertools import pairwise
+
+import pytest
+
+from xshare.bench.workload import Workload
+from xshare.errors import XShareError
+
+
+class Letters:
+    """An engine of which only the tokenizer is asked: a token a character."""
+
+    def __init__(self, **about):
+        self.about = about
+
+    def encode(self, text):
+        return [ord(letter) for letter in text]
+
+
+def workload(**changed):
+    return Workload(**({"batch": 4, "requests": 6, "rate": None, "prompt_tokens": 300, "tokens": 8} | changed))
+
+
+def test_prompts_have_their_length_and_end_with_a_question():
+    found = workload().prompts_of(Letters(), 0)
+    assert [len(prompt) for prompt in found] == [300] * 6
+    assert len({tuple(prompt) for prompt in found}) == 6
+    assert all("answer " in "".join(map(chr, prompt)) for prompt in found)  # worked ones before it
+    assert found == workload().prompts_of(Letters(), 0)
+    assert not any(prompt in found for prompt in workload().prompts_of(Letters(), 1))
+    assert not any(prompt in found for prompt in workload(seed=1).prompts_of(Letters(), 0))
+
+
+def test_words_for_a_server_without_a_tokenizer():
+    found = workload(prompt_tokens=20).prompts_of(Letters(prompt_form="text"), 0)
+    assert [len(prompt.split(" ")) for prompt in found] == [20] * 6
+
+
+def test_random_tokens_need_a_vocabulary():
+    found = workload(prompts="random").prompts_of(Letters(vocab=7), 0)
+    assert [len(prompt) for prompt in found] == [300] * 6
+    assert {token for prompt in found for token in prompt} == set(range(7))
+    with pytest.raises(XShareError, match="vocabulary"):
+        workload(prompts="random").prompts_of(Letters(), 0)
+
+
+def test_arrivals_are_poisson_and_repeat():
+    assert workload().arrivals_of(0) is None
+    many = workload(requests=4001, rate=50.0)
+    found = many.arrivals_of(3)
+    assert found == many.arrivals_of(3) != many.arrivals_of(4)
+    assert found[0] == 0
+    gaps = [b - a for a, b in pairwise(found)]
+    assert min(gaps) > 0
+    assert sum(gaps) / len(gaps) == pytest.approx(1 / 50, rel=0.06)
+    assert sum(gap > 1 / 50 for gap in gaps) / len(gaps) == pytest.approx(0.368, abs=0.03)  # e**-1
