@@ -273,9 +273,10 @@ def test_a_file_can_be_taken_out_of_the_page_again(tmp_path):
 
 
 def test_tables_say_once_what_is_the_same_and_align_numbers(tmp_path):
-    write(tmp_path, "r.json", results.replay_rows())
+    write(tmp_path, "r.json", [row | {"pairs": 10_000, "share": 0.123456} for row in results.replay_rows()])
     text = made(tmp_path)
-    assert "In every row: method xshare, batch 16, active_native 44, top1_kept 1." in text
+    said = "method xshare, batch 16, active_native 44, top1_kept 1, pairs 10000, share 0.1235"
+    assert f"In every row: {said}." in text
     assert '<th scope="row">k0=1,m=16</th><td class="number">30</td><td class="number">29 to 31</td>' in text
     assert '<td class="number">0.9400</td>' in text
 

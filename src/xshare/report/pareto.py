@@ -128,8 +128,6 @@ def _value(row: Row, name: str) -> Value | None:
 
 
 def draw_plane(plane: Plane) -> tuple[Any, Any]:
-    from matplotlib.ticker import PercentFormatter
-
     figure, axes = new_axes("", LABELS[plane.speed], LABELS[plane.quality])
     figure.set_size_inches(*SIZE)  # now: names are placed for this size
     front = [(p.speed[0], p.quality[0]) for p in plane.front()]
@@ -149,11 +147,15 @@ def draw_plane(plane: Plane) -> tuple[Any, Any]:
         )
     for axis, name in ((axes.xaxis, plane.speed), (axes.yaxis, plane.quality)):
         if name in (SAVED, "accuracy", "agreement"):
-            axis.set_major_formatter(PercentFormatter(1))
+            axis.set_major_formatter(_percent)
     axes.margins(0.12)
     legend(figure)
     put_names(figure, axes, _names(plane.points), [front, *_lines(plane.points)])
     return figure, axes
+
+
+def _percent(share: float, _: int) -> str:
+    return f"{round(100 * share, 2) + 0:g}%"  # + 0: not -0
 
 
 def _bars(values: list[Value]) -> list[list[float]]:

@@ -51,7 +51,8 @@ def _split(file: ResultFile) -> tuple[list[str], dict[str, str]]:
         for column in shown:
             values = [json.dumps(row.get(column)) for row in file.rows]
             if column != "policy" and len(set(values)) == 1 and not _has_ends(file, column):
-                same[column] = _spelled(file.rows[0].get(column))
+                value = file.rows[0].get(column)
+                same[column] = _spelled(value, _decimals([value]))
     left = [column for column in shown if column not in same]
     if not left:  # rows that are all alike
         return shown, {}
@@ -88,14 +89,14 @@ def _decimals(values: list[Any]) -> int:
     return min(6, max(0, 3 - math.floor(math.log10(largest))))
 
 
-def _spelled(value: Any, decimals: int | None = None) -> str:
+def _spelled(value: Any, decimals: int) -> str:
     if value is None:
         return ""
     if isinstance(value, bool):
         return "yes" if value else "no"
     if (found := number(value)) is not None:
-        tiny = found and decimals is not None and round(abs(found), decimals) == 0
-        return f"{found:.3g}" if tiny or decimals is None else f"{found:.{decimals}f}"
+        tiny = found and round(found, decimals) == 0
+        return f"{found:.3g}" if tiny else f"{found:.{decimals}f}"
     if isinstance(value, list) and value and all(number(item) is not None for item in value):
         return f"{len(value)} values, {min(value):.3g} to {max(value):.3g}"
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
