@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -91,6 +91,16 @@ def route(
     step = prepare(logits, router, layout, placement, tables)
     keep = fused_set(logits, policy, given, placement, router)
     return apply(step, router, policy, torch.promote_types(logits.dtype, torch.float32), keep)
+
+
+def with_budgets(policy: Policy, budgets: Sequence[int], layers: int) -> Policy:
+    """The policy that stands for one with a batch_budget of its own in each layer: the smallest of them, so that a step
+    is left alone only where no layer can save anything."""
+    if len(budgets) != layers or not all(isinstance(m, int) and not isinstance(m, bool) and m >= 0 for m in budgets):
+        raise PolicyError(f"budgets must be {layers} whole numbers, one a layer, not {list(budgets)}")
+    if policy.mass is not None or policy.device_budget is not None or policy.method != "xshare":
+        raise PolicyError(f"budgets by layer take the place of batch_budget (m), which {policy} does not have")
+    return policy.model_copy(update={"batch_budget": min(budgets)})
 
 
 def check_policy(policy: Policy, placement: Placement | None, num_experts: int) -> None:

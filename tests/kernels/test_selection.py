@@ -190,6 +190,22 @@ def test_kept_mass_and_masked_bias():
     assert torch.equal(got.masked_bias.cpu(), bias.masked_fill(~got.keep.cpu(), torch.finfo(torch.float32).min))
 
 
+@pytest.mark.parametrize("rows", [8, 40])
+def test_a_layers_own_budget_takes_the_place_of_the_controls(rows):
+    logits = torch.randn(rows, 33, generator=torch.Generator().manual_seed(4))
+    budget = torch.full((1,), -1, dtype=torch.int32, device=DEVICE)
+    selection = FusedSelection(33, 4, rows, DEVICE, budget=budget)
+    control = Control(DEVICE)
+    control.set_policy(Policy.parse("k0=0,m=12"))
+    control.set_step(rows)
+    control.set_gate(True)
+    control.push()
+    for own in (-1, 7, 0, 33):
+        budget.fill_(own)
+        selection.launch(logits.to(DEVICE, copy=True), control)
+        assert int(selection.keep.sum()) == (12 if own < 0 else max(own, 4))
+
+
 def test_a_budget_of_everything_and_a_closed_gate_leave_the_bits_alone():
     logits = torch.randn(8, 33, generator=torch.Generator().manual_seed(3)).bfloat16()
     got, left = fused(RouterSpec.softmax(4), Policy.parse("k0=1,m=33"), logits, [0, 8])

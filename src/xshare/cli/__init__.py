@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from xshare import __version__
-from xshare.cli import bench, demo, methods, replay, report, trace
+from xshare.cli import bench, demo, doctor, methods, quality, replay, report, trace
 from xshare.errors import XShareError
 
 app = typer.Typer(
@@ -17,7 +17,9 @@ app = typer.Typer(
 )
 app.command("bench")(bench.bench)
 app.command("demo")(demo.demo)
+app.command("doctor")(doctor.doctor)
 app.command("methods")(methods.methods)
+app.command("quality")(quality.quality)
 app.command("replay")(replay.replay_command)
 app.command("report")(report.report)
 app.add_typer(trace.app, name="trace")

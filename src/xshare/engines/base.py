@@ -50,8 +50,8 @@ class Run:
 class Engine(Protocol):
     about: dict[str, Any]  # the regime: engine and its version, model, device, dtype, experts, k, MoE layers, drafts
 
-    def use(self, policy: Policy | None) -> None:
-        """From the next run on; counters start from zero."""
+    def use(self, policy: Policy | None, budgets: Sequence[int] | None = None) -> None:
+        """From the next run on; counters start from zero. `budgets`: a batch_budget for each layer, instead of m."""
 
     def run(
         self,

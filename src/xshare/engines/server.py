@@ -55,14 +55,14 @@ class ServerEngine:
 
     # The policy
 
-    def use(self, policy: Policy | None) -> None:
+    def use(self, policy: Policy | None, budgets: Sequence[int] | None = None) -> None:
         wanted = "native" if policy is None else str(policy)
         if self.live:
-            calls: list[tuple[str, Any]] = [("xshare_switch", policy is not None)]
+            calls: list[tuple[Any, ...]] = [("xshare_switch", policy is not None)]
             if policy is not None:
-                calls.insert(0, ("xshare_set", wanted))
-            for method, value in calls:
-                if self._rpc(method, value) is None:
+                calls.insert(0, ("xshare_set", wanted, None if budgets is None else list(budgets)))
+            for method, *values in calls:
+                if self._rpc(method, *values) is None:
                     raise ServerError(f"the server at {self.http.url} refuses the policy {wanted}: its log says why")
             self._before = self._counted()
         elif wanted != (running := self._running()):

@@ -124,6 +124,7 @@ class FusedSelection:
     mask_logits: bool = True  # in place, so that the engine's own router refines
     with_mass: bool = True
     seen: Tensor | None = None  # [rows, N]: where to leave the logits as they came, at steps that are sampled
+    budget: Tensor | None = None  # int32 [1]: this layer's own m in place of the control's, unless it is below zero
     like: FusedSelection | None = None  # another layer's: share its scratch memory, as layers run one after another
 
     def __post_init__(self) -> None:
@@ -196,13 +197,17 @@ class FusedSelection:
             "GROUPS": self.n_group, "KEEP_GROUPS": self.topk_group,
             "DEVICES": self.placement is not None, "ROUNDS": self.fill == "rounds",
             "MASK_LOGITS": self.mask_logits, "MASK_BIAS": self.scoring == "sigmoid", "MASS": self.with_mass,
-            "SEEN": self.seen is not None,
+            "SEEN": self.seen is not None, "OWN": self.budget is not None,
             "LOWEST": torch.finfo(logits.dtype).min, "num_warps": self.warps,
         }  # fmt: skip
         rules |= {"EARLY": True, "launch_pdl": True} if self.early else {"EARLY": False}
         inputs = (logits, logits.stride(0), n, self.bias)
         policy = (control.words, control.tau, self.devices, self.num_devices)
-        outputs = (self.keep, self.masked_bias, self.mass, logits if self.seen is None else self.seen)
+        seen, budget = (
+            (logits if self.seen is None else self.seen),
+            (control.words if self.budget is None else self.budget),
+        )
+        outputs = (self.keep, self.masked_bias, self.mass, seen, budget)
         if self.one_tile:
             kernel.select_in_one_tile[(1,)](*inputs, *policy, *outputs, self.halves, self.counts, **rules)
             return

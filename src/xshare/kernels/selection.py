@@ -37,6 +37,13 @@ def _rows_at(logits, stride, first, present, N: tl.constexpr, BR: tl.constexpr, 
 
 
 @triton.jit
+def _own_budget(budget_ptr, m):
+    """A layer's own m, where it has one."""
+    own = tl.load(budget_ptr)
+    return tl.where(own >= 0, own, m)
+
+
+@triton.jit
 def _leave_seen(seen, sample, rows, present, x, N: tl.constexpr, BN: tl.constexpr):
     """At a sampled step, the logits as they came: what native routing would have done is worked out from them later."""
     if sample != 0:
@@ -83,11 +90,11 @@ def _leave_open(
 @triton.jit(do_not_specialize=["present"])  # one kernel for all numbers of rows of a bucket
 def select_in_one_tile(
     logits, stride, present, bias_ptr, control, tau_ptr, devices, num_devices, keep, masked_bias, mass, seen,
-    halves, counts,
+    budget_ptr, halves, counts,
     N: tl.constexpr, BR: tl.constexpr, BQ: tl.constexpr, BN: tl.constexpr, SPAN: tl.constexpr,
     TOP_K: tl.constexpr, SCORING: tl.constexpr, GROUPS: tl.constexpr, KEEP_GROUPS: tl.constexpr,
     DEVICES: tl.constexpr, ROUNDS: tl.constexpr, MASK_LOGITS: tl.constexpr, MASK_BIAS: tl.constexpr,
-    MASS: tl.constexpr, SEEN: tl.constexpr, LOWEST: tl.constexpr, EARLY: tl.constexpr,
+    MASS: tl.constexpr, SEEN: tl.constexpr, OWN: tl.constexpr, LOWEST: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """Few rows and no requests: one program, one tile, in registers from the first step to the last."""
     if EARLY:  # launched while the kernel in front still runs (programmatic dependent launch): wait for what it writes
@@ -96,6 +103,8 @@ def select_in_one_tile(
     gate, end = tl.load(control + GATE), tl.minimum(tl.load(control + ROWS), present)
     k0, m, m_g, tau = tl.load(control + K0), tl.load(control + M), tl.load(control + MG), tl.load(tau_ptr)
     sample = tl.load(control + SAMPLE)
+    if OWN:
+        m = _own_budget(budget_ptr, m)
     cols = tl.arange(0, BN)
     bias = tl.load(bias_ptr + cols, mask=cols < N, other=0.0)
     rows, place, there, x = _rows_at(logits, stride, 0, present, N, BR, BN, SPAN)
@@ -125,12 +134,12 @@ def select_in_one_tile(
 @triton.jit(do_not_specialize=["present"])
 def select_in_blocks(
     logits, stride, present, bias_ptr, starts, control, tau_ptr, devices, num_devices, keep, masked_bias, mass, seen,
-    stats, halves, counts, sums, totals, arrivals,
+    budget_ptr, stats, halves, counts, sums, totals, arrivals,
     BLOCKS: tl.constexpr, PART: tl.constexpr, QUOTA: tl.constexpr, DIRECT: tl.constexpr,
     N: tl.constexpr, BR: tl.constexpr, BQ: tl.constexpr, BN: tl.constexpr, SPAN: tl.constexpr, EACH: tl.constexpr,
     TOP_K: tl.constexpr, SCORING: tl.constexpr, GROUPS: tl.constexpr, KEEP_GROUPS: tl.constexpr,
     DEVICES: tl.constexpr, ROUNDS: tl.constexpr, MASK_LOGITS: tl.constexpr, MASK_BIAS: tl.constexpr,
-    MASS: tl.constexpr, SEEN: tl.constexpr, LOWEST: tl.constexpr, EARLY: tl.constexpr,
+    MASS: tl.constexpr, SEEN: tl.constexpr, OWN: tl.constexpr, LOWEST: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """More rows, or requests: every program takes QUOTA requests, all meet, and each then finishes BR rows.
 
@@ -145,6 +154,8 @@ def select_in_blocks(
     gate, end = tl.load(control + GATE), tl.minimum(tl.load(control + ROWS), present)
     k0, m, m_r, m_g = tl.load(control + K0), tl.load(control + M), tl.load(control + MR), tl.load(control + MG)
     tau, sample = tl.load(tau_ptr), tl.load(control + SAMPLE)
+    if OWN:
+        m = _own_budget(budget_ptr, m)
     last = end if EACH == 0 else tl.load(control + REQUESTS)
     bias = tl.load(bias_ptr + cols, mask=cols < N, other=0.0)
     rows, place, there, x = _rows_at(logits, stride, block * BR, present, N, BR, BN, SPAN)

@@ -17,7 +17,7 @@ from xshare.engines.transformers.routers import Router, find
 from xshare.engines.transformers.state import State
 from xshare.errors import ModelError, PolicyError
 from xshare.policy import Policy
-from xshare.routing import check_policy
+from xshare.routing import check_policy, with_budgets
 
 KEY = "_xshare"  # the decoder's attribute that holds what is attached to it
 
@@ -25,9 +25,12 @@ KEY = "_xshare"  # the decoder's attribute that holds what is attached to it
 class Attached:
     """What `apply` returns: the policy at work on a model."""
 
-    def __init__(self, model: nn.Module, decoder: nn.Module, state: State, routers: list[Router]) -> None:
+    def __init__(
+        self, model: nn.Module, decoder: nn.Module, state: State, routers: list[Router], budgets: Sequence[int] | None
+    ) -> None:
         self.model, self.decoder, self.state = model, decoder, state
-        self.layers = [Layer(state, router) for router in routers]
+        own = [None] * len(routers) if budgets is None else budgets
+        self.layers = [Layer(state, router, budget) for router, budget in zip(routers, own, strict=True)]
         # Bound methods all, so that a deep copy of the model has hooks of its own.
         self._hooks = [decoder.register_forward_pre_hook(self._before, with_kwargs=True)]
         self._hooks += [layer.router.module.register_forward_hook(layer.after) for layer in self.layers]
@@ -114,6 +117,7 @@ def apply(
     *,
     placement: Placement | None = None,
     layers: Sequence[int] | None = None,
+    budgets: Sequence[int] | None = None,
     min_rows: int = 2,
     max_rows: int | None = None,
     bypass: bool = True,
@@ -123,6 +127,7 @@ def apply(
 
     placement   which device holds each expert: device_budget (mg) needs one
     layers      MoE layers to act on, counted from 0; all by default
+    budgets     a batch_budget for each of them, in place of the policy's
     min_rows, max_rows   act on steps of that many voting rows
     bypass      False: act even where nothing can be saved, as a no-op control must
     drafts      in a decode loop of your own, drafted tokens a sequence may have beside its one; `generate` says itself
@@ -138,10 +143,14 @@ def apply(
         if not layers or not set(layers) <= set(range(len(routers))):
             raise PolicyError(f"layers must be numbers from 0 to {len(routers) - 1}, one at least, not {list(layers)}")
         routers = [router for number, router in enumerate(routers) if number in layers]
+    if budgets is not None:
+        policy = with_budgets(policy, budgets, len(routers))
     top_k = max(router.spec().top_k for router in routers)
     if KEY in vars(decoder):
         attached(model).detach()
-    return Attached(model, decoder, State(policy, placement, top_k, min_rows, max_rows, bypass, drafts), routers)
+    return Attached(
+        model, decoder, State(policy, placement, top_k, min_rows, max_rows, bypass, drafts), routers, budgets
+    )
 
 
 def remove(model: Any) -> None:

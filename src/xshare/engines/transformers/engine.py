@@ -9,10 +9,18 @@ from typing import Any
 from xshare.engines.base import Advance, Answer, Run, quiet
 from xshare.engines.transformers.attach import Attached, apply, remove
 from xshare.engines.transformers.decode import decode
-from xshare.engines.transformers.routers import find
+from xshare.engines.transformers.forced import Divergence, diverge
+from xshare.engines.transformers.routers import Router, find
 from xshare.policy import Policy
 
 NATIVE = Policy(method="native")
+
+
+def expert_bytes(model: Any, routers: list[Router]) -> int:
+    """What a step reads for one expert in every layer: the weights of all experts, over their number."""
+    blocks = [model.get_submodule(router.name.rpartition(".")[0]) for router in routers]
+    weights = [int(weight.nbytes) for block in blocks for weight in block.experts.parameters()]
+    return sum(weights) // routers[0].num_experts
 
 
 class TransformersEngine:
@@ -29,12 +37,13 @@ class TransformersEngine:
             "top_k": routers[0].spec().top_k,
             "layers": len(routers),
             "drafts": 0,
+            "expert_bytes": expert_bytes(model, routers),
         }
         self.attached: Attached = apply(model, NATIVE, bypass=False)
 
-    def use(self, policy: Policy | None) -> None:
+    def use(self, policy: Policy | None, budgets: Sequence[int] | None = None) -> None:
         # Natively too the layers are counted: a policy that leaves all as it is.
-        self.attached = apply(self.model, NATIVE if policy is None else policy, bypass=False)
+        self.attached = apply(self.model, NATIVE if policy is None else policy, budgets=budgets, bypass=False)
 
     def run(
         self,
@@ -56,6 +65,10 @@ class TransformersEngine:
             )
         ]
         return Run(answers, found.seconds, found.steps, found.rows)
+
+    def diverge(self, prompts: Sequence[Sequence[int]], answers: Sequence[Sequence[int]], batch: int) -> Divergence:
+        """The answers under the policy in use, teacher-forced, held against native routing."""
+        return diverge(self.attached, prompts, answers, batch)
 
     def stats(self) -> dict[str, Any]:
         return self.attached.stats()

@@ -1,4 +1,4 @@
-"""Teacher forcing: the same text under two routings, as if its sequences were decoded side by side. -> KL, perplexity"""
+"""Teacher forcing: the same text under two routings, as if its sequences were decoded side by side."""
 
 from __future__ import annotations
 

@@ -16,8 +16,10 @@ Triple = tuple[Tensor, Tensor, Tensor]
 
 
 class Layer:
-    def __init__(self, state: State, router: Router) -> None:
+    def __init__(self, state: State, router: Router, budget: int | None = None) -> None:
         self.state, self.router = state, router
+        own = {} if budget is None else {"batch_budget": budget}
+        self.policy = state.policy.model_copy(update=own)
         self.clear()
 
     def clear(self) -> None:
@@ -36,7 +38,7 @@ class Layer:
             state.mismatch(len(logits))
             return None
         rows = self._by_step(logits)  # [steps, n, N]
-        routing = route(rows.detach(), self.router.spec(), state.policy, layout=state.layout, placement=state.placement)
+        routing = route(rows.detach(), self.router.spec(), self.policy, layout=state.layout, placement=state.placement)
         self._count(routing)
         own_weights, own_ids = settle(routing, self._by_step(weights), self._by_step(ids))
         return logits, self._by_row(own_weights), self._by_row(own_ids)

@@ -39,6 +39,8 @@ class Layer:
         self.key = name  # by which the operators find it
         self.monolithic = bool(runner.routed_experts.quant_method.is_monolithic)
         self.keep = torch.ones(num_experts, dtype=torch.bool, device=state.device)  # S of the last step
+        self.budget: int | None = None  # this layer's own m, in place of the policy's
+        self.own_budget = torch.full((1,), -1, dtype=torch.int32, device=state.device)  # the same for the kernel
         self.seen: Tensor | None = None  # [max_rows, N], the logits of a sampled step; made by metrics
         self.selections: dict[int, Any] = {}  # rows -> kernels.launch.FusedSelection, on a GPU
 
@@ -69,6 +71,15 @@ class Layer:
 
             return unsupported_shape(self.num_experts, 1, self.router.n_group)
         return None
+
+    @property
+    def policy(self) -> Policy:
+        own = {} if self.budget is None else {"batch_budget": self.budget}
+        return self.state.policy.model_copy(update=own)
+
+    def set_budget(self, budget: int | None) -> None:
+        self.budget = budget
+        self.own_budget.fill_(-1 if budget is None else min(budget, self.num_experts))
 
     def check(self, policy: Policy) -> None:
         """Refuse a policy that the captured kernels cannot follow."""
@@ -167,7 +178,7 @@ class Layer:
             state.mismatch(len(logits))
             return None
         layout = state.layout(len(logits))
-        routing = route(logits, self.router, state.policy, layout=layout, placement=self.placement)
+        routing = route(logits, self.router, self.policy, layout=layout, placement=self.placement)
         self.keep.copy_(routing.selected)
         if state.sampling and self.seen is not None:
             self.seen[: len(logits)] = logits
@@ -197,6 +208,7 @@ class Layer:
                 mask_logits=self.mode == "logits",
                 with_mass=self._rescale,  # nobody else needs it
                 seen=None if self.seen is None else self.seen[:rows],
+                budget=self.own_budget,
                 like=None if first is None else first.selections.get(rows),
             )
             selection.keep = self.keep

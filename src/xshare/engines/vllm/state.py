@@ -18,7 +18,7 @@ from xshare.batch import BatchLayout
 from xshare.engines.vllm.settings import MAX_ROWS, Settings, SettingsError
 from xshare.errors import PolicyError
 from xshare.policy import Policy
-from xshare.routing import check_policy
+from xshare.routing import check_policy, with_budgets
 
 if TYPE_CHECKING:
     from xshare.engines.vllm.layer import Layer
@@ -152,9 +152,11 @@ class State:
 
     # Live control
 
-    def set_policy(self, given: str | dict[str, Any]) -> bool:
-        """Another policy from the next step on; whether it is another."""
+    def set_policy(self, given: str | dict[str, Any], budgets: Sequence[int] | None = None) -> bool:
+        """Another policy from the next step on, with a budget for each layer or one for all; whether it is another."""
         policy = Policy.of(given)
+        if budgets is not None:
+            policy = with_budgets(policy, budgets, len(self.layers))
         if policy.method != self.policy.method:
             raise PolicyError(f"method cannot change while serving, from {self.policy.method!r} to {policy.method!r}")
         for layer in self.layers:
@@ -167,7 +169,11 @@ class State:
             )
         if self.control is not None:
             self.control.set_policy(policy)  # may refuse
-        changed, self.policy = policy != self.policy, policy
+        own = [None] * len(self.layers) if budgets is None else list(budgets)
+        changed = policy != self.policy or own != [layer.budget for layer in self.layers]
+        self.policy = policy
+        for layer, budget in zip(self.layers, own, strict=True):
+            layer.set_budget(budget)
         if changed and self.samples is not None:
             self.samples.clear()
         return changed

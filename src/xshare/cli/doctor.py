@@ -1,0 +1,100 @@
+"""xshare doctor: will it help on this machine? Forces experts, fits the law, and says so in words."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from xshare.bench.workload import Workload
+from xshare.cli.output import engine_arguments, number_table, progress_bar, wide_console
+from xshare.engines.opening import open_engine
+from xshare.files import check_writable
+from xshare.policy import Policy
+from xshare.results import Row, provenance, write_result
+from xshare.tune.doctor import Examination, Point, examine, runs, verdict
+
+POLICIES = ("k0=1,m=0", "k0=2,m=0")
+
+
+def doctor(
+    engine: Annotated[str, typer.Option(help="transformers or vllm.")] = "vllm",
+    model: Annotated[str | None, typer.Option(help="A folder, or nano.")] = None,
+    policy: Annotated[list[str] | None, typer.Option(help="Whose gain to expect; may be repeated.")] = None,
+    batch: Annotated[int, typer.Option(min=2, help="Requests decoded together.")] = 16,
+    prompt_tokens: Annotated[int, typer.Option(min=1, help="Tokens of a prompt.")] = 64,
+    tokens: Annotated[int, typer.Option(min=2, help="Tokens of an answer.")] = 32,
+    repeats: Annotated[int, typer.Option(min=1, help="Runs of each number of experts.")] = 3,
+    seed: Annotated[int, typer.Option(min=0)] = 0,
+    engine_args: Annotated[str, typer.Option(help="More arguments of the engine, as a JSON object.")] = "{}",
+    json: Annotated[Path | None, typer.Option(help="Write the rows here.")] = None,
+) -> None:
+    """Force the number of active experts, fit step = a + b * T, and say whether selection is worth it here."""
+    if json is not None:
+        check_writable(json)
+    asked = [Policy.parse(text) for text in policy or POLICIES]
+    opened = open_engine(
+        engine, model, policies=[*asked, Policy(batch_budget=1)], options=engine_arguments(engine_args)
+    )
+    try:
+        workload = Workload(batch, batch, None, prompt_tokens, tokens, "questions", seed)
+        about = opened.about
+        with progress_bar("runs", runs(about["experts"], about["top_k"], batch, len(asked), repeats)) as advance:
+            found = examine(
+                opened, workload.prompts_of(opened, 0), asked, tokens=tokens, repeats=repeats, advance=advance
+            )
+    finally:
+        opened.close()
+    worth, why = verdict(found)
+    show(found, about, worth, why)
+    if json is not None:
+        rows = [row_of(point, found) for point in points_of(found)]
+        law = {"a": found.law.a, "b": found.law.b, "r2": found.law.r2}
+        stamp = provenance(**about, seed=seed, law=law, overhead=found.overhead, copy_gbps=found.copy_gbps)
+        write_result(json, rows, stamp | {"worth": worth, "verdict": why})
+        wide_console().print(f"results: {json}")
+
+
+def points_of(found: Examination) -> list[Point]:
+    return [found.native, found.noop, *found.forced, *found.policies, *found.by_batch]
+
+
+def row_of(point: Point, found: Examination) -> Row:
+    return {
+        "policy": point.name,
+        "batch": point.batch,
+        "step_ms": point.ms,
+        "active": point.active,
+        "active_native": point.active_native,
+        "mass": point.mass,
+        "predicted": found.expected(point) if point in found.policies else None,
+        "ratio": found.native.ms / point.ms if point.batch == found.native.batch else None,
+    }
+
+
+def show(found: Examination, about: dict[str, Any], worth: bool, why: str) -> None:
+    title = f"{about['model']} on {about['engine']} {about['version']}, {about['device']}, batch {found.native.batch}"
+    table = number_table(title, "", "experts", "step ms", "by the law", "mass", "faster", "expected")
+    for point in points_of(found):
+        whole = point.batch == found.native.batch
+        table.add_row(
+            point.name if whole else f"native, batch {point.batch}",
+            f"{point.active:.1f}",
+            f"{point.ms:.2f}",
+            f"{found.law.step(point.active):.2f}" if whole else "",
+            f"{point.mass:.3f}",
+            f"{found.native.ms / point.ms:.2f}x" if whole else "",
+            f"{found.expected(point):.2f}x" if point in found.policies else "",
+        )
+    console = wide_console()
+    console.print(table)
+    console.print(f"law        {found.law}; experts are {max(0.0, found.law.share(found.noop.active)):.0%} of a step")
+    console.print(f"overhead   selection that keeps everything takes {found.overhead - 1:+.1%} of a step")
+    if found.bandwidth_gbps is not None:
+        share = found.bandwidth_gbps / found.copy_gbps
+        console.print(
+            f"bandwidth  experts are read at {found.bandwidth_gbps:.0f} GB/s, {share:.0%} of this device's "
+            f"{found.copy_gbps:.0f} GB/s in a copy"
+        )
+    console.print(f"[bold]{'worth it' if worth else 'not worth it'}[/bold]: {why}")

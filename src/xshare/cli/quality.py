@@ -1,0 +1,166 @@
+"""xshare quality: what policies do to the answers, question by question, held against native routing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import exp
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+
+from xshare.bench.kept import samples_kept
+from xshare.cli.output import engine_arguments, number_table, progress_bar, wide_console
+from xshare.engines.base import Advance, Engine
+from xshare.engines.opening import open_engine
+from xshare.files import check_writable
+from xshare.policy import Policy
+from xshare.quality.files import Task, built_in, read_tasks
+from xshare.quality.measure import Outcome, answer, ordered, row_of, unsettled
+from xshare.results import Row, provenance, sha256, write_result
+
+Mix = Literal["mixed", "alike", "both"]
+
+
+def quality(
+    policy: Annotated[list[str], typer.Option(help="k0=1,m=16, oea:k0=2 ...; may be repeated.")],
+    engine: Annotated[
+        str, typer.Option(help="transformers, vllm, or the address of a running server.")
+    ] = "transformers",
+    model: Annotated[str | None, typer.Option(help="A folder, or nano; of a server, one of its models.")] = None,
+    tasks: Annotated[
+        Path | None, typer.Option(help="JSON lines with question and answer; nano's own otherwise.")
+    ] = None,
+    questions: Annotated[int, typer.Option(min=1, help="Of nano's own tasks, so many of each kind.")] = 12,
+    batch: Annotated[int, typer.Option(min=1, help="Questions decoded together, at most.")] = 16,
+    mix: Annotated[
+        Mix, typer.Option(help="Batches of several kinds of questions, of one kind each, or both.")
+    ] = "mixed",
+    tokens: Annotated[int, typer.Option(min=1, help="Tokens of an answer, at most.")] = 420,
+    neighbours: Annotated[bool, typer.Option("--neighbours", help="Also decode under other neighbours.")] = False,
+    seed: Annotated[int, typer.Option(min=0, help="Other questions, in another order.")] = 0,
+    engine_args: Annotated[str, typer.Option(help="More arguments of the engine, as a JSON object.")] = "{}",
+    json: Annotated[
+        Path | None, typer.Option(help="Write here after every policy; a file that is there is continued.")
+    ] = None,
+) -> None:
+    """Task accuracy, paired with native's; agreement, divergence, KL; batches of one kind or mixed."""
+    policies = [None, *map(Policy.parse, policy)]
+    asked = built_in(questions, seed) if tasks is None else read_tasks(tasks)
+    if json is not None:
+        check_writable(json)
+    options = engine_arguments(engine_args)
+    opened = open_engine(engine, model, policies=[each for each in policies if each is not None], options=options)
+    setting: Row = {"batch": batch, "tokens": tokens, "seed": seed, "questions": len(asked), "engine_args": options}
+    setting["tasks"] = f"nano's, {questions} of each kind" if tasks is None else f"{tasks.name} {sha256(tasks)[:12]}"
+    fingerprint = opened.about | setting
+    samples = samples_kept(json, fingerprint)
+    rows: list[Row] = []
+    mixes = [True, False] if mix == "both" else [mix == "mixed"]
+    try:
+        for mixed in mixes:
+            study = Study(opened, ordered(asked, mixed, seed), mixed, batch, tokens, neighbours)
+
+            def keep(found: list[Row], row: Row) -> None:
+                rows.append(row)
+                samples.extend(found)
+                if json is not None:
+                    stamp = provenance(**opened.about, seed=seed, fingerprint=fingerprint)
+                    write_result(json, rows, stamp, samples=samples)
+
+            study.run(policies, samples, keep)
+    finally:
+        opened.close()
+        if rows:
+            show(rows, opened.about, setting)
+            if json is not None:
+                wide_console().print(f"results: {json}")
+
+
+class Study:
+    """All policies on the same questions in the same order."""
+
+    def __init__(
+        self, engine: Engine, tasks: list[Task], mixed: bool, batch: int, limit: int, neighbours: bool
+    ) -> None:
+        self.engine, self.tasks, self.mixed, self.batch, self.limit = engine, tasks, mixed, batch, limit
+        self.neighbours = neighbours
+
+    def run(self, policies: list[Policy | None], kept: list[Row], keep: Callable[[list[Row], Row], None]) -> None:
+        native: Outcome | None = None
+        with progress_bar("answers", len(self.tasks) * len(policies) * (2 if self.neighbours else 1)) as advance:
+            for policy in policies:
+                found, new = self.outcome(policy, 0, kept, advance)
+                native = native or found
+                row = row_of(found, native) | {"mixed": self.mixed, "batch": self.batch, "drafts": 0}
+                row |= {"kl": None, "perplexity": None, "unsettled": None}
+                if self.neighbours:
+                    other, more = self.outcome(policy, 1, kept, advance)
+                    row["unsettled"], new = unsettled(found, other), new + more
+                row |= self.divergence(policy, native)
+                for kind in dict.fromkeys(task.kind for task in self.tasks):
+                    right = [r for r, task in zip(found.right, self.tasks, strict=True) if task.kind == kind]
+                    row[f"accuracy {kind}"] = sum(right) / len(right)
+                keep(new, row)
+
+    def outcome(
+        self, policy: Policy | None, order: int, kept: list[Row], advance: Advance
+    ) -> tuple[Outcome, list[Row]]:
+        """Decoded, or as it was kept -> with what is to be kept of it. `order` 0 is the tasks' own."""
+        name = "native" if policy is None else str(policy)
+        key = {"policy": name, "mixed": self.mixed, "order": order}
+        for sample in kept:
+            if {field: sample[field] for field in key} == key:
+                advance(len(self.tasks))
+                return Outcome(policy, sample["right"], sample["answers"], {"mean": sample["mean"]}), []
+        places = list(range(len(self.tasks)))
+        if order:  # the other way round: every question has other neighbours
+            places = places[::-1] if not self.mixed else places[::2] + places[1::2]
+        asked = [self.tasks[place] for place in places]
+        found = answer(
+            self.engine, policy, asked, batch=self.batch, limit=self.limit, alike=not self.mixed, advance=advance
+        )
+        back = {place: number for number, place in enumerate(places)}
+        found.right = [found.right[back[place]] for place in range(len(places))]
+        found.tokens = [found.tokens[back[place]] for place in range(len(places))]
+        return found, [key | {"right": found.right, "answers": found.tokens, "mean": found.stats.get("mean", {})}]
+
+    def divergence(self, policy: Policy | None, native: Outcome) -> Row:
+        """Of native's own answers, teacher-forced; nothing where the engine cannot."""
+        if not hasattr(self.engine, "diverge"):
+            return {}
+        self.engine.use(policy)
+        prompts = [self.engine.encode(task.prompt) for task in self.tasks]
+        found = self.engine.diverge(prompts, native.tokens, self.batch)
+        if not found.tokens:
+            return {}
+        return {"kl": found.kl / found.tokens, "perplexity": exp(found.surprise / found.tokens)}
+
+
+def show(rows: list[Row], about: dict[str, Any], setting: Row) -> None:
+    title = f"{about['model']} on {about['engine']}, {setting['tasks']}, {setting['batch']} decoded together"
+    columns = ["batches", "experts", "mass", "accuracy", "95 %", "change", "95 %", "p", "agreement", "KL"]
+    settled = any(row["unsettled"] is not None for row in rows)
+    table = number_table(title, "policy", *columns, *(["unsettled"] if settled else []))
+    for row in rows:
+        cells = [
+            "mixed" if row["mixed"] else "alike",
+            "-" if row["active"] is None else f"{row['active']:.1f} of {row['active_native']:.1f}",
+            "-" if row["mass"] is None else f"{row['mass']:.3f}",
+            f"{row['accuracy']:.1%}",
+            f"{row['accuracy_low']:.0%} to {row['accuracy_high']:.0%}",
+            f"{row['change']:+.1%}",
+            f"{row['change_low']:+.1%} to {row['change_high']:+.1%}",
+            f"{row['p']:.2g}",
+            f"{row['agreement']:.1%}",
+            "-" if row["kl"] is None else f"{row['kl']:.4f}",
+        ]
+        table.add_row(row["policy"], *cells, *([f"{row['unsettled']:.1%}"] if settled else []))
+    console = wide_console()
+    console.print(table)
+    console.print(
+        "change: against native on the same questions, with McNemar's p; agreement: share of native's tokens decoded "
+        "before the first that differs; KL: of native's next-token distribution, teacher-forced, in nats."
+    )
+    if settled:
+        console.print("unsettled: answers that differ under other neighbours in the batch.")

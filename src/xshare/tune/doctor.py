@@ -1,0 +1,173 @@
+"""Examine an engine: force the number of experts a step loads, see what it costs, and say whether XShare can help.
+
+`k0=0,m=M` leaves a batch M experts, whatever it wants: the answers are nonsense, the time is real. Every run decodes
+the same prompts to the same length, sizes in turns, so that a slow spell hits all of them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+
+import torch
+
+from xshare.engines.base import Engine, Run
+from xshare.policy import Policy
+from xshare.tune.law import Law, fit
+
+WORTH = 1.03  # a smaller gain is not worth a risk to the answers
+Advance = Callable[[int], None]
+
+
+@dataclass
+class Point:
+    """One way to route, measured over all repeats."""
+
+    name: str
+    batch: int
+    step_ms: list[float] = field(default_factory=list)
+    active: float = 0.0
+    active_native: float = 0.0
+    mass: float = 1.0
+
+    @property
+    def ms(self) -> float:
+        return median(self.step_ms)
+
+
+@dataclass
+class Examination:
+    native: Point
+    noop: Point
+    forced: list[Point]
+    policies: list[Point]
+    by_batch: list[Point]  # natively, smaller batches first
+    top_k: int
+    copy_gbps: float
+    expert_bytes: int | None = None  # of one expert, in all layers together
+
+    @property
+    def law(self) -> Law:
+        points = [*self.forced, self.noop]  # with selection's own cost in all of them
+        return fit([point.active for point in points], [point.ms for point in points])
+
+    @property
+    def overhead(self) -> float:
+        """Of selection that changes nothing, as a ratio to native."""
+        return median(a / b for a, b in zip(self.noop.step_ms, self.native.step_ms, strict=True))
+
+    @property
+    def bandwidth_gbps(self) -> float | None:
+        """At which experts are read, as the law has it."""
+        return self.expert_bytes / self.law.b / 1e6 if self.expert_bytes and self.law.b > 0 else None
+
+    def expected(self, point: Point) -> float:
+        """The gain over native that the experts saved should bring."""
+        return self.law.gain(self.noop.active, point.active) / self.overhead
+
+
+def sizes(num_experts: int, top_k: int, count: int = 6) -> list[int]:
+    """Budgets from k to N, closer together where they are small."""
+    steps = [round(top_k * (num_experts / top_k) ** (i / (count - 1))) for i in range(count)]
+    return list(dict.fromkeys(steps[:-1]))
+
+
+def examine(
+    engine: Engine,
+    prompts: Sequence[Sequence[int]],
+    policies: Sequence[Policy],
+    *,
+    tokens: int = 32,
+    repeats: int = 3,
+    advance: Advance = lambda done: None,
+) -> Examination:
+    """The prompts are the batch."""
+    N, k, batch = engine.about["experts"], engine.about["top_k"], len(prompts)
+    noop = Policy(warmup=min(1, k), batch_budget=N)
+    ways: list[tuple[Point, Policy | None]] = [(Point("native", batch), None), (Point(str(noop), batch), noop)]
+    ways += [(Point(f"k0=0,m={m}", batch), Policy(batch_budget=m)) for m in sizes(N, k)]
+    ways += [(Point(str(policy), batch), policy) for policy in policies]
+    ways += [(Point("native", size), None) for size in sorted({1, max(1, batch // 2)}) if size < batch]
+    for repeat in range(repeats + 1):  # the first warms up
+        for point, policy in ways if repeat % 2 else ways[::-1]:
+            engine.use(policy)
+            run = engine.run(prompts[: point.batch], limit=tokens, batch=point.batch, to_the_end=True)
+            if repeat:
+                note(point, run, engine)
+            advance(1)
+    points = [point for point, _ in ways]
+    forced = len(sizes(N, k))
+    return Examination(
+        points[0],
+        points[1],
+        points[2 : 2 + forced],
+        points[2 + forced : 2 + forced + len(policies)],
+        points[2 + forced + len(policies) :],
+        k,
+        copy_gbps(str(engine.about["device"])),
+        engine.about.get("expert_bytes"),
+    )
+
+
+def runs(num_experts: int, top_k: int, batch: int, policies: int, repeats: int) -> int:
+    """How often `examine` calls `advance`."""
+    smaller = sum(size < batch for size in {1, max(1, batch // 2)})
+    return (repeats + 1) * (2 + len(sizes(num_experts, top_k)) + policies + smaller)
+
+
+def note(point: Point, run: Run, engine: Engine) -> None:
+    point.step_ms.append(run.decode_s / run.steps * 1000)
+    mean = engine.stats().get("mean", {})
+    point.active = mean.get("experts_active", point.active)
+    point.active_native = mean.get("experts_native", point.active_native)
+    point.mass = mean.get("mass_kept", point.mass)
+
+
+def copy_gbps(device: str, megabytes: int = 256) -> float:
+    """What the device's memory can do: bytes read and written by copies, a second."""
+    source = torch.ones(megabytes << 20, dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+
+    def once() -> float:
+        if source.is_cuda:
+            torch.cuda.synchronize()
+        began = time.perf_counter()
+        target.copy_(source)
+        if source.is_cuda:
+            torch.cuda.synchronize()
+        return time.perf_counter() - began
+
+    once()
+    return 2 * source.numel() / median(once() for _ in range(7)) / 1e9
+
+
+def verdict(found: Examination) -> tuple[bool, str]:
+    """Whether it is worth it, and why, in words."""
+    law, native = found.law, found.native
+    wanted = found.noop.active or native.active
+    share = law.share(wanted) if law.b > 0 else 0.0
+    if wanted <= 1.5 * found.top_k:
+        return False, f"too few rows: a step loads {wanted:.1f} experts, hardly more than one token's {found.top_k}"
+    if law.b <= 0 or law.r2 < 0.5 or share < 0.1:
+        return False, f"experts are {max(0.0, share):.0%} of a step ({law}): it is {bound(found)}"
+    best = max(found.policies, key=found.expected, default=None)
+    if best is None or found.expected(best) < WORTH:
+        what = "no policy was asked for" if best is None else f"{best.name} gives {found.expected(best):.2f}x"
+        return False, f"experts are {share:.0%} of a step, but {what}: too little to put answers at risk"
+    return True, (
+        f"experts are {share:.0%} of a step; {best.name} loads {best.active:.1f} instead of {wanted:.1f} and should "
+        f"give {found.expected(best):.2f}x, at {best.mass:.0%} of the gating weight: ask `xshare quality` about answers"
+    )
+
+
+def bound(found: Examination) -> str:
+    """What holds a step up, if not its experts: seen from smaller batches."""
+    if not found.by_batch:
+        return "held up elsewhere"
+    half, whole = found.by_batch[-1], found.native
+    rows, longer = whole.batch / half.batch, whole.ms / half.ms
+    if longer > 1 + 0.6 * (rows - 1):
+        return f"compute-bound, {rows:.1f} times the rows take {longer:.1f} times as long"
+    return f"host-bound, {half.batch} rows take {half.ms:.2f} ms and {whole.batch} take {whole.ms:.2f} ms"

@@ -1,0 +1,88 @@
+import json
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from typer.testing import CliRunner
+
+from xshare.cli import app
+from xshare.errors import XShareError
+
+WORDS = ["quality", "--questions", "1", "--batch", "4", "--engine-args", '{"dtype": "float32"}']
+POLICIES = ["--policy", "k0=1,m=2", "--policy", "k0=1,m=16"]
+
+
+def ask(*words):
+    return CliRunner().invoke(app, [*WORDS, *words])
+
+
+def test_every_figure_of_every_policy(small, tmp_path):
+    path = tmp_path / "quality.json"
+    result = ask(
+        "--model", str(small), "--tokens", "8", *POLICIES, "--mix", "both", "--neighbours", "--json", str(path)
+    )
+    assert result.exit_code == 0, result.output
+    assert "change: against native" in result.output
+    rows = json.loads(path.read_text())["rows"]
+    assert [(row["policy"], row["mixed"]) for row in rows] == [
+        (policy, mixed) for mixed in (True, False) for policy in ("native", "k0=1,m=2", "k0=1,m=16")
+    ]
+    native, pruned, noop = rows[:3]
+    for row in (native, noop):
+        assert row["agreement"] == 1
+        assert row["unsettled"] == row["change"] == 0
+        assert row["kl"] == pytest.approx(0, abs=1e-9)
+    assert pruned["kl"] > 0
+    assert pruned["perplexity"] != native["perplexity"]
+    assert pruned["active"] < native["active"]
+    assert pruned["accuracy sums"] == 0  # nothing is learnt in it
+
+
+def test_task_files_of_ones_own(small, tmp_path):
+    tasks = tmp_path / "tasks.jsonl"
+    tasks.write_text('{"question": "1 + 1 =", "answer": "2", "compare": "number"}\n' * 3)
+    result = ask("--model", str(small), "--tokens", "4", "--policy", "k0=1,m=2", "--tasks", str(tasks))
+    assert result.exit_code == 0, result.output
+    assert "tasks.jsonl" in result.output
+
+
+def test_killed_and_started_again(small, tmp_path):
+    path = tmp_path / "quality.json"
+    policies = [word for m in range(8) for word in ("--policy", f"k0=1,m={m}")]
+    words = [*WORDS, "--model", str(small), "--tokens", "40", *policies, "--json", str(path)]
+    running = subprocess.Popen(
+        [sys.executable, "-c", "from xshare.cli import main; main()", *words], stderr=subprocess.DEVNULL
+    )
+    for _ in range(600):
+        if path.exists():
+            break
+        time.sleep(0.1)
+    running.send_signal(signal.SIGKILL)
+    running.wait()
+    before = json.loads(path.read_text())
+    assert 1 <= len(before["rows"]) <= 9
+    result = CliRunner().invoke(app, words)
+    assert result.exit_code == 0, result.output
+    after = json.loads(path.read_text())
+    assert len(after["rows"]) == 9
+    assert after["samples"][: len(before["samples"])] == before["samples"]  # as they were, not decoded again
+    other = CliRunner().invoke(app, [*words, "--batch", "5"])
+    assert isinstance(other.exception, XShareError)
+    assert "batch 4 instead of 5" in str(other.exception)
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["--policy", "k0=1,m=2", "--engine", "tensorflow"], "engine 'tensorflow' is not known"),
+        (["--policy", "k0=1,m=2", "--model", "/nowhere"], "'/nowhere' is no folder"),
+        (["--policy", "k0=one"], "k0"),
+        (["--policy", "k0=1,m=2", "--tasks", "/nowhere.jsonl"], "does not exist"),
+    ],
+)
+def test_mistakes_are_one_sentence(words, sentence):
+    result = ask(*words)
+    assert isinstance(result.exception, XShareError)
+    assert sentence in str(result.exception)

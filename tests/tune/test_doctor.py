@@ -1,0 +1,81 @@
+"""The verdict on machines of known character, and one examination of a real engine."""
+
+import itertools
+
+import pytest
+
+from xshare import Policy
+from xshare.tune.doctor import Examination, Point, examine, runs, sizes, verdict
+
+PRUNED = Policy.parse("k0=1,m=8")
+
+
+def examination(step_ms, native=51, overhead=0.01, pruned=30, top_k=4):
+    """A machine whose step of T experts and n rows takes step_ms(T, n)."""
+
+    def point(name, active, batch=16, cost=overhead):
+        return Point(name, batch, [step_ms(active, batch) * (1 + cost)] * 3, active, native, 0.9)
+
+    forced = [point(f"k0=0,m={m}", m) for m in sizes(128, top_k)]
+    few, half = point("native", top_k, 1, 0), point("native", native * 0.6, 8, 0)
+    return Examination(
+        point("native", native, cost=0), point("k0=1,m=128", native), forced, [point(str(PRUNED), pruned)], [few, half],
+        top_k, copy_gbps=4000.0, expert_bytes=100_000_000,
+    )  # fmt: skip
+
+
+def test_worth_it_where_experts_are_the_step():
+    found = examination(lambda T, n: 2 + 0.1 * T)
+    worth, why = verdict(found)
+    assert worth
+    assert found.overhead == pytest.approx(1.01)
+    assert found.expected(found.policies[0]) == pytest.approx(7.1 / 5 / 1.01, rel=0.01)
+    assert found.bandwidth_gbps == pytest.approx(1000 / 1.01)
+    assert "k0=1,m=8 loads 30.0 instead of 51.0 and should give 1.4" in why
+
+
+def test_host_bound():
+    worth, why = verdict(examination(lambda T, n: 8 + 0.005 * T))
+    assert not worth
+    assert "host-bound" in why
+
+
+def test_compute_bound():
+    worth, why = verdict(examination(lambda T, n: 0.5 * n + 0.002 * T))
+    assert not worth
+    assert "compute-bound, 2.0 times the rows take 2.0" in why
+
+
+def test_too_few_rows():
+    worth, why = verdict(examination(lambda T, n: 1 + 0.1 * T, native=5, pruned=4))
+    assert not worth
+    assert "too few rows" in why
+
+
+def test_too_little_to_save():
+    worth, why = verdict(examination(lambda T, n: 2 + 0.1 * T, pruned=50))
+    assert not worth
+    assert "too little" in why
+
+
+@pytest.mark.parametrize(("N", "k"), list(itertools.product([8, 64, 128, 384], [1, 4, 8])))
+def test_sizes_reach_from_k_towards_n(N, k):
+    found = sizes(N, k)
+    assert found[0] == k
+    assert found == sorted(set(found))
+    assert found[-1] < max(N, k + 1)
+
+
+def test_a_real_engine(engine):
+    prompts = [engine.encode(f"Compute {i} + {i}") for i in range(6)]
+    done = []
+    found = examine(engine, prompts, [PRUNED], tokens=6, repeats=2, advance=done.append)
+    assert sum(done) == runs(16, 4, 6, 1, 2)
+    assert all(4 <= point.active <= m for point, m in zip(found.forced, sizes(16, 4), strict=True))
+    assert found.forced[0].active == 4
+    assert found.noop.active == pytest.approx(found.native.active)
+    assert found.policies[0].active < found.native.active
+    assert {point.batch for point in found.by_batch} == {1, 3}
+    assert found.expert_bytes == 2 * 3 * 64 * 32 * 4  # layers, matrices, float32
+    assert found.copy_gbps > 0
+    assert isinstance(verdict(found)[1], str)
