@@ -18,6 +18,7 @@ WARM = 4  # tokens that are decoded after a change, before time is taken
 
 
 def warm(engine: Engine, workload: Workload, prompts: Prompts) -> None:
+    """On prompts of its own: an engine may remember those it has read."""
     engine.run(prompts[: workload.batch], limit=WARM, batch=workload.batch, to_the_end=True)
 
 
@@ -25,7 +26,6 @@ def measure(
     engine: Engine, workload: Workload, prompts: Prompts, arrivals: Sequence[float] | None, advance: Advance
 ) -> tuple[Row, Run]:
     """The policy in use, on one workload."""
-    warm(engine, workload, prompts)
     run = engine.run(
         prompts, limit=workload.tokens, batch=workload.batch, arrivals=arrivals, to_the_end=True, advance=advance
     )
