@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from xshare import __version__
-from xshare.cli import bench, demo, doctor, methods, quality, replay, report, trace
+from xshare.cli import bench, demo, doctor, methods, quality, replay, report, trace, tune
 from xshare.errors import XShareError
 
 app = typer.Typer(
@@ -22,6 +22,7 @@ app.command("methods")(methods.methods)
 app.command("quality")(quality.quality)
 app.command("replay")(replay.replay_command)
 app.command("report")(report.report)
+app.command("tune")(tune.tune)
 app.add_typer(trace.app, name="trace")
 
 

@@ -50,11 +50,12 @@ def answer(
     *,
     batch: int,
     limit: int,
+    budgets: Sequence[int] | None = None,
     alike: bool = False,
     advance: Advance = quiet,
 ) -> Outcome:
     """Decode all tasks. `alike`: one kind after the other, no batch with two of them."""
-    engine.use(policy)
+    engine.use(policy, budgets)
     groups = [list(tasks)]
     if alike:
         kinds = dict.fromkeys(task.kind for task in tasks)

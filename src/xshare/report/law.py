@@ -6,12 +6,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from xshare.report.inline import MARKERS, plain
 from xshare.report.plot import new_axes
 from xshare.report.read import ResultFile, number
 from xshare.report.regime import by_regime, spelled
+from xshare.tune.law import fit
 
 WITHOUT = ("plain", "unused", "native")  # methods of rows without selection: its cost is not in their time
 
@@ -29,11 +28,8 @@ class Law:
         """a, b and the share of the variance that the line explains."""
         if len(set(self.active)) < 3:
             return None
-        x, y = np.array(self.active), np.array(self.step_ms)
-        slope, base = np.polyfit(x, y, 1)
-        spread = float(((y - y.mean()) ** 2).sum())
-        left = float(((y - base - slope * x) ** 2).sum())
-        return float(base), float(slope), 1 - left / spread if spread else 1.0
+        law = fit(self.active, self.step_ms)
+        return law.a, law.b, law.r2
 
     def spelled(self) -> str:
         if self.line is None:

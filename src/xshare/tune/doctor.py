@@ -106,7 +106,7 @@ def examine(
         points[2 + forced : 2 + forced + len(policies)],
         points[2 + forced + len(policies) :],
         k,
-        copy_gbps(str(engine.about["device"])),
+        copy_gbps("cpu" if engine.about["device"] == "cpu" else "cuda"),
         engine.about.get("expert_bytes"),
     )
 

@@ -10,6 +10,9 @@ import torch
 from models import cleaned_up, generate, prompts
 from recording import Recorder, check, runner_of
 
+from xshare.errors import PolicyError
+from xshare.profile import Profile, ProfileError, model_hash
+
 pytestmark = pytest.mark.engine
 
 GATES = {"min_rows": 3, "max_rows": 10}
@@ -84,3 +87,26 @@ def test_an_engine_that_has_gone_leaves_nothing_behind(checkpoint, started):
     reporter.join(5)
     assert not reporter.is_alive()
     assert not reporter.path.exists()
+
+
+def test_a_profile_is_served_and_held_against_the_model(checkpoint, started, tmp_path):
+    from transformers import AutoConfig
+
+    path = checkpoint("qwen3")
+    config = AutoConfig.from_pretrained(path)
+    about = {"model": "toy", "policy": "k0=1,m=0", "measured": {}, "versions": {}}
+    Profile(**about, config=model_hash(config), budgets=[1, 6]).save(tmp_path / "good.yaml")
+    llm = started(path, {"profile": str(tmp_path / "good.yaml")})
+    recorder = Recorder(llm)
+    generate(llm, prompts(8))
+    acted = [step for step in recorder.take() if step.acted]
+    assert acted
+    for step in acted:
+        for layer, routed, m in zip(recorder.state.layers, step.layers, (1, 6), strict=True):
+            check(step, layer, routed, f"k0=1,m={m}")
+    Profile(**about, config="0" * 64).save(tmp_path / "other.yaml")
+    with pytest.raises(ProfileError, match="the profile was made for toy"):
+        started(path, {"profile": str(tmp_path / "other.yaml")})
+    Profile(**about, config=model_hash(config), budgets=[1]).save(tmp_path / "short.yaml")
+    with pytest.raises(PolicyError, match="budgets must be 2 whole numbers"):
+        started(path, {"profile": str(tmp_path / "short.yaml")})

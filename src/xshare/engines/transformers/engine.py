@@ -12,6 +12,7 @@ from xshare.engines.transformers.decode import decode
 from xshare.engines.transformers.forced import Divergence, diverge
 from xshare.engines.transformers.routers import Router, find
 from xshare.policy import Policy
+from xshare.profile import model_hash
 
 NATIVE = Policy(method="native")
 
@@ -38,6 +39,7 @@ class TransformersEngine:
             "layers": len(routers),
             "drafts": 0,
             "expert_bytes": expert_bytes(model, routers),
+            "config": model_hash(model.config.get_text_config()),
         }
         self.attached: Attached = apply(model, NATIVE, bypass=False)
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import inspect
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 from xshare.engines.vllm.settings import Settings, SettingsError
+from xshare.profile import read_profile
 
 # How each version's path was checked. The others in the range were read, and their signatures compared.
 VERIFIED = {
@@ -75,6 +77,8 @@ def check_config(config: Any, settings: Settings) -> None:
     import vllm.envs as envs
 
     verified()
+    if settings.profile is not None:
+        read_profile(Path(settings.profile)).check(config.model_config.hf_text_config)
     parallel = config.parallel_config
     way_out = "or remove the xshare key"
     if parallel.use_ubatching:

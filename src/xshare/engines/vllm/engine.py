@@ -13,6 +13,7 @@ from xshare.engines.base import Advance, Answer, Run, quiet
 from xshare.engines.counting import since
 from xshare.errors import ModelError, XShareError
 from xshare.policy import Policy
+from xshare.profile import model_hash
 
 FIXED_DRAFTER = {"method": "custom_class", "model": "xshare.engines.vllm.drafter.FixedDrafter"}
 EVERY = 16  # steps between two of which experts are counted: a short run has some too
@@ -54,6 +55,7 @@ class VllmEngine:
             "experts": self._before["experts"],
             "top_k": self._before["top_k"],
             "layers": len(self._before["layers"]),
+            "expert_bytes": self._before["expert_bytes"],
         }
         self.use(None)
 
@@ -220,4 +222,5 @@ def about(llm: Any, name: str, version: str) -> dict[str, Any]:
         "drafts": speculative.num_speculative_tokens if speculative is not None else 0,
         "drafter": str(speculative.model or speculative.method) if speculative is not None else None,
         "vocab": config.model_config.get_vocab_size(),
+        "config": model_hash(config.model_config.hf_text_config),
     }

@@ -45,6 +45,12 @@ class Layer:
         self.selections: dict[int, Any] = {}  # rows -> kernels.launch.FusedSelection, on a GPU
 
     @property
+    def expert_bytes(self) -> int:
+        """The weights of one expert on this rank; 0 where a backend keeps them in a form of its own."""
+        weights = [int(weight.nbytes) for weight in self.runner.routed_experts.parameters()]
+        return sum(weights) // max(1, int(self.runner.moe_config.num_local_experts))
+
+    @property
     def path(self) -> str:
         return "monolithic" if self.monolithic else "router"
 

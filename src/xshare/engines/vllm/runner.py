@@ -31,6 +31,8 @@ def attach(runner: Any, v2: bool) -> None:
     captured = config.compilation_config.cudagraph_capture_sizes if device.type == "cuda" else None
     state = State(settings, device, drafts, config.scheduler_config.max_num_seqs, captured or ())
     find_layers(runner.get_model(), state)
+    if settings.budgets is not None:
+        state.set_policy(str(settings.policy), settings.budgets)
     if settings.metrics.on:
         start_metrics(state, config)
     for layer in state.layers:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from xshare.errors import XShareError
 from xshare.policy import Policy
+from xshare.profile import read_profile
+from xshare.routing import with_budgets
 
 MAX_ROWS = 256  # that a kernel can take; kernels.launch, which says so too, needs Triton
 
@@ -43,6 +46,8 @@ class Settings(BaseModel):
     metrics: Metrics = Metrics.model_validate({})
     strict: bool = False  # refuse to start where a layer cannot be served
     layers: list[int] | None = None  # MoE layers to act on, counted from 0; all by default
+    budgets: list[int] | None = None  # a batch_budget for each of them, in place of the policy's
+    profile: str | None = None  # a file of `xshare tune`, which says policy and budgets
 
 
 def is_configured(additional_config: Any) -> bool:
@@ -64,6 +69,13 @@ def settings_of(additional_config: Any) -> Settings | None:
     if unknown := [name for name in rest if name not in Policy.model_fields and name != "policy"]:
         known = ["policy", *Policy.model_fields, *(name for name in Settings.model_fields if name != "policy")]
         raise SettingsError(f"{unknown[0]!r} is no key of xshare in additional_config: it takes {', '.join(known)}")
+    if "profile" in own:
+        if rest or "budgets" in own:
+            raise SettingsError("profile in xshare says policy and budgets itself: leave the other policy fields out")
+        if not isinstance(own["profile"], str):
+            raise SettingsError(f"profile in xshare must be the path of a file, not {own['profile']!r}")
+        profile = read_profile(Path(own["profile"]))
+        rest, own["budgets"] = {"policy": profile.policy}, profile.budgets
     if "policy" in rest:  # the string form, or a preset's name
         if not isinstance(rest["policy"], str) or len(rest) > 1:
             raise SettingsError("policy in xshare must be a string such as 'k0=1,m=24', without other policy fields")
@@ -71,8 +83,12 @@ def settings_of(additional_config: Any) -> Settings | None:
     else:
         policy = Policy(**rest)
     try:
-        return Settings(policy=policy, **own)
+        settings = Settings(policy=policy, **own)
     except ValidationError as error:
         first = error.errors()[0]
         name = ".".join(str(part) for part in first["loc"])
         raise SettingsError(f"{name} in xshare: {first['msg'].lower()}, not {first['input']!r}") from None
+    if settings.budgets is not None:  # how many there must be is known with the layers
+        own_policy = with_budgets(policy, settings.budgets, len(settings.budgets))
+        return settings.model_copy(update={"policy": own_policy})
+    return settings

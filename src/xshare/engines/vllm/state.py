@@ -207,5 +207,6 @@ class State:
             "layers": [layer.name for layer in self.layers],
             "experts": max((layer.num_experts for layer in self.layers), default=0),
             "top_k": max((layer.router.top_k for layer in self.layers), default=0),
+            "expert_bytes": sum(layer.expert_bytes for layer in self.layers) or None,
             **(self.samples.means() if self.samples is not None else {}),
         }

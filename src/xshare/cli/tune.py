@@ -1,0 +1,253 @@
+"""xshare tune: how much may be pruned? The boldest policy that holds on unseen questions, as a profile to serve."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+
+from xshare.bench.kept import samples_kept
+from xshare.bench.workload import Workload
+from xshare.cli.output import engine_arguments, number_table, progress_bar, wide_console
+from xshare.engines.base import Engine
+from xshare.engines.opening import open_engine
+from xshare.errors import XShareError
+from xshare.files import check_writable
+from xshare.policy import Policy
+from xshare.profile import Profile
+from xshare.quality.files import Task, built_in, read_tasks
+from xshare.quality.measure import ordered
+from xshare.results import Row, provenance, sha256, write_result
+from xshare.tune.doctor import Examination, examine, runs
+from xshare.tune.scan import Candidate, front, looks, scan
+from xshare.tune.search import Search, Tried
+
+EACH = 4  # questions of each kind in a round
+UNSEEN = 1_000_000  # seeds from here on are for questions that decide
+Objective = Literal["otps", "experts"]
+
+
+def tune(
+    max_drop: Annotated[str, typer.Option(help="Accuracy that may be lost, in points: 1%.")] = "1%",
+    objective: Annotated[
+        Objective, typer.Option(help="Tokens a second by the latency law, or experts saved.")
+    ] = "otps",
+    engine: Annotated[str, typer.Option(help="transformers or vllm.")] = "transformers",
+    model: Annotated[str | None, typer.Option(help="A folder, or nano.")] = None,
+    tasks: Annotated[
+        Path | None, typer.Option(help="JSON lines with question and answer; nano's own otherwise.")
+    ] = None,
+    questions: Annotated[int, typer.Option(min=1, help="The most a policy may take, of each set.")] = 480,
+    batch: Annotated[int, typer.Option(min=2, help="Questions decoded together.")] = 16,
+    tokens: Annotated[int, typer.Option(min=1, help="Tokens of an answer, at most.")] = 420,
+    engine_args: Annotated[str, typer.Option(help="More arguments of the engine, as a JSON object.")] = "{}",
+    json: Annotated[Path, typer.Option(help="Everything measured; a file that is there is continued.")] = Path(
+        "tune.json"
+    ),
+    profile: Annotated[Path, typer.Option(help="Where to write the profile.")] = Path("profile.yaml"),
+) -> None:
+    """Search warm-up and budgets, also by layer; decide by intervals on unseen questions; write a profile."""
+    allowed = share(max_drop)
+    for path in (json, profile):
+        check_writable(path)
+    given = None if tasks is None else read_tasks(tasks)
+    options = engine_arguments(engine_args)
+    opened = open_engine(engine, model, policies=[Policy(warmup=1)], options=options)
+    if "experts" not in opened.about:
+        raise XShareError(f"tune needs an engine whose policy it can change, and {engine} does not say its experts")
+    setting: Row = {"batch": batch, "tokens": tokens, "engine_args": options, "objective": objective}
+    setting["tasks"] = "nano's" if tasks is None else f"{tasks.name} {sha256(tasks)[:12]}"
+    fingerprint = opened.about | setting
+    kept = samples_kept(json, fingerprint)
+    try:
+        Tuning(opened, given, allowed, objective, questions, batch, tokens, json, fingerprint, kept).run(profile)
+    finally:
+        opened.close()
+
+
+def share(text: str) -> float:
+    """`2%` or `0.02`."""
+    try:
+        value = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+    except ValueError:
+        value = -1.0
+    if not 0 < value < 1:
+        raise XShareError(f"max-drop must be a share such as 2% or 0.02, not {text!r}")
+    return value
+
+
+class Tuning:
+    def __init__(
+        self,
+        engine: Engine,
+        given: list[Task] | None,
+        max_drop: float,
+        objective: Objective,
+        questions: int,
+        batch: int,
+        limit: int,
+        json: Path,
+        fingerprint: Row,
+        kept: list[Row],
+    ) -> None:
+        self.engine, self.given, self.max_drop, self.objective = engine, given, max_drop, objective
+        self.questions, self.batch, self.limit, self.json, self.fingerprint = questions, batch, limit, json, fingerprint
+        self.samples = kept
+        self.tried: list[Tried] = []
+        self.candidates: list[Candidate] = []
+        self.law: Examination | None = None
+
+    def run(self, profile: Path) -> None:
+        self.candidates = self.scanned()
+        if self.objective == "otps":
+            self.law = self.examined()
+        bold = [c for c in front(self.candidates) if self.gain(c) > 1.0]
+        answered = [sample for sample in self.samples if "right" in sample]
+        with progress_bar("answers", len(bold) * 2 * len(self.rounds(False, 0))) as advance:
+            search = Search(
+                self.engine,
+                self.rounds,
+                max_drop=self.max_drop,
+                most=self.questions,
+                batch=self.batch,
+                limit=self.limit,
+                kept=answered,
+                keep=self.keep,
+                advance=advance,
+            )
+            for tried in search.run(bold):
+                self.tried.append(tried)
+                self.write()
+        self.write()
+        self.show(profile)
+
+    def scanned(self) -> list[Candidate]:
+        known = [Candidate(Policy.parse(s["scan"]), s["budgets"] and tuple(s["budgets"]), *map(tuple, s["figures"]))
+                 for s in self.samples if "scan" in s]  # fmt: skip
+        if known:
+            return known
+        workload = Workload(self.batch, self.batch, None, 48, 24, "questions", 0)
+        about = self.engine.about
+        with progress_bar("policies", looks(about["experts"], about["top_k"])) as advance:
+            found = scan(self.engine, workload.prompts_of(self.engine, 0), 24, advance)
+        self.samples += [
+            {"scan": str(c.policy), "budgets": c.budgets and list(c.budgets), "figures": [c.active, c.native, c.mass]}
+            for c in found
+        ]
+        self.write()
+        return found
+
+    def examined(self) -> Examination:
+        workload = Workload(self.batch, self.batch, None, 48, 24, "questions", 0)
+        about = self.engine.about
+        with progress_bar("law", runs(about["experts"], about["top_k"], self.batch, 0, 2)) as advance:
+            prompts = workload.prompts_of(self.engine, 0)
+            return examine(self.engine, prompts, [], tokens=24, repeats=2, advance=advance)
+
+    def gain(self, candidate: Candidate) -> float:
+        """In tokens a second as the law predicts, or in experts."""
+        if self.law is None:
+            return candidate.mean_native / candidate.mean_active
+        return self.law.law.gain(candidate.mean_native, candidate.mean_active) / self.law.overhead
+
+    def rounds(self, unseen: bool, number: int) -> list[Task]:
+        """Of a task file, one half is for searching and one for deciding."""
+        if self.given is None:
+            return ordered(built_in(EACH, (UNSEEN if unseen else 0) + number), mixed=True)
+        half = ordered(self.given, mixed=True)[int(unseen) :: 2]
+        size = 2 * self.batch
+        return half[number * size : (number + 1) * size]
+
+    def keep(self, sample: Row) -> None:
+        self.samples.append(sample)
+        self.write()
+
+    def rows(self) -> list[Row]:
+        tried = {each.candidate.name: each for each in self.tried}
+        return [self.row(candidate, tried.get(candidate.name)) for candidate in self.candidates]
+
+    def row(self, candidate: Candidate, tried: Tried | None) -> Row:
+        row: Row = {"policy": candidate.name, "active": candidate.mean_active, "active_native": candidate.mean_native}
+        row |= {"mass": candidate.mean_mass, "predicted": self.gain(candidate), "state": "not tried"}
+        for name, trial in (("search", tried and tried.search), ("unseen", tried and tried.unseen)):
+            if trial and trial.right:
+                change = trial.change
+                row |= {f"{name}_questions": len(trial.right), f"{name}_change": change.change}
+                row |= {f"{name}_low": change.low, f"{name}_high": change.high}
+                row |= {f"{name}_accuracy": sum(trial.right) / len(trial.right)}
+        if tried is not None:
+            row["state"] = tried.state
+        return row
+
+    def write(self) -> None:
+        stamp = provenance(**self.engine.about, seed=0, fingerprint=self.fingerprint, max_drop=self.max_drop)
+        write_result(self.json, self.rows(), stamp, samples=self.samples)
+
+    def show(self, profile: Path) -> None:
+        about, console = self.engine.about, wide_console()
+        title = f"{about['model']} on {about['engine']}: at most {self.max_drop:.1%} of the answers may be lost"
+        table = number_table(title, "policy", "experts", "mass", "gain", "change", "99 %", "unseen", "99 %", "")
+        for candidate in front(self.candidates):
+            row = next(row for row in self.rows() if row["policy"] == candidate.name)
+            cells = [
+                f"{row['active']:.1f} of {row['active_native']:.1f}",
+                f"{row['mass']:.3f}",
+                f"{row['predicted']:.2f}x",
+            ]
+            for name in ("search", "unseen"):
+                there = f"{name}_change" in row
+                cells.append(f"{row[f'{name}_change']:+.1%}" if there else "")
+                cells.append(f"{row[f'{name}_low']:+.1%} to {row[f'{name}_high']:+.1%}" if there else "")
+            table.add_row(candidate.name, *cells, row["state"])
+        console.print(table)
+        holds = next((each for each in self.tried if each.state == "holds"), None)
+        if holds is not None:
+            self.write_profile(holds, profile)
+            saved = 1 - holds.candidate.mean_active / holds.candidate.mean_native
+            console.print(
+                f"[bold]{holds.candidate.name}[/bold] holds on {len(holds.unseen.right)} unseen questions, and loads "
+                f"{saved:.0%} fewer experts; profile: {profile}"
+            )
+        else:
+            console.print(self.without(self.tried))
+        console.print(f"results: {self.json}; the same command with more --questions goes on from there")
+
+    def without(self, tried: Sequence[Tried]) -> str:
+        """Why there is no profile."""
+        open_ = [(each.missing, each) for each in tried if each.state == "undecided"]
+        counted = [(missing, each) for missing, each in open_ if missing is not None]
+        if counted:
+            missing, each = min(counted, key=lambda pair: pair[0])
+            return f"undecided: {each.candidate.name} needs about {missing} more questions"
+        if not tried:
+            return "no operating window: no policy would be faster than native routing here"
+        return (
+            f"no operating window: all of {len(tried)} policies lose more than {self.max_drop:.1%}, or too close to it"
+        )
+
+    def write_profile(self, holds: Tried, path: Path) -> None:
+        change = holds.unseen.change
+        about = self.engine.about
+        measured: dict[str, Any] = {
+            "engine": f"{about['engine']} {about['version']}",
+            "batch": self.batch,
+            "active": round(holds.candidate.mean_active, 2),
+            "active_native": round(holds.candidate.mean_native, 2),
+            "mass": round(holds.candidate.mean_mass, 4),
+            "gain_predicted": round(self.gain(holds.candidate), 3),
+            "unseen_questions": len(holds.unseen.right),
+            "change": round(change.change, 4),
+            "change_99": [round(change.low, 4), round(change.high, 4)],
+            "max_drop": self.max_drop,
+        }
+        budgets = holds.candidate.budgets
+        Profile(
+            model=str(about["model"]),
+            config=about["config"],
+            policy=str(holds.candidate.policy),
+            budgets=None if budgets is None else list(budgets),
+            measured=measured,
+            versions=provenance()["versions"],
+        ).save(path)

@@ -1,0 +1,87 @@
+"""The profile: a tuned policy in a file, with what it was made for and what was measured. The vLLM plugin loads it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from xshare.errors import XShareError
+from xshare.files import whole_file
+from xshare.policy import Policy
+
+# What makes two models route alike in form, by the names that architectures have for it.
+FACTS: dict[str, tuple[str, ...]] = {
+    "type": ("model_type",),
+    "layers": ("num_hidden_layers",),
+    "hidden": ("hidden_size",),
+    "experts": ("num_experts", "num_local_experts", "n_routed_experts"),
+    "top_k": ("num_experts_per_tok",),
+    "width": ("moe_intermediate_size", "intermediate_size"),
+    "vocabulary": ("vocab_size",),
+}
+
+
+class ProfileError(XShareError):
+    """A profile that cannot be read, or is for another model."""
+
+
+class Profile(BaseModel):
+    model_config: ClassVar[ConfigDict] = ConfigDict(frozen=True, extra="forbid")
+
+    version: Literal[1] = 1
+    model: str
+    config: str  # model_hash of the model's configuration
+    policy: str
+    budgets: list[int] | None = None  # a batch_budget for each MoE layer, in place of the policy's m
+    measured: dict[str, Any]
+    versions: dict[str, Any]
+
+    def check(self, config: Any) -> None:
+        """Refuse a model that the profile was not made for."""
+        if model_hash(config) != self.config:
+            raise ProfileError(
+                f"the profile was made for {self.model} (configuration {self.config[:12]}), and this model's "
+                f"configuration is {model_hash(config)[:12]}: tune this model"
+            )
+
+    def save(self, path: Path) -> None:
+        with whole_file(path) as temporary:
+            temporary.write_text(yaml.safe_dump(self.model_dump(), sort_keys=False, allow_unicode=True))
+
+
+def model_hash(config: Any) -> str:
+    """Of a configuration's facts, whether it is a Transformers object or what stands in config.json."""
+
+    def fact(names: tuple[str, ...]) -> Any:
+        values = (config.get(name) if isinstance(config, Mapping) else getattr(config, name, None) for name in names)
+        return next((value for value in values if value is not None), None)
+
+    facts = {name: fact(names) for name, names in FACTS.items()}
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+
+
+def read_profile(path: Path) -> Profile:
+    if not path.is_file():
+        raise ProfileError(f"profile {str(path)!r} does not exist or is not a file")
+    try:
+        found = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ProfileError(f"profile {str(path)!r} is not YAML: {str(error).splitlines()[0]}") from None
+    if not isinstance(found, dict):
+        raise ProfileError(f"profile {str(path)!r} must hold the fields of a profile, as `xshare tune` writes them")
+    try:
+        profile = Profile(**found)
+    except TypeError:
+        raise ProfileError(f"profile {str(path)!r} must name its fields by words") from None
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise ProfileError(f"profile {str(path)!r}: {where}: {first['msg'].lower()}") from None
+    Policy.parse(profile.policy)  # may refuse
+    return profile

@@ -1,0 +1,130 @@
+"""From cheap signals to a decision: the boldest policy whose loss, judged by its interval, stays within the allowed.
+
+Candidates are tried from the boldest to the mildest, on questions in rounds, paired with native routing. One that holds
+on the questions it was found with is tried again on questions that nobody has looked at: only that counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Literal
+
+from xshare.engines.base import Engine
+from xshare.quality.files import Task, TaskError
+from xshare.quality.measure import answer
+from xshare.quality.paired import Paired, needed, paired
+from xshare.results import Row
+from xshare.tune.scan import Candidate
+
+LEVEL = 0.99  # not 0.95: an interval is looked at after every round, and may be lucky once
+State = Literal["holds", "fails", "undecided"]
+Rounds = Callable[[bool, int], list[Task]]  # (unseen, round) -> its questions; none when they are used up
+Keep = Callable[[Row], None]
+
+
+@dataclass
+class Trial:
+    """One candidate on one set of questions."""
+
+    unseen: bool
+    native: list[bool] = field(default_factory=list)
+    right: list[bool] = field(default_factory=list)
+
+    @property
+    def change(self) -> Paired:
+        return paired(self.native, self.right, LEVEL)
+
+    def state(self, max_drop: float) -> State:
+        if not self.right:
+            return "undecided"
+        if self.change.low >= -max_drop:
+            return "holds"
+        return "fails" if self.change.high < -max_drop else "undecided"
+
+
+@dataclass
+class Tried:
+    candidate: Candidate
+    search: Trial
+    unseen: Trial
+    max_drop: float
+
+    @property
+    def state(self) -> State:
+        """A policy is right only where it holds on unseen questions."""
+        states = {trial.state(self.max_drop) for trial in (self.search, self.unseen)}
+        return "fails" if "fails" in states else "holds" if states == {"holds"} else "undecided"
+
+    @property
+    def missing(self) -> int | None:
+        """About how many more unseen questions would decide; None where none would."""
+        trial = self.unseen if self.unseen.right else self.search
+        asked = len(trial.right)
+        lost, won = (count / asked if asked else 0.0 for count in (trial.change.lost, trial.change.won))
+        total = needed(lost, won, self.max_drop, LEVEL) if asked else None
+        return None if total is None else max(1, total - len(self.unseen.right))
+
+
+class Search:
+    def __init__(
+        self,
+        engine: Engine,
+        rounds: Rounds,
+        *,
+        max_drop: float,
+        most: int,
+        batch: int,
+        limit: int,
+        kept: list[Row],
+        keep: Keep,
+        advance: Callable[[int], None] = lambda done: None,
+    ) -> None:
+        """`most`: questions a candidate may take in each set. `kept`: rounds answered before; `keep` gets new ones."""
+        self.engine, self.rounds, self.max_drop, self.most = engine, rounds, max_drop, most
+        self.batch, self.limit, self.keep, self.advance = batch, limit, keep, advance
+        self.known: dict[tuple[str, bool, int], list[bool]] = {
+            (row["policy"], row["unseen"], row["round"]): row["right"] for row in kept
+        }
+
+    def run(self, candidates: list[Candidate]) -> Iterator[Tried]:
+        """Boldest first; ends with the first that holds."""
+        for candidate in candidates:
+            tried = Tried(candidate, Trial(False), Trial(True), self.max_drop)
+            if self.judge(candidate, tried.search) == "holds":
+                self.judge(candidate, tried.unseen)
+            yield tried
+            if tried.state == "holds":
+                return
+
+    def judge(self, candidate: Candidate, trial: Trial) -> State:
+        """Rounds of questions until the interval says something, or they are used up."""
+        number = 0
+        while trial.state(self.max_drop) == "undecided" and len(trial.right) < self.most:
+            tasks = self.rounds(trial.unseen, number)
+            if not tasks:
+                break
+            trial.native += self.answers(None, tasks, trial.unseen, number)
+            if sum(trial.native) < 0.1 * len(trial.native):
+                raise TaskError(
+                    f"native routing answers {sum(trial.native)} of {len(trial.native)} questions: harm could not be "
+                    f"seen in these tasks, expected at least a tenth to be right"
+                )
+            trial.right += self.answers(candidate, tasks, trial.unseen, number)
+            number += 1
+        return trial.state(self.max_drop)
+
+    def answers(self, candidate: Candidate | None, tasks: list[Task], unseen: bool, number: int) -> list[bool]:
+        name = "native" if candidate is None else candidate.name
+        key = (name, unseen, number)
+        if key not in self.known:
+            policy = None if candidate is None else candidate.policy
+            budgets = None if candidate is None else candidate.budgets
+            found = answer(
+                self.engine, policy, tasks, budgets=budgets, batch=self.batch, limit=self.limit, advance=self.advance
+            )
+            self.known[key] = found.right
+            self.keep({"policy": name, "unseen": unseen, "round": number, "right": found.right})
+        else:
+            self.advance(len(tasks))
+        return self.known[key]

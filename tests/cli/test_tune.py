@@ -1,0 +1,87 @@
+"""The tasks are native's own answers, so native routing is always right and any harm shows."""
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from xshare.cli import app
+from xshare.cli.tune import share
+from xshare.engines.transformers.engine import TransformersEngine
+from xshare.engines.transformers.record import load
+from xshare.errors import XShareError
+from xshare.profile import read_profile
+from xshare.quality.files import Task, TaskError
+from xshare.quality.measure import answer
+
+TOKENS = 6
+
+
+@pytest.fixture(scope="module")
+def model(small):
+    return ["--model", str(small), "--engine-args", '{"dtype": "float32"}', "--batch", "4", "--tokens", str(TOKENS)]
+
+
+@pytest.fixture(scope="module")
+def task_file(small, tmp_path_factory):
+    engine = TransformersEngine(*load(small, dtype="float32"), "small")
+    tasks = [Task(f"Compute {i} + {2 * i}", "x", "sums") for i in range(160)]
+    texts = engine.tokenizer.batch_decode(
+        answer(engine, None, tasks, batch=4, limit=TOKENS).tokens, skip_special_tokens=True
+    )
+    engine.close()
+    path = tmp_path_factory.mktemp("tasks") / "own.jsonl"
+    lines = [
+        {"question": t.prompt, "answer": text, "compare": "contains"} for t, text in zip(tasks, texts, strict=True)
+    ]
+    path.write_text("\n".join(json.dumps(line) for line in lines if line["answer"]))
+    return path
+
+
+def ask(tmp_path, model, *words):
+    files = ["--json", str(tmp_path / "tune.json"), "--profile", str(tmp_path / "profile.yaml")]
+    return CliRunner().invoke(app, ["tune", "--objective", "experts", *model, *files, *words])
+
+
+def test_a_strict_bound_is_undecided_or_has_no_window_and_says_so(tmp_path, model, task_file):
+    result = ask(tmp_path, model, "--tasks", str(task_file), "--max-drop", "0.5%", "--questions", "16")
+    assert result.exit_code == 0, result.output
+    assert "undecided: " in result.output or "no operating window" in result.output
+    assert not (tmp_path / "profile.yaml").exists()
+    rows = json.loads((tmp_path / "tune.json").read_text())["rows"]
+    bold = next(row for row in rows if row["policy"] == "k0=1,m=0")
+    assert bold["state"] in ("fails", "undecided")
+    assert bold["search_low"] < -0.005
+
+
+def test_a_wide_bound_is_met_on_unseen_questions_and_gone_on_with(tmp_path, model, task_file):
+    words = ["--tasks", str(task_file), "--max-drop", "60%", "--questions", "64"]
+    result = ask(tmp_path, model, *words)
+    assert result.exit_code == 0, result.output
+    profile = read_profile(tmp_path / "profile.yaml")
+    assert profile.measured["unseen_questions"] >= 8
+    assert profile.measured["change_99"][0] >= -0.6
+    assert profile.measured["active"] < profile.measured["active_native"]
+    before = json.loads((tmp_path / "tune.json").read_text())
+    assert ask(tmp_path, model, *words).exit_code == 0
+    after = json.loads((tmp_path / "tune.json").read_text())
+    assert after["samples"] == before["samples"]  # nothing was measured twice
+    assert after["rows"] == before["rows"]
+
+
+def test_tasks_that_cannot_show_harm_are_refused(tmp_path, model):
+    result = ask(tmp_path, model, "--max-drop", "10%")  # nano's tasks, to a model that learnt nothing
+    assert isinstance(result.exception, TaskError)
+    assert "harm could not be seen" in str(result.exception)
+    assert json.loads((tmp_path / "tune.json").read_text())["samples"]  # what was measured stays
+
+
+@pytest.mark.parametrize(("text", "value"), [("2%", 0.02), ("0.5%", 0.005), ("0.02", 0.02)])
+def test_shares(text, value):
+    assert share(text) == pytest.approx(value)
+
+
+@pytest.mark.parametrize("text", ["2", "0", "-1%", "much", "100%"])
+def test_what_is_no_share(text):
+    with pytest.raises(XShareError, match="max-drop must be a share"):
+        share(text)

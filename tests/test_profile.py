@@ -1,0 +1,50 @@
+import json
+from types import SimpleNamespace
+
+import pytest
+
+from xshare.errors import PolicyError
+from xshare.profile import Profile, ProfileError, model_hash, read_profile
+
+CONFIG = {"model_type": "qwen3_moe", "num_hidden_layers": 2, "hidden_size": 64, "num_experts": 8, "vocab_size": 99}
+GOOD = {"model": "toy", "config": model_hash(CONFIG), "policy": "k0=1,m=4", "measured": {}, "versions": {}}
+
+
+def test_written_and_read_again(tmp_path):
+    profile = Profile(**GOOD, budgets=[1, 2])
+    profile.save(tmp_path / "p.yaml")
+    assert read_profile(tmp_path / "p.yaml") == profile
+
+
+def test_a_model_is_known_by_its_facts_in_either_form():
+    assert model_hash(CONFIG) == model_hash(SimpleNamespace(**CONFIG)) == model_hash(CONFIG | {"dtype": "bfloat16"})
+    assert model_hash(CONFIG) != model_hash(CONFIG | {"num_experts": 16})
+    Profile(**GOOD).check(CONFIG)
+    with pytest.raises(ProfileError, match=r"made for toy \(configuration [0-9a-f]{12}\)"):
+        Profile(**GOOD).check(CONFIG | {"hidden_size": 128})
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("[1, 2", "is not YAML"),
+        ("7", "must hold the fields of a profile"),
+        (json.dumps(GOOD | {"budget": 3}), "budget: extra inputs are not permitted"),
+        (json.dumps(GOOD | {"version": 2}), "version: input should be 1"),
+        (json.dumps({key: value for key, value in GOOD.items() if key != "policy"}), "policy: field required"),
+        (json.dumps(GOOD | {"budgets": ["many"]}), r"budgets.0: input should be a valid integer"),
+        ("{1: 2}", "must name its fields by words"),
+    ],
+)
+def test_what_cannot_be_read_is_one_sentence(tmp_path, text, sentence):
+    (tmp_path / "p.yaml").write_text(text)
+    with pytest.raises(ProfileError, match=sentence):
+        read_profile(tmp_path / "p.yaml")
+
+
+def test_a_missing_file_and_a_bad_policy(tmp_path):
+    with pytest.raises(ProfileError, match="does not exist"):
+        read_profile(tmp_path / "none.yaml")
+    (tmp_path / "p.yaml").write_text(json.dumps(GOOD | {"policy": "k0=x"}))
+    with pytest.raises(PolicyError):
+        read_profile(tmp_path / "p.yaml")

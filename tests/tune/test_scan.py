@@ -1,0 +1,48 @@
+import pytest
+
+from xshare import Policy
+from xshare.tune.scan import Candidate, allocate, front, grid, looks, scan
+
+
+def candidate(m, active, mass):
+    return Candidate(Policy(warmup=1, batch_budget=m), None, tuple(active), (40.0, 40.0), tuple(mass))
+
+
+# In the first layer a few experts keep nearly everything; the second needs many.
+FAMILY = [
+    candidate(0, (10, 10), (0.90, 0.50)),
+    candidate(8, (18, 18), (0.97, 0.70)),
+    candidate(16, (26, 26), (0.98, 0.85)),
+    candidate(32, (40, 40), (1.00, 1.00)),
+]
+
+
+@pytest.mark.parametrize(("target", "budgets"), [(10, [0, 0]), (18, [0, 16]), (25, [0, 32]), (40, [32, 32])])
+def test_experts_go_where_they_keep_most(target, budgets):
+    assert allocate(FAMILY, target) == budgets
+    loaded = [next(c.active[n] for c in FAMILY if c.policy.batch_budget == m) for n, m in enumerate(budgets)]
+    assert sum(loaded) / 2 <= target
+
+
+def test_the_front_leaves_out_what_is_beaten():
+    beaten = candidate(9, (19, 19), (0.5, 0.5))
+    assert front([*FAMILY[::-1], beaten]) == FAMILY
+
+
+def test_the_grid_stays_below_k():
+    assert {policy.warmup for policy in grid(64, 4)} == {1, 2}
+    assert {policy.warmup for policy in grid(64, 2)} == {1}
+    assert max(policy.batch_budget for policy in grid(64, 4)) == 32
+
+
+def test_a_real_engine(engine):
+    prompts = [engine.encode(f"Compute {i} + {i}") for i in range(6)]
+    done = []
+    found = scan(engine, prompts, 6, done.append)
+    assert sum(done) == looks(16, 4)
+    assert len(found) >= len(grid(16, 4))
+    for each in found:
+        assert len(each.active) == len(each.mass) == 2
+        assert all(a <= n + 1e-9 for a, n in zip(each.active, each.native, strict=True))
+    by_layer = [each for each in found if each.budgets is not None]
+    assert all(each.name.startswith("k0=1,m=[") for each in by_layer)
