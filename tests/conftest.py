@@ -51,3 +51,12 @@ def small(tmp_path_factory):
         (path / name).write_bytes((words / name).read_bytes())
     xshare.models.write_sums(path)
     return path
+
+
+@pytest.fixture
+def engine(small):
+    """That model as an engine; a new one for every test, so that none leaves a policy behind."""
+    from xshare.engines.transformers.engine import TransformersEngine
+    from xshare.engines.transformers.record import load
+
+    return TransformersEngine(*load(small, dtype="float32"), "small")

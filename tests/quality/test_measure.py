@@ -15,7 +15,7 @@ def tasks():
     return [Task(f"{text} {i}", "x", kind) for kind, text in kinds.items() for i in range(3)]
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def native(engine, tasks):
     return answer(engine, None, tasks, **OPTIONS)
 
