@@ -5,6 +5,7 @@ python recipes/nano/export.py OUT
 
 from __future__ import annotations
 
+import json
 import shutil
 import sys
 from pathlib import Path
@@ -19,9 +20,11 @@ TOKENIZER = ("tokenizer.json", "tokenizer_config.json")
 
 def main() -> None:
     out = Path(sys.argv[1])
+    for name in ("nano", "draft"):  # all of it, before anything is replaced
+        for wanted in (f"{name}/config.json", f"log-{name}.jsonl", f"evaluation-{name}.json"):
+            if not (out / wanted).is_file():
+                raise SystemExit(f"{out / wanted} is missing: run train.py --model {name} first")
     for name, folder in (("nano", NANO), ("draft", DRAFT)):
-        if not (out / name / "config.json").is_file():
-            raise SystemExit(f"{out / name} holds no model: run train.py --model {name} first")
         folder.mkdir(parents=True, exist_ok=True)
         for old in folder.glob("*.safetensors"):
             old.unlink()
@@ -30,6 +33,10 @@ def main() -> None:
         for file in TOKENIZER:
             if folder != NANO:
                 shutil.copyfile(NANO / file, folder / file)
+        config = json.loads((folder / "config.json").read_text())
+        if "num_local_experts" in config:  # the name that Qwen3-MoE's own checkpoints have for it
+            config["num_experts"] = config["num_local_experts"]
+            (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
         write_sums(folder)
         shutil.copyfile(out / f"log-{name}.jsonl", HERE / f"log-{name}.jsonl")
         shutil.copyfile(out / f"evaluation-{name}.json", HERE / f"evaluation-{name}.json")

@@ -31,11 +31,19 @@ def new_model(name: str, device: str, tiny: bool) -> Any:
 
     small = {"num_hidden_layers": 2, "hidden_size": 64} if tiny else {}
     if name == "draft":
-        config = t.Qwen3Config(**(DRAFT_MODEL | BOTH | small))
-        return t.Qwen3ForCausalLM(config).to(device, torch.bfloat16 if device == "cuda" else torch.float32)
-    config = t.Qwen3MoeConfig(**(MODEL | BOTH | small), router_aux_loss_coef=0.0)
-    config._experts_implementation = "grouped_mm"
-    return t.Qwen3MoeForCausalLM(config).to(device, torch.bfloat16 if device == "cuda" else torch.float32)
+        net: Any = t.Qwen3ForCausalLM(t.Qwen3Config(**(DRAFT_MODEL | BOTH | small)))
+    else:
+        config = t.Qwen3MoeConfig(**(MODEL | BOTH | small), router_aux_loss_coef=0.0)
+        config._experts_implementation = "grouped_mm"
+        net = t.Qwen3MoeForCausalLM(config)
+    return to_bfloat16(net.to(device)) if device == "cuda" else net
+
+
+def to_bfloat16(net: Any) -> Any:
+    """The weights alone: frequencies of the positions stay float32, as whoever loads the model will have them."""
+    for weight in net.parameters():
+        weight.data = weight.data.to(torch.bfloat16)
+    return net
 
 
 class Masters:
@@ -55,7 +63,10 @@ class Masters:
         """-> the gradient's norm, before it was clipped to 1"""
         grads = [p.grad.float() if p.grad is not None else torch.zeros_like(m) for p, m in self._pairs()]
         norm = torch.nn.utils.get_total_norm(grads)
-        torch._foreach_mul_(grads, (1.0 / norm.clamp(min=1.0)))
+        # A step whose gradient is not finite changes nothing but the weights' decay.
+        torch._foreach_mul_(grads, torch.where(norm.isfinite(), 1.0 / norm.clamp(min=1.0), 0.0))
+        for grad in grads:
+            grad.nan_to_num_(0.0, 0.0, 0.0)
         for master, grad in zip(self.masters, grads, strict=True):
             master.grad = grad
         for group in self.adam.param_groups:
@@ -74,7 +85,8 @@ class Masters:
         for i, master in enumerate(self.masters):
             kept = self.adam.state[master]
             tensors |= {f"{i}.weight": master, f"{i}.mean": kept["exp_avg"], f"{i}.square": kept["exp_avg_sq"]}
-        save_file(tensors, path)
+        save_file(tensors, path.with_suffix(".new"))
+        path.with_suffix(".new").replace(path)
 
     @torch.no_grad()
     def load(self, path: Path) -> int:
@@ -98,9 +110,10 @@ class Loss(nn.Module):
         super().__init__()
         self.model, self.settings = model, settings
         self.routed: list[tuple[Tensor, Tensor]] = []
-        for name, module in model.named_modules():
-            if name.endswith("mlp.gate"):
-                module.register_forward_hook(lambda _, given, out: self.routed.append((out[0], out[2])))
+        gates = [module for name, module in model.named_modules() if name.endswith("mlp.gate")]
+        self.hooks = [
+            gate.register_forward_hook(lambda _, given, out: self.routed.append((out[0], out[2]))) for gate in gates
+        ]
 
     def forward(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         self.routed.clear()
@@ -148,16 +161,52 @@ def main(
     net = new_model(model, device, tiny)
     print(f"{model}: {sum(p.numel() for p in net.parameters()) / 1e6:.2f} M parameters", flush=True)
     masters = Masters(net, settings, fused=device == "cuda")
-    first = masters.load(out / f"checkpoint-{model}.safetensors") if resume else 0
-    feed = Feed(corpus, rows or settings.rows, settings.seed + first, workers)
+    checkpoint = out / f"checkpoint-{model}.safetensors"
+    first = masters.load(checkpoint) if resume else 0
+    if first < steps:
+        train(net, masters, model, corpus, out, first, steps, rows or settings.rows, began + seconds, workers)
+    net.config.architectures = [type(net).__name__]
+    net.config.num_experts = getattr(net.config, "num_experts", None)
+    net.generation_config.eos_token_id, net.generation_config.pad_token_id = 0, 0
+    to_bfloat16(net).save_pretrained(out / model, max_shard_size="12MB")
+    about = {
+        "model": model,
+        "steps": steps,
+        "rows": rows or settings.rows,
+        "length": LENGTH,
+        "settings": vars(settings),
+    }
+    # What was written is evaluated, not what was trained: they must be the same.
+    found = evaluate(
+        type(net).from_pretrained(out / model, dtype=next(net.parameters()).dtype).to(device), corpus, device, questions
+    )
+    (out / f"evaluation-{model}.json").write_text(json.dumps(about | found, indent=1) + "\n")
+
+
+def train(
+    net: Any,
+    masters: Masters,
+    model: str,
+    corpus: Path,
+    out: Path,
+    first: int,
+    steps: int,
+    rows: int,
+    until: float,
+    workers: int,
+) -> None:
+    """From step `first` to the last, or until the time is up; a checkpoint at the end of either, and now and then."""
+    settings = TRAINING[model]
+    device = str(masters.masters[0].device.type)
+    checkpoint = out / f"checkpoint-{model}.safetensors"
+    feed = Feed(corpus, rows, settings.seed + first, workers)
     loss_of = Loss(net, settings)
     compiled = torch.compile(loss_of, dynamic=False) if device == "cuda" else loss_of
-    with (out / f"log-{model}.jsonl").open("a" if resume else "w") as log:
+    with (out / f"log-{model}.jsonl").open("a" if first else "w") as log:
         since, tokens = time.monotonic(), 0
         for step in range(first, steps):
-            inputs, targets = (
-                t.pin_memory().to(device, non_blocking=True) if device == "cuda" else t for t in feed.batch()
-            )
+            batch = feed.batch()
+            inputs, targets = (t.pin_memory().to(device, non_blocking=True) if device == "cuda" else t for t in batch)
             total, loss, balance = compiled(inputs, targets)
             total.backward()
             norm = masters.step(rate_at(step, steps, settings))
@@ -169,24 +218,17 @@ def main(
                 print(json.dumps(line), file=log, flush=True)
                 print(json.dumps(line), flush=True)
                 since, tokens = time.monotonic(), 0
-            if time.monotonic() - began > seconds and step + 1 < steps:
-                masters.save(out / f"checkpoint-{model}.safetensors", step + 1)
+            if (step + 1) % 1000 == 0 and step + 1 < steps:
+                masters.save(checkpoint, step + 1)
+            if time.monotonic() > until and step + 1 < steps:
+                masters.save(checkpoint, step + 1)
                 feed.close()
                 print(f"stopped after {step + 1} steps of {steps}: go on with --resume")
                 sys.exit(3)
+    masters.save(checkpoint, steps)  # what comes after can be done again with --resume
     feed.close()
-    net.config.architectures = [type(net).__name__]
-    net.generation_config.eos_token_id, net.generation_config.pad_token_id = 0, 0
-    net.to(torch.bfloat16).save_pretrained(out / model, max_shard_size="12MB")
-    about = {
-        "model": model,
-        "steps": steps,
-        "rows": rows or settings.rows,
-        "length": LENGTH,
-        "settings": vars(settings),
-    }
-    found = evaluate(net, corpus, device, questions)
-    (out / f"evaluation-{model}.json").write_text(json.dumps(about | found, indent=1) + "\n")
+    for hook in loss_of.hooks:
+        hook.remove()
 
 
 if __name__ == "__main__":

@@ -77,7 +77,7 @@ def test_more_repeats_go_on_from_the_file_and_other_settings_do_not(small, tmp_p
     path.write_text("{}")
     code, _, err = bench(*options(small, path))
     assert code == 2
-    assert "holds no results of xshare bench" in err
+    assert "holds no results that could be gone on with" in err
 
 
 def test_a_stream_of_requests(small, bench):

@@ -33,6 +33,8 @@ def test_every_figure_of_every_policy(small, tmp_path):
     for row in (native, noop):
         assert row["agreement"] == 1
         assert row["unsettled"] == row["change"] == 0
+    assert rows[3]["unsettled"] is None  # one question of a kind has no neighbours of it
+    for row in (native, noop):
         assert row["kl"] == pytest.approx(0, abs=1e-9)
     assert pruned["kl"] > 0
     assert pruned["perplexity"] != native["perplexity"]
@@ -67,6 +69,10 @@ def test_killed_and_started_again(small, tmp_path):
     assert result.exit_code == 0, result.output
     after = json.loads(path.read_text())
     assert len(after["rows"]) == 9
+    assert all(row["tokens_per_s"] for row in after["rows"])
+    fewer = CliRunner().invoke(app, [*words[:11], *policies[:2], "--json", str(path)])
+    assert fewer.exit_code == 0, fewer.output
+    assert len(json.loads(path.read_text())["rows"]) == 9  # those not asked for stay
     assert after["samples"][: len(before["samples"])] == before["samples"]  # as they were, not decoded again
     other = CliRunner().invoke(app, [*words, "--batch", "5"])
     assert isinstance(other.exception, XShareError)

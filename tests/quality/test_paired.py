@@ -2,7 +2,7 @@ import random
 
 import pytest
 
-from xshare.quality.paired import mcnemar, needed, paired
+from xshare.quality.paired import bounds, mcnemar, needed, paired
 
 
 def test_by_hand():
@@ -37,11 +37,25 @@ def test_the_interval_covers_the_truth_as_often_as_it_says():
     assert covered > 0.92 * 500
 
 
+@pytest.mark.parametrize(("lost", "won", "asked"), [(0, 0, 40), (3, 1, 120), (10, 12, 400), (40, 0, 40)])
+def test_exact_bounds_hold_what_was_seen_and_narrow_with_alpha(lost, won, asked):
+    low, high = bounds(lost, won, asked, 0.05)
+    assert low <= (won - lost) / asked <= high
+    wider = bounds(lost, won, asked, 0.001)
+    assert wider[0] < low or low == -1
+    assert wider[1] > high or high == 1
+
+
+def test_no_loss_seen_bounds_the_loss_as_the_rule_says():
+    low, _ = bounds(0, 0, 100, 0.2)  # a quarter of it for this end: (1 - p) ** 100 = 0.05
+    assert low == pytest.approx(-(1 - 0.05 ** (1 / 100)), abs=1e-6)
+
+
 def test_how_many_questions_it_takes():
-    assert needed(0.05, 0.0, 0.02) is None  # worse than allowed: no number of questions helps
-    more, fewer = needed(0.02, 0.015, 0.01), needed(0.02, 0.015, 0.05)
-    assert more > fewer > 0
-    n = needed(0.02, 0.01, 0.02)
-    base = [True] * n
-    other = [False] * round(0.02 * n) + [True] * (n - round(0.02 * n))
-    assert paired(base, other).low < -0.02  # with the losses alone it would not do
+    def alpha(n):
+        return 0.01
+
+    assert needed(5, 0, 100, 0.02, alpha) is None  # worse than allowed: no number of questions helps
+    n = needed(0, 0, 40, 0.02, alpha)
+    assert bounds(0, 0, n, 0.01)[0] >= -0.02 > bounds(0, 0, n - 60, 0.01)[0]
+    assert needed(1, 1, 100, 0.02, alpha) > n

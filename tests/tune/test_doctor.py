@@ -14,7 +14,8 @@ def examination(step_ms, native=51, overhead=0.01, pruned=30, top_k=4):
     """A machine whose step of T experts and n rows takes step_ms(T, n)."""
 
     def point(name, active, batch=16, cost=overhead):
-        return Point(name, batch, [step_ms(active, batch) * (1 + cost)] * 3, active, native, 0.9)
+        figures = {"experts_active": active, "experts_native": native, "mass_kept": 0.9}
+        return Point(name, batch, [step_ms(active, batch) * (1 + cost)] * 3, [figures] * 3)
 
     forced = [point(f"k0=0,m={m}", m) for m in sizes(128, top_k)]
     few, half = point("native", top_k, 1, 0), point("native", native * 0.6, 8, 0)
@@ -79,3 +80,11 @@ def test_a_real_engine(engine):
     assert found.expert_bytes == 2 * 3 * 64 * 32 * 4  # layers, matrices, float32
     assert found.copy_gbps > 0
     assert isinstance(verdict(found)[1], str)
+
+
+def test_runs_without_a_count_are_left_out_of_the_law():
+    found = examination(lambda T, n: 2 + 0.1 * T)
+    found.forced[0].counted, found.native.counted = [], []
+    assert found.law.r2 > 0.999
+    assert found.expected(found.forced[0]) is None
+    assert verdict(found)[0]

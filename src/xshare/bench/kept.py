@@ -18,7 +18,7 @@ def samples_kept(path: Path | None, fingerprint: Row) -> list[Row]:
         found = json.loads(path.read_text())
         earlier, samples = found["provenance"]["fingerprint"], found["samples"]
     except (ValueError, KeyError, TypeError):
-        raise XShareError(f"{str(path)!r} holds no results of xshare bench: name another file") from None
+        raise XShareError(f"{str(path)!r} holds no results that could be gone on with: name another file") from None
     differing = differences(earlier, json.loads(json.dumps(fingerprint)))
     if differing:
         raise XShareError(

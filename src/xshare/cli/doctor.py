@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from xshare.bench.workload import Workload
-from xshare.cli.output import engine_arguments, number_table, progress_bar, wide_console
+from xshare.cli.output import check_local, engine_arguments, number_table, progress_bar, wide_console
 from xshare.engines.opening import open_engine
 from xshare.files import check_writable
 from xshare.policy import Policy
@@ -31,6 +31,7 @@ def doctor(
     json: Annotated[Path | None, typer.Option(help="Write the rows here.")] = None,
 ) -> None:
     """Force the number of active experts, fit step = a + b * T, and say whether selection is worth it here."""
+    check_local(engine)
     if json is not None:
         check_writable(json)
     asked = [Policy.parse(text) for text in policy or POLICIES]
@@ -66,11 +67,15 @@ def row_of(point: Point, found: Examination) -> Row:
         "batch": point.batch,
         "step_ms": point.ms,
         "active": point.active,
-        "active_native": point.active_native,
+        "active_native": point.mean("experts_native"),
         "mass": point.mass,
         "predicted": found.expected(point) if point in found.policies else None,
         "ratio": found.native.ms / point.ms if point.batch == found.native.batch else None,
     }
+
+
+def spelled(value: float | None, form: str) -> str:
+    return "-" if value is None else f"{value:{form}}"
 
 
 def show(found: Examination, about: dict[str, Any], worth: bool, why: str) -> None:
@@ -80,16 +85,16 @@ def show(found: Examination, about: dict[str, Any], worth: bool, why: str) -> No
         whole = point.batch == found.native.batch
         table.add_row(
             point.name if whole else f"native, batch {point.batch}",
-            f"{point.active:.1f}",
+            spelled(point.active, ".1f"),
             f"{point.ms:.2f}",
-            f"{found.law.step(point.active):.2f}" if whole else "",
-            f"{point.mass:.3f}",
+            f"{found.law.step(point.active):.2f}" if whole and point.active is not None else "",
+            spelled(point.mass, ".3f"),
             f"{found.native.ms / point.ms:.2f}x" if whole else "",
-            f"{found.expected(point):.2f}x" if point in found.policies else "",
+            spelled(found.expected(point), ".2f") + "x" if point in found.policies else "",
         )
     console = wide_console()
     console.print(table)
-    console.print(f"law        {found.law}; experts are {max(0.0, found.law.share(found.noop.active)):.0%} of a step")
+    console.print(f"law        {found.law}; experts are {max(0.0, found.law.share(found.wanted)):.0%} of a step")
     console.print(f"overhead   selection that keeps everything takes {found.overhead - 1:+.1%} of a step")
     if found.bandwidth_gbps is not None:
         share = found.bandwidth_gbps / found.copy_gbps

@@ -46,3 +46,9 @@ def engine_arguments(text: str) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise XShareError(f'engine-args must be a JSON object such as \'{{"dtype": "float32"}}\', not {text!r}')
     return found
+
+
+def check_local(engine: str) -> None:
+    """Refuse a server where single steps are timed, which its answers do not tell."""
+    if engine.startswith(("http://", "https://")):
+        raise XShareError(f"engine must be transformers or vllm, not a server: {engine} does not tell when a step ends")

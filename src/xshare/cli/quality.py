@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json as json_format
 from collections.abc import Callable
 from math import exp
 from pathlib import Path
@@ -9,10 +10,12 @@ from typing import Annotated, Any, Literal
 
 import typer
 
+from xshare import __version__
 from xshare.bench.kept import samples_kept
 from xshare.cli.output import engine_arguments, number_table, progress_bar, wide_console
-from xshare.engines.base import Advance, Engine
+from xshare.engines.base import Advance, Engine, Run
 from xshare.engines.opening import open_engine
+from xshare.errors import XShareError
 from xshare.files import check_writable
 from xshare.policy import Policy
 from xshare.quality.files import Task, built_in, read_tasks
@@ -20,10 +23,11 @@ from xshare.quality.measure import Outcome, answer, ordered, row_of, unsettled
 from xshare.results import Row, provenance, sha256, write_result
 
 Mix = Literal["mixed", "alike", "both"]
+RUN = ("decode_s", "steps", "rows", "drafted", "accepted")
 
 
 def quality(
-    policy: Annotated[list[str], typer.Option(help="k0=1,m=16, oea:k0=2 ...; may be repeated.")],
+    policy: Annotated[list[str] | None, typer.Option(help="k0=1,m=16, oea:k0=2 ...; may be repeated.")] = None,
     engine: Annotated[
         str, typer.Option(help="transformers, vllm, or the address of a running server.")
     ] = "transformers",
@@ -45,18 +49,25 @@ def quality(
     ] = None,
 ) -> None:
     """Task accuracy, paired with native's; agreement, divergence, KL; batches of one kind or mixed."""
-    policies = [None, *map(Policy.parse, policy)]
+    policies: list[Policy | None] = [None, *map(Policy.parse, policy or [])]
     asked = built_in(questions, seed) if tasks is None else read_tasks(tasks)
     if json is not None:
         check_writable(json)
     options = engine_arguments(engine_args)
     opened = open_engine(engine, model, policies=[each for each in policies if each is not None], options=options)
+    if (running := opened.about.get("policy")) is not None:  # a server that cannot be changed: measured as it is
+        if policy:
+            opened.close()
+            raise XShareError(f"this server runs {running} and cannot be changed: leave the policies out")
+        policies = [None if running == "native" else Policy.parse(running)]
     setting: Row = {"batch": batch, "tokens": tokens, "seed": seed, "questions": len(asked), "engine_args": options}
     setting["tasks"] = f"nano's, {questions} of each kind" if tasks is None else f"{tasks.name} {sha256(tasks)[:12]}"
-    fingerprint = opened.about | setting
+    fingerprint = opened.about | setting | {"xshare": __version__}
     samples = samples_kept(json, fingerprint)
-    rows: list[Row] = []
     mixes = [True, False] if mix == "both" else [mix == "mixed"]
+    asked_for = {("native" if each is None else str(each), mixed) for each in policies for mixed in mixes}
+    others = [row for row in rows_kept(json) if (row["policy"], row["mixed"]) not in asked_for]
+    rows: list[Row] = []
     try:
         for mixed in mixes:
             study = Study(opened, ordered(asked, mixed, seed), mixed, batch, tokens, neighbours)
@@ -66,7 +77,7 @@ def quality(
                 samples.extend(found)
                 if json is not None:
                     stamp = provenance(**opened.about, seed=seed, fingerprint=fingerprint)
-                    write_result(json, rows, stamp, samples=samples)
+                    write_result(json, others + rows, stamp, samples=samples)
 
             study.run(policies, samples, keep)
     finally:
@@ -85,6 +96,9 @@ class Study:
     ) -> None:
         self.engine, self.tasks, self.mixed, self.batch, self.limit = engine, tasks, mixed, batch, limit
         self.neighbours = neighbours
+        self.kinds = list(dict.fromkeys(task.kind for task in tasks))
+        most = max(sum(task.kind == kind for task in tasks) for kind in self.kinds)
+        self.alone = not mixed and most <= batch
 
     def run(self, policies: list[Policy | None], kept: list[Row], keep: Callable[[list[Row], Row], None]) -> None:
         native: Outcome | None = None
@@ -92,13 +106,16 @@ class Study:
             for policy in policies:
                 found, new = self.outcome(policy, 0, kept, advance)
                 native = native or found
-                row = row_of(found, native) | {"mixed": self.mixed, "batch": self.batch, "drafts": 0}
+                drafts = int(self.engine.about.get("drafts") or 0)
+                row = row_of(found, native, drafts) | {"mixed": self.mixed, "batch": self.batch, "drafts": drafts}
                 row |= {"kl": None, "perplexity": None, "unsettled": None}
                 if self.neighbours:
                     other, more = self.outcome(policy, 1, kept, advance)
                     row["unsettled"], new = unsettled(found, other), new + more
+                if self.alone:
+                    row["unsettled"] = None  # every kind is one batch: nobody has other neighbours
                 row |= self.divergence(policy, native)
-                for kind in dict.fromkeys(task.kind for task in self.tasks):
+                for kind in self.kinds:
                     right = [r for r, task in zip(found.right, self.tasks, strict=True) if task.kind == kind]
                     row[f"accuracy {kind}"] = sum(right) / len(right)
                 keep(new, row)
@@ -112,7 +129,8 @@ class Study:
         for sample in kept:
             if {field: sample[field] for field in key} == key:
                 advance(len(self.tasks))
-                return Outcome(policy, sample["right"], sample["answers"], {"mean": sample["mean"]}), []
+                run = Run([], *(sample["run"][name] for name in RUN))
+                return Outcome(policy, sample["right"], sample["answers"], {"mean": sample["mean"]}, run), []
         places = list(range(len(self.tasks)))
         if order:  # the other way round: every question has other neighbours
             places = places[::-1] if not self.mixed else places[::2] + places[1::2]
@@ -123,18 +141,36 @@ class Study:
         back = {place: number for number, place in enumerate(places)}
         found.right = [found.right[back[place]] for place in range(len(places))]
         found.tokens = [found.tokens[back[place]] for place in range(len(places))]
-        return found, [key | {"right": found.right, "answers": found.tokens, "mean": found.stats.get("mean", {})}]
+        sample = key | {"right": found.right, "answers": found.tokens, "mean": found.stats.get("mean", {})}
+        return found, [sample | {"run": {name: getattr(found.run, name) for name in RUN}}]
 
     def divergence(self, policy: Policy | None, native: Outcome) -> Row:
         """Of native's own answers, teacher-forced; nothing where the engine cannot."""
         if not hasattr(self.engine, "diverge"):
             return {}
         self.engine.use(policy)
-        prompts = [self.engine.encode(task.prompt) for task in self.tasks]
-        found = self.engine.diverge(prompts, native.tokens, self.batch)
-        if not found.tokens:
+        groups = [list(range(len(self.tasks)))]
+        if not self.mixed:  # as they were decoded: no batch of two kinds
+            groups = [[i for i, task in enumerate(self.tasks) if task.kind == kind] for kind in self.kinds]
+        parts = [
+            self.engine.diverge(
+                [self.engine.encode(self.tasks[i].prompt) for i in group], [native.tokens[i] for i in group], self.batch
+            )
+            for group in groups
+        ]
+        tokens = sum(part.tokens for part in parts)
+        if not tokens:
             return {}
-        return {"kl": found.kl / found.tokens, "perplexity": exp(found.surprise / found.tokens)}
+        return {
+            "kl": sum(part.kl for part in parts) / tokens,
+            "perplexity": exp(sum(part.surprise for part in parts) / tokens),
+        }
+
+
+def rows_kept(path: Path | None) -> list[Row]:
+    """Of an earlier run; whether it fits was checked with its samples."""
+    found: list[Row] = json_format.loads(path.read_text())["rows"] if path is not None and path.exists() else []
+    return found
 
 
 def show(rows: list[Row], about: dict[str, Any], setting: Row) -> None:
@@ -155,7 +191,11 @@ def show(rows: list[Row], about: dict[str, Any], setting: Row) -> None:
             f"{row['agreement']:.1%}",
             "-" if row["kl"] is None else f"{row['kl']:.4f}",
         ]
-        table.add_row(row["policy"], *cells, *([f"{row['unsettled']:.1%}"] if settled else []))
+        table.add_row(
+            row["policy"],
+            *cells,
+            *(["-" if row["unsettled"] is None else f"{row['unsettled']:.1%}"] if settled else []),
+        )
     console = wide_console()
     console.print(table)
     console.print(

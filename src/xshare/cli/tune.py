@@ -8,24 +8,25 @@ from typing import Annotated, Any, Literal
 
 import typer
 
+from xshare import __version__
 from xshare.bench.kept import samples_kept
 from xshare.bench.workload import Workload
-from xshare.cli.output import engine_arguments, number_table, progress_bar, wide_console
+from xshare.cli.output import check_local, engine_arguments, number_table, progress_bar, wide_console
 from xshare.engines.base import Engine
 from xshare.engines.opening import open_engine
 from xshare.errors import XShareError
 from xshare.files import check_writable
 from xshare.policy import Policy
 from xshare.profile import Profile
-from xshare.quality.files import Task, built_in, read_tasks
+from xshare.quality.files import Task, nano_prompt, read_tasks
 from xshare.quality.measure import ordered
+from xshare.quality.tasks import KINDS, held_out_questions
 from xshare.results import Row, provenance, sha256, write_result
 from xshare.tune.doctor import Examination, examine, runs
 from xshare.tune.scan import Candidate, front, looks, scan
 from xshare.tune.search import Search, Tried
 
 EACH = 4  # questions of each kind in a round
-UNSEEN = 1_000_000  # seeds from here on are for questions that decide
 Objective = Literal["otps", "experts"]
 
 
@@ -50,16 +51,15 @@ def tune(
 ) -> None:
     """Search warm-up and budgets, also by layer; decide by intervals on unseen questions; write a profile."""
     allowed = share(max_drop)
+    check_local(engine)
     for path in (json, profile):
         check_writable(path)
     given = None if tasks is None else read_tasks(tasks)
     options = engine_arguments(engine_args)
     opened = open_engine(engine, model, policies=[Policy(warmup=1)], options=options)
-    if "experts" not in opened.about:
-        raise XShareError(f"tune needs an engine whose policy it can change, and {engine} does not say its experts")
     setting: Row = {"batch": batch, "tokens": tokens, "engine_args": options, "objective": objective}
     setting["tasks"] = "nano's" if tasks is None else f"{tasks.name} {sha256(tasks)[:12]}"
-    fingerprint = opened.about | setting
+    fingerprint = opened.about | setting | {"xshare": __version__}
     kept = samples_kept(json, fingerprint)
     try:
         Tuning(opened, given, allowed, objective, questions, batch, tokens, json, fingerprint, kept).run(profile)
@@ -76,6 +76,19 @@ def share(text: str) -> float:
     if not 0 < value < 1:
         raise XShareError(f"max-drop must be a share such as 2% or 0.02, not {text!r}")
     return value
+
+
+def own_questions(unseen: bool, number: int) -> list[Task]:
+    """Nano's, a round of them: no question comes twice or is in both sets. Kinds that are used up are left out."""
+    found = []
+    for kind in KINDS:
+        first = 2 * EACH * number
+        try:
+            both = held_out_questions(kind, first + 2 * EACH)[first:]
+        except ValueError:
+            continue
+        found += [Task(nano_prompt(q), q.answer, kind) for q in both[int(unseen) :: 2]]
+    return found
 
 
 class Tuning:
@@ -155,7 +168,7 @@ class Tuning:
     def rounds(self, unseen: bool, number: int) -> list[Task]:
         """Of a task file, one half is for searching and one for deciding."""
         if self.given is None:
-            return ordered(built_in(EACH, (UNSEEN if unseen else 0) + number), mixed=True)
+            return ordered(own_questions(unseen, number), mixed=True)
         half = ordered(self.given, mixed=True)[int(unseen) :: 2]
         size = 2 * self.batch
         return half[number * size : (number + 1) * size]
@@ -188,7 +201,7 @@ class Tuning:
     def show(self, profile: Path) -> None:
         about, console = self.engine.about, wide_console()
         title = f"{about['model']} on {about['engine']}: at most {self.max_drop:.1%} of the answers may be lost"
-        table = number_table(title, "policy", "experts", "mass", "gain", "change", "99 %", "unseen", "99 %", "")
+        table = number_table(title, "policy", "experts", "mass", "gain", "change", "95 %", "unseen", "95 %", "")
         for candidate in front(self.candidates):
             row = next(row for row in self.rows() if row["policy"] == candidate.name)
             cells = [
@@ -239,7 +252,7 @@ class Tuning:
             "gain_predicted": round(self.gain(holds.candidate), 3),
             "unseen_questions": len(holds.unseen.right),
             "change": round(change.change, 4),
-            "change_99": [round(change.low, 4), round(change.high, 4)],
+            "change_95": [round(change.low, 4), round(change.high, 4)],
             "max_drop": self.max_drop,
         }
         budgets = holds.candidate.budgets

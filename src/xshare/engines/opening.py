@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -50,7 +51,9 @@ def open_engine(
 
         if not (folder / "config.json").is_file():
             raise ModelError(f"model {name!r} is no folder of a model: it has no config.json")
-        return VllmEngine(folder, name, drafts=drafts, policies=policies, options=options)
+        engine: Engine = VllmEngine(folder, name, drafts=drafts, policies=policies, options=options)
+        engine.about["files"] = mark(folder)
+        return engine
     from xshare.engines.transformers.engine import TransformersEngine
     from xshare.engines.transformers.record import load
 
@@ -58,7 +61,17 @@ def open_engine(
     if drafts:
         raise ModelError("the transformers engine drafts nothing: leave drafts out, or take the vllm engine")
     defaults = {"dtype": "float32"} if name in models.NAMES else {}
-    return TransformersEngine(*load(folder, **(defaults | options)), name)
+    opened = TransformersEngine(*load(folder, **(defaults | options)), name)
+    opened.about["files"] = mark(folder)
+    return opened
+
+
+def mark(folder: Path) -> str:
+    """What tells a folder's weights from others of the same form, without reading them."""
+    files = sorted(folder.glob("*.safetensors"))
+    facts = [f"{file.name} {file.stat().st_size} {file.stat().st_mtime_ns}" for file in files]
+    sums = folder / models.SUMS
+    return hashlib.sha256((sums.read_text() if sums.is_file() else "\n".join(facts)).encode()).hexdigest()[:16]
 
 
 def _check(options: Mapping[str, Any], known: Sequence[str], owner: str) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
-from xshare.engines.base import Advance, Engine, Run, quiet
+from xshare.engines.base import Advance, Answer, Engine, Run, quiet
 from xshare.policy import Policy
 from xshare.quality.files import Task
 from xshare.quality.paired import paired
@@ -62,7 +62,7 @@ def answer(
         groups = [[task for task in tasks if task.kind == kind] for kind in kinds]
     whole = Run([])
     for group in groups:
-        run = engine.run([engine.encode(t.prompt) for t in group], limit=limit, batch=batch, advance=advance)
+        run = engine.run(prompts_of(engine, group), limit=limit, batch=batch, advance=advance)
         whole.answers += run.answers
         for name in ("decode_s", "steps", "rows", "drafted", "accepted"):
             setattr(whole, name, getattr(whole, name) + getattr(run, name))
@@ -70,14 +70,26 @@ def answer(
     place = {id(task): number for number, task in enumerate(order)}
     answers = [whole.answers[place[id(task)]] for task in tasks]
     right = [task.is_right(each.text) for task, each in zip(tasks, answers, strict=True)]
-    return Outcome(policy, right, [each.tokens for each in answers], engine.stats(), whole)
+    return Outcome(policy, right, [tokens_of(each) for each in answers], engine.stats(), whole)
+
+
+def prompts_of(engine: Engine, tasks: Sequence[Task]) -> list[Any]:
+    """Token ids, or text for a server that takes nothing else."""
+    if engine.about.get("prompt_form") == "text":
+        return [task.prompt for task in tasks]
+    return [engine.encode(task.prompt) for task in tasks]
+
+
+def tokens_of(answer: Answer) -> list[int]:
+    """Of a server that sends text alone, its characters: where two answers part is seen in them as well."""
+    return answer.tokens or [ord(character) for character in answer.text]
 
 
 def agreement(native: Sequence[Sequence[int]], tokens: Sequence[Sequence[int]]) -> float:
     """The share of native's tokens that are decoded before the first that differs."""
     places = [diverged_at(a, b) for a, b in zip(native, tokens, strict=True)]
     same = sum(len(a) if place is None else place for a, place in zip(native, places, strict=True))
-    return same / sum(map(len, native))
+    return same / max(1, sum(map(len, native)))
 
 
 def diverged_at(native: Sequence[int], tokens: Sequence[int]) -> int | None:
@@ -89,7 +101,7 @@ def diverged_at(native: Sequence[int], tokens: Sequence[int]) -> int | None:
     )
 
 
-def row_of(found: Outcome, native: Outcome) -> Row:
+def row_of(found: Outcome, native: Outcome, drafts: int = 0) -> Row:
     """The flat record of one policy, held against native on the same tasks."""
     asked = len(found.right)
     low, high = share_interval(sum(found.right), asked)
@@ -119,8 +131,8 @@ def row_of(found: Outcome, native: Outcome) -> Row:
         "tokens": sum(map(len, found.tokens)) / asked,
         "tokens_per_s": found.run.rows / found.run.decode_s if found.run.decode_s else None,
     }
-    if found.run.drafted:
-        row["accepted"] = 1 + found.run.accepted / max(1, found.run.steps)
+    if found.run.drafted and drafts:
+        row["accepted"] = 1 + found.run.accepted * drafts / found.run.drafted  # tokens a request and step
     return row
 
 

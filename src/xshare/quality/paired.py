@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from math import comb, sqrt
+from math import comb, exp, lgamma, log, log1p, sqrt
 from statistics import NormalDist
 
 
@@ -42,11 +42,51 @@ def mcnemar(lost: int, won: int) -> float:
     return min(1.0, 2 * tail)
 
 
-def needed(lost_share: float, won_share: float, bound: float, level: float = 0.95) -> int | None:
-    """About how many questions until the interval's lower end is above -bound, if the shares stay; None if never."""
-    change = won_share - lost_share
-    if change <= -bound:
+def bounds(lost: int, won: int, asked: int, alpha: float) -> tuple[float, float]:
+    """Between what the change in accuracy is, but for a chance of alpha: exact, from Clopper and Pearson's bounds of
+    the two shares. To decide by: with few differing answers the interval above is too narrow."""
+    each = alpha / 4  # two shares, two ends
+    return (
+        _lowest(won, asked, each) - _highest(lost, asked, each),
+        _highest(won, asked, each) - _lowest(lost, asked, each),
+    )
+
+
+def _highest(count: int, asked: int, alpha: float) -> float:
+    """The share at which so few would be seen with a chance of alpha."""
+    low, high = count / asked, 1.0
+    for _ in range(50):
+        share = (low + high) / 2
+        low, high = (share, high) if _at_most(count, asked, share) > alpha else (low, share)
+    return high
+
+
+def _lowest(count: int, asked: int, alpha: float) -> float:
+    return 1 - _highest(asked - count, asked, alpha)
+
+
+def _at_most(count: int, asked: int, share: float) -> float:
+    """The chance of `count` or fewer."""
+    if share >= 1:
+        return float(count >= asked)
+    if share <= 0:
+        return 1.0
+    one, rest = log(share), log1p(-share)
+    terms = (lgamma(asked + 1) - lgamma(i + 1) - lgamma(asked - i + 1) + i * one + (asked - i) * rest
+             for i in range(count + 1))  # fmt: skip
+    return sum(map(exp, terms))
+
+
+def needed(lost: int, won: int, asked: int, bound: float, alpha: Callable[[int], float]) -> int | None:
+    """About how many questions until the lower bound is above -bound, if the shares stay; None if never.
+
+    `alpha` is the chance that may be taken with so many questions.
+    """
+    if (won - lost) / asked <= -bound:
         return None
-    z = NormalDist().inv_cdf(0.5 + level / 2)
-    spread = max(lost_share + won_share - change**2, 1e-9)
-    return int(z * z * spread / (change + bound) ** 2) + 1
+    n = asked
+    while n < 1_000_000:
+        if bounds(round(lost / asked * n), round(won / asked * n), n, alpha(n))[0] >= -bound:
+            return n
+        n += max(20, n // 10)
+    return None

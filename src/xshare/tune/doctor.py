@@ -14,6 +14,7 @@ from statistics import median
 import torch
 
 from xshare.engines.base import Engine, Run
+from xshare.errors import XShareError
 from xshare.policy import Policy
 from xshare.tune.law import Law, fit
 
@@ -28,13 +29,23 @@ class Point:
     name: str
     batch: int
     step_ms: list[float] = field(default_factory=list)
-    active: float = 0.0
-    active_native: float = 0.0
-    mass: float = 1.0
+    counted: list[dict[str, float]] = field(default_factory=list)  # of the runs in which experts were counted
 
     @property
     def ms(self) -> float:
         return median(self.step_ms)
+
+    def mean(self, name: str) -> float | None:
+        found = [figures[name] for figures in self.counted if name in figures]
+        return sum(found) / len(found) if found else None
+
+    @property
+    def active(self) -> float | None:
+        return self.mean("experts_active")
+
+    @property
+    def mass(self) -> float | None:
+        return self.mean("mass_kept")
 
 
 @dataclass
@@ -51,7 +62,16 @@ class Examination:
     @property
     def law(self) -> Law:
         points = [*self.forced, self.noop]  # with selection's own cost in all of them
-        return fit([point.active for point in points], [point.ms for point in points])
+        counted = [(point.active, point.ms) for point in points if point.active is not None]
+        return fit([active for active, _ in counted], [ms for _, ms in counted])
+
+    @property
+    def wanted(self) -> float:
+        """Experts that a step loads natively: the control's, as natively an engine may count none."""
+        found = self.noop.active
+        if found is None:
+            raise XShareError("no step was counted: decode more tokens")
+        return found
 
     @property
     def overhead(self) -> float:
@@ -63,9 +83,9 @@ class Examination:
         """At which experts are read, as the law has it."""
         return self.expert_bytes / self.law.b / 1e6 if self.expert_bytes and self.law.b > 0 else None
 
-    def expected(self, point: Point) -> float:
+    def expected(self, point: Point) -> float | None:
         """The gain over native that the experts saved should bring."""
-        return self.law.gain(self.noop.active, point.active) / self.overhead
+        return None if point.active is None else self.law.gain(self.wanted, point.active) / self.overhead
 
 
 def sizes(num_experts: int, top_k: int, count: int = 6) -> list[int]:
@@ -119,10 +139,8 @@ def runs(num_experts: int, top_k: int, batch: int, policies: int, repeats: int) 
 
 def note(point: Point, run: Run, engine: Engine) -> None:
     point.step_ms.append(run.decode_s / run.steps * 1000)
-    mean = engine.stats().get("mean", {})
-    point.active = mean.get("experts_active", point.active)
-    point.active_native = mean.get("experts_native", point.active_native)
-    point.mass = mean.get("mass_kept", point.mass)
+    if mean := engine.stats().get("mean"):
+        point.counted.append(mean)
 
 
 def copy_gbps(device: str, megabytes: int = 256) -> float:
@@ -145,20 +163,20 @@ def copy_gbps(device: str, megabytes: int = 256) -> float:
 
 def verdict(found: Examination) -> tuple[bool, str]:
     """Whether it is worth it, and why, in words."""
-    law, native = found.law, found.native
-    wanted = found.noop.active or native.active
+    law, wanted = found.law, found.wanted
     share = law.share(wanted) if law.b > 0 else 0.0
     if wanted <= 1.5 * found.top_k:
         return False, f"too few rows: a step loads {wanted:.1f} experts, hardly more than one token's {found.top_k}"
     if law.b <= 0 or law.r2 < 0.5 or share < 0.1:
         return False, f"experts are {max(0.0, share):.0%} of a step ({law}): it is {bound(found)}"
-    best = max(found.policies, key=found.expected, default=None)
-    if best is None or found.expected(best) < WORTH:
-        what = "no policy was asked for" if best is None else f"{best.name} gives {found.expected(best):.2f}x"
+    gains = [(gain, point) for point in found.policies if (gain := found.expected(point)) is not None]
+    gain, best = max(gains, key=lambda pair: pair[0], default=(0.0, None))
+    if best is None or gain < WORTH:
+        what = "no policy was asked for" if best is None else f"{best.name} gives {gain:.2f}x"
         return False, f"experts are {share:.0%} of a step, but {what}: too little to put answers at risk"
     return True, (
         f"experts are {share:.0%} of a step; {best.name} loads {best.active:.1f} instead of {wanted:.1f} and should "
-        f"give {found.expected(best):.2f}x, at {best.mass:.0%} of the gating weight: ask `xshare quality` about answers"
+        f"give {gain:.2f}x, at {best.mass or 0:.0%} of the gating weight: ask `xshare quality` about answers"
     )
 
 

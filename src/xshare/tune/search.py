@@ -13,11 +13,11 @@ from typing import Literal
 from xshare.engines.base import Engine
 from xshare.quality.files import Task, TaskError
 from xshare.quality.measure import answer
-from xshare.quality.paired import Paired, needed, paired
+from xshare.quality.paired import Paired, bounds, needed, paired
 from xshare.results import Row
 from xshare.tune.scan import Candidate
 
-LEVEL = 0.99  # not 0.95: an interval is looked at after every round, and may be lucky once
+CHANCE = 0.05  # of being wrong, over all looks at all policies together
 State = Literal["holds", "fails", "undecided"]
 Rounds = Callable[[bool, int], list[Task]]  # (unseen, round) -> its questions; none when they are used up
 Keep = Callable[[Row], None]
@@ -28,19 +28,32 @@ class Trial:
     """One candidate on one set of questions."""
 
     unseen: bool
+    turn: int = 1  # how many candidates have been tried on this set, with this one
+    looks: int = 0
     native: list[bool] = field(default_factory=list)
     right: list[bool] = field(default_factory=list)
 
     @property
     def change(self) -> Paired:
-        return paired(self.native, self.right, LEVEL)
+        return paired(self.native, self.right)
+
+    def alpha(self, looks: int) -> float:
+        """The chance that this look may take: less with every look and every candidate, so that all of them together
+        stay below CHANCE, however long one goes on."""
+        return CHANCE / (looks * (looks + 1) * self.turn * (self.turn + 1))
 
     def state(self, max_drop: float) -> State:
         if not self.right:
             return "undecided"
-        if self.change.low >= -max_drop:
-            return "holds"
-        return "fails" if self.change.high < -max_drop else "undecided"
+        low, high = bounds(self.change.lost, self.change.won, len(self.right), self.alpha(self.looks))
+        return "holds" if low >= -max_drop else "fails" if high < -max_drop else "undecided"
+
+    def missing(self, max_drop: float) -> int | None:
+        """About how many more questions would let it hold; None where none would."""
+        asked, change = len(self.right), self.change
+        each = asked / self.looks
+        total = needed(change.lost, change.won, asked, max_drop, lambda n: self.alpha(max(1, round(n / each))))
+        return None if total is None else max(1, total - asked)
 
 
 @dataclass
@@ -58,12 +71,11 @@ class Tried:
 
     @property
     def missing(self) -> int | None:
-        """About how many more unseen questions would decide; None where none would."""
-        trial = self.unseen if self.unseen.right else self.search
-        asked = len(trial.right)
-        lost, won = (count / asked if asked else 0.0 for count in (trial.change.lost, trial.change.won))
-        total = needed(lost, won, self.max_drop, LEVEL) if asked else None
-        return None if total is None else max(1, total - len(self.unseen.right))
+        """About how many more questions would decide, in both sets together; None where none would."""
+        if self.unseen.right:
+            return self.unseen.missing(self.max_drop)
+        more = self.search.missing(self.max_drop) if self.search.right else None
+        return None if more is None else more + len(self.search.right) + more
 
 
 class Search:
@@ -89,9 +101,11 @@ class Search:
 
     def run(self, candidates: list[Candidate]) -> Iterator[Tried]:
         """Boldest first; ends with the first that holds."""
+        turn = 0
         for candidate in candidates:
-            tried = Tried(candidate, Trial(False), Trial(True), self.max_drop)
+            tried = Tried(candidate, Trial(False), Trial(True, turn + 1), self.max_drop)
             if self.judge(candidate, tried.search) == "holds":
+                turn += 1
                 self.judge(candidate, tried.unseen)
             yield tried
             if tried.state == "holds":
@@ -112,6 +126,7 @@ class Search:
                 )
             trial.right += self.answers(candidate, tasks, trial.unseen, number)
             number += 1
+            trial.looks = number
         return trial.state(self.max_drop)
 
     def answers(self, candidate: Candidate | None, tasks: list[Task], unseen: bool, number: int) -> list[bool]:

@@ -114,7 +114,8 @@ def test_live_control_over_http(server):
     assert settled[("steps_pruned_total",)] == pruned
     assert settled[("on", "k0=1,m=2")] == 0
     assert server.rpc("xshare_switch", True) == "True"
-    assert answers() != native
+    # On a busy machine requests may come one by one, and one alone is left as it is.
+    assert any(answers() != native for _ in range(10))
     assert server.settled_metrics()[("steps_pruned_total",)] > pruned
 
 

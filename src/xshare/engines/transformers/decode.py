@@ -128,7 +128,16 @@ def read_prompts(model: Any, prompts: dict[int, Sequence[int]]) -> Batch:
     mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts.values()])
     tokens, mask = tokens.to(model.device), mask.to(model.device)
     positions = (mask.cumsum(1) - 1).clamp(min=0)
-    out = model(input_ids=tokens, attention_mask=mask, position_ids=positions, use_cache=True, logits_to_keep=1)
+    from transformers import DynamicCache
+
+    out = model(
+        input_ids=tokens,
+        attention_mask=mask,
+        position_ids=positions,
+        past_key_values=DynamicCache(),  # without a configuration: layers with a sliding window keep all, too
+        use_cache=True,
+        logits_to_keep=1,
+    )
     return Batch(out.past_key_values, mask, out.logits[:, -1].argmax(-1), list(prompts))
 
 

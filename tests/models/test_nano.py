@@ -1,0 +1,94 @@
+"""What nano must be: small, alive, right often enough, and harmed by a bad set."""
+
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import xshare.models
+from xshare import Policy
+from xshare.engines.transformers.engine import TransformersEngine
+from xshare.quality.files import built_in
+from xshare.quality.measure import answer, ordered, row_of
+from xshare.trace import Trace
+from xshare.trace.load import load_rows
+from xshare.trace.overlap import overlap
+from xshare.trace.replay import replay
+from xshare.trace.sample import sampled
+
+ROOT = Path(__file__).resolve().parents[2]
+NANO, DRAFT = xshare.models.folder("nano"), xshare.models.folder("nano-draft")
+TRACE = ROOT / "evidence" / "nano.trace"
+pytestmark = pytest.mark.skipif(not (NANO / "SHA256SUMS").exists(), reason="nano's weights are not here")
+
+
+@pytest.fixture(scope="module")
+def nano():
+    torch.set_num_threads(2)
+    yield TransformersEngine(*xshare.models.load("nano"), "nano")
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="module")
+def trace():
+    return Trace.load(TRACE)
+
+
+def test_it_is_small(nano):
+    config = nano.model.config
+    assert nano.model.num_parameters() <= 12_000_000
+    assert config.num_experts >= 64
+    assert config.num_experts_per_tok >= 4
+    assert config.num_hidden_layers >= 6
+    assert all(file.stat().st_size < 16 << 20 for folder in (NANO, DRAFT) for file in folder.iterdir())
+    assert sum(file.stat().st_size for file in DRAFT.glob("*.safetensors")) <= 3_000_000
+
+
+def test_the_repository_stays_small():
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=False).stdout
+    if not listed:
+        pytest.skip("no git repository")
+    assert sum((ROOT / name).stat().st_size for name in listed.split("\0") if (ROOT / name).is_file()) < 34_000_000
+
+
+def test_it_answers_and_a_random_set_harms_it(nano):
+    tasks = ordered(built_in(6, seed=5), mixed=True)
+    native = answer(nano, None, tasks, batch=16, limit=420)
+    assert sum(native.right) / len(tasks) >= 0.6
+    half = round(native.stats["mean"]["experts_active"] / 2)
+    harmed = row_of(answer(nano, Policy.parse(f"random:k0=0,m={half}"), tasks, batch=16, limit=420), native)
+    assert harmed["change"] <= -0.1
+
+
+def test_the_draft_model_is_accepted(nano):
+    """Tokens a step with three drafts, decoded for real: calls of the target after the first, and tokens they gave."""
+    draft, words = xshare.models.load("nano-draft")
+    calls, tokens = 0, 0
+
+    def count(*_):
+        nonlocal calls
+        calls += 1
+
+    hook = nano.model.model.register_forward_hook(count)
+    options = {"assistant_model": draft, "num_assistant_tokens": 3, "num_assistant_tokens_schedule": "constant"}
+    for task in built_in(1, seed=6):
+        given = words(task.prompt, return_tensors="pt", return_token_type_ids=False)
+        out = nano.model.generate(**given, **options, max_new_tokens=300, do_sample=False)
+        tokens += out.shape[1] - given["input_ids"].shape[1]
+    hook.remove()
+    assert tokens / calls >= 2.0
+
+
+def test_the_router_is_alive(trace):
+    for row in load_rows(trace):
+        assert row["dead"] <= 0.05, row["layer"]
+    (outcome,) = replay(trace, [Policy(method="native")], sampled(trace, 16))
+    active = float(np.mean(outcome.metrics["active"])) / trace.header.num_experts
+    assert 0.4 <= active <= 0.9
+
+
+def test_neighbours_in_a_text_share_experts(trace):
+    found = {row["pair"]: row["overlap"] for row in overlap(trace, tops=[trace.header.top_k])}
+    assert found["consecutive"] >= 1.5 * found["different domains"]
