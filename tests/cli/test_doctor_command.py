@@ -11,6 +11,12 @@ def test_table_verdict_and_file(small, tmp_path):
     words += ["--batch", "6", "--tokens", "6", "--repeats", "2", "--prompt-tokens", "8", "--json", str(path)]
     result = CliRunner().invoke(app, words)
     assert result.exit_code == 0, result.output
+    before = json.loads(path.read_text())
+    again = CliRunner().invoke(app, words)
+    assert again.exit_code == 0, again.output
+    after = json.loads(path.read_text())
+    assert after["samples"] == before["samples"]  # nothing was measured twice
+    assert after["rows"] == before["rows"]
     assert "step = " in result.output
     assert "worth it: " in result.output
     found = json.loads(path.read_text())

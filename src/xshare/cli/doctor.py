@@ -7,6 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
+from xshare import __version__
+from xshare.bench.kept import samples_kept
 from xshare.bench.workload import Workload
 from xshare.cli.output import check_local, engine_arguments, number_table, progress_bar, wide_console
 from xshare.engines.opening import open_engine
@@ -28,22 +30,33 @@ def doctor(
     repeats: Annotated[int, typer.Option(min=1, help="Runs of each number of experts.")] = 3,
     seed: Annotated[int, typer.Option(min=0)] = 0,
     engine_args: Annotated[str, typer.Option(help="More arguments of the engine, as a JSON object.")] = "{}",
-    json: Annotated[Path | None, typer.Option(help="Write the rows here.")] = None,
+    json: Annotated[
+        Path | None, typer.Option(help="Write here after every run; a file that is there is continued.")
+    ] = None,
 ) -> None:
     """Force the number of active experts, fit step = a + b * T, and say whether selection is worth it here."""
     check_local(engine)
     if json is not None:
         check_writable(json)
     asked = [Policy.parse(text) for text in policy or POLICIES]
-    opened = open_engine(
-        engine, model, policies=[*asked, Policy(batch_budget=1)], options=engine_arguments(engine_args)
-    )
+    options = engine_arguments(engine_args)
+    opened = open_engine(engine, model, policies=[*asked, Policy(batch_budget=1)], options=options)
+    about = opened.about
+    workload = Workload(batch, batch, None, prompt_tokens, tokens, "questions", seed)
+    setting: Row = {"batch": batch, "prompt_tokens": prompt_tokens, "tokens": tokens, "seed": seed}
+    fingerprint = about | setting | {"engine_args": options, "xshare": __version__}
+    samples = samples_kept(json, fingerprint)
+
+    def keep(sample: Row) -> None:
+        samples.append(sample)
+        if json is not None:
+            write_result(json, [], provenance(**about, seed=seed, fingerprint=fingerprint), samples=samples)
+
     try:
-        workload = Workload(batch, batch, None, prompt_tokens, tokens, "questions", seed)
-        about = opened.about
         with progress_bar("runs", runs(about["experts"], about["top_k"], batch, len(asked), repeats)) as advance:
+            prompts = workload.prompts_of(opened, 0)
             found = examine(
-                opened, workload.prompts_of(opened, 0), asked, tokens=tokens, repeats=repeats, advance=advance
+                opened, prompts, asked, tokens=tokens, repeats=repeats, advance=advance, kept=tuple(samples), keep=keep
             )
     finally:
         opened.close()
@@ -53,7 +66,8 @@ def doctor(
         rows = [row_of(point, found) for point in points_of(found)]
         law = {"a": found.law.a, "b": found.law.b, "r2": found.law.r2}
         stamp = provenance(**about, seed=seed, law=law, overhead=found.overhead, copy_gbps=found.copy_gbps)
-        write_result(json, rows, stamp | {"worth": worth, "verdict": why})
+        stamp |= {"worth": worth, "verdict": why, "fingerprint": fingerprint}
+        write_result(json, rows, stamp, samples=samples)
         wide_console().print(f"results: {json}")
 
 

@@ -157,12 +157,14 @@ class Tuning:
         about = self.engine.about
         with progress_bar("law", runs(about["experts"], about["top_k"], self.batch, 0, 2)) as advance:
             prompts = workload.prompts_of(self.engine, 0)
-            return examine(self.engine, prompts, [], tokens=24, repeats=2, advance=advance)
+            kept = tuple(self.samples)
+            return examine(self.engine, prompts, [], tokens=24, repeats=2, advance=advance, kept=kept, keep=self.keep)
 
     def gain(self, candidate: Candidate) -> float:
         """In tokens a second as the law predicts, or in experts."""
-        if self.law is None:
+        if self.objective == "experts":
             return candidate.mean_native / candidate.mean_active
+        assert self.law is not None
         return self.law.law.gain(candidate.mean_native, candidate.mean_active) / self.law.overhead
 
     def rounds(self, unseen: bool, number: int) -> list[Task]:
@@ -183,7 +185,9 @@ class Tuning:
 
     def row(self, candidate: Candidate, tried: Tried | None) -> Row:
         row: Row = {"policy": candidate.name, "active": candidate.mean_active, "active_native": candidate.mean_native}
-        row |= {"mass": candidate.mean_mass, "predicted": self.gain(candidate), "state": "not tried"}
+        known = self.law is not None or self.objective == "experts"
+        row |= {"mass": candidate.mean_mass, "predicted": self.gain(candidate) if known else None}
+        row["state"] = "not tried"
         for name, trial in (("search", tried and tried.search), ("unseen", tried and tried.unseen)):
             if trial and trial.right:
                 change = trial.change

@@ -16,6 +16,7 @@ import torch
 from xshare.engines.base import Engine, Run
 from xshare.errors import XShareError
 from xshare.policy import Policy
+from xshare.results import Row
 from xshare.tune.law import Law, fit
 
 WORTH = 1.03  # a smaller gain is not worth a risk to the answers
@@ -102,20 +103,31 @@ def examine(
     tokens: int = 32,
     repeats: int = 3,
     advance: Advance = lambda done: None,
+    kept: Sequence[Row] = (),
+    keep: Callable[[Row], None] = lambda sample: None,
 ) -> Examination:
-    """The prompts are the batch."""
+    """The prompts are the batch. `kept` are samples of an earlier run, and `keep` gets every new one."""
     N, k, batch = engine.about["experts"], engine.about["top_k"], len(prompts)
     noop = Policy(warmup=min(1, k), batch_budget=N)
     ways: list[tuple[Point, Policy | None]] = [(Point("native", batch), None), (Point(str(noop), batch), noop)]
     ways += [(Point(f"k0=0,m={m}", batch), Policy(batch_budget=m)) for m in sizes(N, k)]
     ways += [(Point(str(policy), batch), policy) for policy in policies]
     ways += [(Point("native", size), None) for size in sorted({1, max(1, batch // 2)}) if size < batch]
+    known = {(sample["point"], sample["batch"], sample["repeat"]): sample for sample in kept if "point" in sample}
     for repeat in range(repeats + 1):  # the first warms up
         for point, policy in ways if repeat % 2 else ways[::-1]:
-            engine.use(policy)
-            run = engine.run(prompts[: point.batch], limit=tokens, batch=point.batch, to_the_end=True)
+            wanted = [repeat] if repeat else range(1, repeats + 1)
+            if any((point.name, point.batch, number) not in known for number in wanted):
+                engine.use(policy)
+                run = engine.run(prompts[: point.batch], limit=tokens, batch=point.batch, to_the_end=True)
+                if repeat:
+                    sample = sample_of(point, repeat, run, engine)
+                    known[point.name, point.batch, repeat] = sample
+                    keep(sample)
             if repeat:
-                note(point, run, engine)
+                sample = known[point.name, point.batch, repeat]
+                point.step_ms.append(sample["step_ms"])
+                point.counted += [sample["counted"]] if sample["counted"] else []
             advance(1)
     points = [point for point, _ in ways]
     forced = len(sizes(N, k))
@@ -137,10 +149,9 @@ def runs(num_experts: int, top_k: int, batch: int, policies: int, repeats: int) 
     return (repeats + 1) * (2 + len(sizes(num_experts, top_k)) + policies + smaller)
 
 
-def note(point: Point, run: Run, engine: Engine) -> None:
-    point.step_ms.append(run.decode_s / run.steps * 1000)
-    if mean := engine.stats().get("mean"):
-        point.counted.append(mean)
+def sample_of(point: Point, repeat: int, run: Run, engine: Engine) -> Row:
+    found: Row = {"point": point.name, "batch": point.batch, "repeat": repeat}
+    return found | {"step_ms": run.decode_s / run.steps * 1000, "counted": engine.stats().get("mean", {})}
 
 
 def copy_gbps(device: str, megabytes: int = 256) -> float:
