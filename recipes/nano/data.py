@@ -21,6 +21,7 @@ import numpy as np
 from settings import ANSWER, END, HELD_OUT, LENGTH, NANO, PROSE, QUESTION, VOCABULARY
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from xshare.quality.files import nano_prompt
 from xshare.quality.tasks import Question, training_questions
 
 Rows = np.ndarray  # uint16 [rows, LENGTH + 1]
@@ -43,11 +44,7 @@ def held_out(document: str) -> bool:
 
 
 def spelled(question: Question) -> str:
-    return prompt(question) + question.solution + END
-
-
-def prompt(question: Question) -> str:
-    return f"{QUESTION}{question.text}{ANSWER}"
+    return nano_prompt(question) + question.solution + END
 
 
 def train_tokenizer(corpus: Path) -> Tokenizer:

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from data import prompt
 from feed import as_batch, prose, tokenizer
 from settings import ANSWER, NANO, PROSE, QUESTION
 
+from xshare.quality.files import nano_prompt
 from xshare.quality.tasks import ASKED, KINDS, TRAINED, held_out_questions, is_right
 
 BATCH = 512
@@ -38,7 +38,7 @@ def accuracy(model: Any, device: str, questions: int) -> dict[str, dict[str, flo
     began = time.monotonic()
     for i in range(0, len(asked), BATCH):
         some = asked[i : i + BATCH]
-        given = words([prompt(question) for _, _, question in some], return_tensors="pt", padding=True).to(device)
+        given = words([nano_prompt(question) for _, _, question in some], return_tensors="pt", padding=True).to(device)
         given.pop("token_type_ids", None)
         out = model.generate(**given, max_new_tokens=420, do_sample=False)
         texts = words.batch_decode(out[:, given["input_ids"].shape[1] :], skip_special_tokens=True)

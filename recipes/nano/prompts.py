@@ -10,9 +10,10 @@ import json
 import sys
 from pathlib import Path
 
-from data import documents, held_out, prompt
+from data import documents, held_out
 from settings import PROSE
 
+from xshare.quality.files import nano_prompt
 from xshare.quality.tasks import KINDS, held_out_questions
 
 EACH, CHARACTERS = 8, 160
@@ -34,7 +35,7 @@ def main() -> None:
             print(json.dumps({"prompt": text, "domain": domain}, ensure_ascii=False))
     for kind in KINDS:
         for question in held_out_questions(kind, EACH // 4, seed=2):
-            print(json.dumps({"prompt": prompt(question), "domain": "tasks"}))
+            print(json.dumps({"prompt": nano_prompt(question), "domain": "tasks"}))
 
 
 if __name__ == "__main__":

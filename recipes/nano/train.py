@@ -161,12 +161,10 @@ def main(
     net = new_model(model, device, tiny)
     print(f"{model}: {sum(p.numel() for p in net.parameters()) / 1e6:.2f} M parameters", flush=True)
     masters = Masters(net, settings, fused=device == "cuda")
-    checkpoint = out / f"checkpoint-{model}.safetensors"
-    first = masters.load(checkpoint) if resume else 0
+    first = masters.load(out / f"checkpoint-{model}.safetensors") if resume else 0
     if first < steps:
         train(net, masters, model, corpus, out, first, steps, rows or settings.rows, began + seconds, workers)
     net.config.architectures = [type(net).__name__]
-    net.config.num_experts = getattr(net.config, "num_experts", None)
     net.generation_config.eos_token_id, net.generation_config.pad_token_id = 0, 0
     to_bfloat16(net).save_pretrained(out / model, max_shard_size="12MB")
     about = {

@@ -206,8 +206,9 @@ class Tuning:
         about, console = self.engine.about, wide_console()
         title = f"{about['model']} on {about['engine']}: at most {self.max_drop:.1%} of the answers may be lost"
         table = number_table(title, "policy", "experts", "mass", "gain", "change", "95 %", "unseen", "95 %", "")
+        rows = {row["policy"]: row for row in self.rows()}
         for candidate in front(self.candidates):
-            row = next(row for row in self.rows() if row["policy"] == candidate.name)
+            row = rows[candidate.name]
             cells = [
                 f"{row['active']:.1f} of {row['active_native']:.1f}",
                 f"{row['mass']:.3f}",

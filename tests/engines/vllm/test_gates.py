@@ -52,23 +52,25 @@ def test_steps_are_left_alone_for_the_reasons_given_and_counted(checkpoint, star
     assert stats["steps_bypassed"] == counted
 
 
+def check_budgets(recorder, budgets):
+    """Every layer kept to its own m, at every step that was acted on."""
+    acted = [step for step in recorder.take() if step.acted]
+    assert acted
+    for step in acted:
+        for layer, routed, m in zip(recorder.state.layers, step.layers, budgets, strict=True):
+            check(step, layer, routed, f"k0=1,m={m}")
+
+
 def test_a_budget_for_each_layer(checkpoint, started):
     llm = started(checkpoint("qwen3"), {"policy": "k0=1,m=2"})
     assert llm.collective_rpc("xshare_set", args=("k0=1,m=0", [1, 6])) == [True]
     assert llm.collective_rpc("xshare_set", args=("k0=1,m=9", [1, 6])) == [False]  # the same again
     recorder = Recorder(llm)
     generate(llm, prompts(8))
-    acted = [step for step in recorder.take() if step.acted]
-    assert acted
-    for step in acted:
-        for layer, routed, m in zip(recorder.state.layers, step.layers, (1, 6), strict=True):
-            check(step, layer, routed, f"k0=1,m={m}")
+    check_budgets(recorder, (1, 6))
     assert llm.collective_rpc("xshare_set", args=("k0=1,m=1",)) == [True]  # one for all again
     generate(llm, prompts(8))
-    for step in recorder.take():
-        for layer, routed in zip(recorder.state.layers, step.layers, strict=True):
-            if step.acted:
-                check(step, layer, routed, "k0=1,m=1")
+    check_budgets(recorder, (1, 1))
 
 
 def test_an_engine_that_has_gone_leaves_nothing_behind(checkpoint, started):
@@ -99,11 +101,7 @@ def test_a_profile_is_served_and_held_against_the_model(checkpoint, started, tmp
     llm = started(path, {"profile": str(tmp_path / "good.yaml")})
     recorder = Recorder(llm)
     generate(llm, prompts(8))
-    acted = [step for step in recorder.take() if step.acted]
-    assert acted
-    for step in acted:
-        for layer, routed, m in zip(recorder.state.layers, step.layers, (1, 6), strict=True):
-            check(step, layer, routed, f"k0=1,m={m}")
+    check_budgets(recorder, (1, 6))
     Profile(**about, config="0" * 64).save(tmp_path / "other.yaml")
     with pytest.raises(ProfileError, match="the profile was made for toy"):
         started(path, {"profile": str(tmp_path / "other.yaml")})
