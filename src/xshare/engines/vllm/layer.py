@@ -80,8 +80,8 @@ class Layer:
 
     @property
     def policy(self) -> Policy:
-        own = {} if self.budget is None else {"batch_budget": self.budget}
-        return self.state.policy.model_copy(update=own)
+        shared = self.state.policy
+        return shared if self.budget is None else shared.model_copy(update={"batch_budget": self.budget})
 
     def set_budget(self, budget: int | None) -> None:
         self.budget = budget
