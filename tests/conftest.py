@@ -42,9 +42,9 @@ def small(tmp_path_factory):
     )
     model = transformers.Qwen3MoeForCausalLM(config)
     with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.dim() > 1:
-                parameter.mul_(4)  # routers and tokens that differ from each other
+        for name, parameter in model.named_parameters():
+            if parameter.dim() > 1 and "embed" not in name:
+                parameter.mul_(8)  # what the experts say decides, not the token that came in
     path = tmp_path_factory.mktemp("models") / "nano"
     model.save_pretrained(path)
     for name in ("tokenizer.json", "tokenizer_config.json"):
