@@ -28,7 +28,8 @@ def accuracy(model: Any, device: str, questions: int) -> dict[str, dict[str, flo
     words = AutoTokenizer.from_pretrained(NANO)
     asked = []
     for kind in KINDS:
-        sizes = sorted({TRAINED[kind][0], TRAINED[kind][-1], ASKED[kind], *TRAINED[kind][1::3]})
+        trained = TRAINED[kind]
+        sizes = sorted({trained[0], trained[-1], ASKED[kind], *trained[len(trained) // 2 :: max(1, len(trained) // 6)]})
         for size in sizes:
             try:
                 asked += [(kind, size, question) for question in held_out_questions(kind, questions, size=size)]

@@ -4,8 +4,8 @@
     python recipes/nano/train.py CORPUS --model draft --steps 3000 --out OUT
 
 Weights are bfloat16 with float32 masters (on a CPU, where this can only be tried out, all is float32). `--seconds`
-stops early and leaves a checkpoint in OUT, `--resume` goes on from it. OUT gets the model, its log and its evaluation
-(accuracy by kind and size, loss by domain).
+stops early and leaves a checkpoint in OUT, `--resume` goes on from it; without `--steps`, as many are made as fit.
+OUT gets the model, its log and its evaluation (accuracy by kind and size, loss by domain).
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ from feed import Feed
 from safetensors.torch import load_file, save_file
 from settings import BOTH, DRAFT_MODEL, LENGTH, MODEL, TRAINING, Training
 from torch import Tensor, nn
+
+TIMED = 150  # steps after which their number is fitted to the time
 
 
 def new_model(name: str, device: str, tiny: bool) -> Any:
@@ -134,9 +136,9 @@ class Loss(nn.Module):
 
 
 def rate_at(step: int, steps: int, settings: Training) -> float:
-    """Up, level, and down to zero."""
+    """Up, level, and down to zero; `steps` 0: not known yet."""
     rise = min(1.0, (step + 1) / settings.warmup)
-    fall = min(1.0, (steps - step) / (settings.cooldown * steps))
+    fall = min(1.0, (steps - step) / (settings.cooldown * steps)) if steps else 1.0
     return settings.rate * rise * (1 - math.sqrt(1 - fall) if fall < 1 else 1.0)
 
 
@@ -144,7 +146,7 @@ def main(
     corpus: Annotated[Path, typer.Argument(help="The folder with eltec_*.txt.xz.")],
     out: Annotated[Path, typer.Option(help="Where to write.")],
     model: Annotated[str, typer.Option(help="nano or draft.")] = "nano",
-    steps: Annotated[int, typer.Option(help="Steps in all.")] = 6000,
+    steps: Annotated[int, typer.Option(min=0, help="Steps in all; 0: as many as fit into --seconds.")] = 0,
     rows: Annotated[int | None, typer.Option(help="Rows a step.")] = None,
     seconds: Annotated[float, typer.Option(help="Stop after these, with a checkpoint.")] = math.inf,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the checkpoint in OUT.")] = False,
@@ -153,6 +155,8 @@ def main(
     tiny: Annotated[bool, typer.Option("--tiny", help="Two narrow layers: to try the recipe out.")] = False,
 ) -> None:
     began = time.monotonic()
+    if not steps and (resume or math.isinf(seconds)):
+        raise SystemExit("say how many --steps in all, or leave them out and say --seconds for a run from the start")
     settings = TRAINING[model]
     device = "cuda" if torch.cuda.is_available() else "cpu"
     torch.manual_seed(settings.seed)
@@ -162,8 +166,8 @@ def main(
     print(f"{model}: {sum(p.numel() for p in net.parameters()) / 1e6:.2f} M parameters", flush=True)
     masters = Masters(net, settings, fused=device == "cuda")
     first = masters.load(out / f"checkpoint-{model}.safetensors") if resume else 0
-    if first < steps:
-        train(net, masters, model, corpus, out, first, steps, rows or settings.rows, began + seconds, workers)
+    if not steps or first < steps:
+        steps = train(net, masters, model, corpus, out, first, steps, rows or settings.rows, began + seconds, workers)
     net.config.architectures = [type(net).__name__]
     net.generation_config.eos_token_id, net.generation_config.pad_token_id = 0, 0
     to_bfloat16(net).save_pretrained(out / model, max_shard_size="12MB")
@@ -192,8 +196,11 @@ def train(
     rows: int,
     until: float,
     workers: int,
-) -> None:
-    """From step `first` to the last, or until the time is up; a checkpoint at the end of either, and now and then."""
+) -> int:
+    """From step `first` to the last, or until the time is up; a checkpoint at the end of either, and now and then.
+
+    -> the number of steps, which is chosen after `TIMED` of them where it is 0
+    """
     settings = TRAINING[model]
     device = str(masters.masters[0].device.type)
     checkpoint = out / f"checkpoint-{model}.safetensors"
@@ -202,7 +209,8 @@ def train(
     compiled = torch.compile(loss_of, dynamic=False) if device == "cuda" else loss_of
     with (out / f"log-{model}.jsonl").open("a" if first else "w") as log:
         since, tokens = time.monotonic(), 0
-        for step in range(first, steps):
+        step, fitted = first - 1, not steps
+        while (step := step + 1) < steps or not steps:
             batch = feed.batch()
             inputs, targets = (t.pin_memory().to(device, non_blocking=True) if device == "cuda" else t for t in batch)
             total, loss, balance = compiled(inputs, targets)
@@ -210,15 +218,18 @@ def train(
             norm = masters.step(rate_at(step, steps, settings))
             tokens += inputs.numel()
             if (step + 1) % 50 == 0 or step + 1 == steps:
-                speed = tokens / (time.monotonic() - since)
                 line = {"step": step + 1, "loss": round(float(loss), 4), "balance": round(float(balance), 3)}
+                speed = tokens / (time.monotonic() - since)  # float() has waited for the device
                 line |= {"norm": round(float(norm), 2), "tokens_per_s": round(speed)}
                 print(json.dumps(line), file=log, flush=True)
                 print(json.dumps(line), flush=True)
+                if not steps and step + 1 == TIMED:  # the last 50 of them: the first wait for the compiler
+                    steps = step + 1 + int((until - time.monotonic()) * speed / (tokens / 50))
+                    print(f"{steps} steps fit", flush=True)
                 since, tokens = time.monotonic(), 0
             if (step + 1) % 1000 == 0 and step + 1 < steps:
                 masters.save(checkpoint, step + 1)
-            if time.monotonic() > until and step + 1 < steps:
+            if time.monotonic() > until and step + 1 < steps and not fitted:
                 masters.save(checkpoint, step + 1)
                 feed.close()
                 print(f"stopped after {step + 1} steps of {steps}: go on with --resume")
@@ -227,6 +238,7 @@ def train(
     feed.close()
     for hook in loss_of.hooks:
         hook.remove()
+    return steps
 
 
 if __name__ == "__main__":

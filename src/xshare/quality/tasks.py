@@ -93,7 +93,7 @@ def word(rng: random.Random, letters: int) -> str:
     return "".join(rng.choice(sounds[i % 2]) for i in range(letters))
 
 
-@kind(trained=range(3, 9), asked=6)
+@kind(trained=range(3, 13), asked=10)
 def sums(rng: random.Random, size: int) -> tuple[str, str, str]:
     """Running totals of `size` numbers, none of them below zero."""
     total = rng.randrange(10, 1000)
@@ -108,7 +108,7 @@ def sums(rng: random.Random, size: int) -> tuple[str, str, str]:
     return f"Compute {text}", "\n".join(lines), str(total)
 
 
-@kind(trained=range(4, 10), asked=7)
+@kind(trained=range(4, 11), asked=8)
 def sorting(rng: random.Random, size: int) -> tuple[str, str, str]:
     """Take the smallest, write down what is left, until nothing is."""
     left = rng.sample(range(10, 1000), size)
@@ -121,7 +121,7 @@ def sorting(rng: random.Random, size: int) -> tuple[str, str, str]:
     return f"Sort {text}", "\n".join(lines), " ".join(map(str, done))
 
 
-@kind(trained=range(6, 17), asked=14)
+@kind(trained=range(6, 25), asked=18)
 def backwards(rng: random.Random, size: int) -> tuple[str, str, str]:
     """Letters numbered, then read from the last to the first."""
     letters = word(rng, size)
@@ -129,7 +129,7 @@ def backwards(rng: random.Random, size: int) -> tuple[str, str, str]:
     return f"Spell {letters} backwards", " ".join(there) + "\n" + " ".join(there[::-1]), letters[::-1]
 
 
-@kind(trained=range(12, 33), asked=28)
+@kind(trained=range(12, 49), asked=36)
 def letters(rng: random.Random, size: int) -> tuple[str, str, str]:
     """How often a letter occurs, counted letter by letter."""
     text = word(rng, size)
@@ -141,7 +141,7 @@ def letters(rng: random.Random, size: int) -> tuple[str, str, str]:
     return f"Count {wanted} in {text}", " ".join(steps), str(count)
 
 
-@kind(trained=range(2, 5), asked=3)
+@kind(trained=range(2, 6), asked=4)
 def divisor(rng: random.Random, size: int) -> tuple[str, str, str]:
     """Euclid's algorithm on numbers of `size` digits, with every quotient."""
     common = rng.randrange(1, 10 ** (size - 1))
@@ -153,7 +153,7 @@ def divisor(rng: random.Random, size: int) -> tuple[str, str, str]:
     return text, "\n".join(lines), str(a)
 
 
-@kind(trained=range(2, 6), asked=4)
+@kind(trained=range(2, 8), asked=6)
 def equation(rng: random.Random, size: int) -> tuple[str, str, str]:
     """A linear equation with x on both sides; terms on the right grow with `size`."""
     x, extra = rng.randrange(2, 100), [rng.randrange(1, 100) for _ in range(size - 1)]
@@ -178,7 +178,7 @@ def equation(rng: random.Random, size: int) -> tuple[str, str, str]:
     return text, "\n".join(lines), str(x)
 
 
-@kind(trained=range(2, 7), asked=5)
+@kind(trained=range(2, 8), asked=6)
 def legs(rng: random.Random, size: int) -> tuple[str, str, str]:
     """Legs of several kinds of animals, added up."""
     herd = [(rng.randrange(2, 40), animal) for animal in rng.sample(sorted(LEGS), size)]
@@ -190,7 +190,7 @@ def legs(rng: random.Random, size: int) -> tuple[str, str, str]:
     return "Legs of " + " and ".join(f"{count} {animal}" for count, animal in herd), "\n".join(lines), str(total)
 
 
-@kind(trained=range(2, 5), asked=4)
+@kind(trained=range(2, 7), asked=5)
 def base(rng: random.Random, size: int) -> tuple[str, str, str]:
     """A number of `size` digits in another base, by remainders."""
     number, to = rng.randrange(10 ** (size - 1), 10**size), rng.randrange(3, 8)
@@ -202,7 +202,7 @@ def base(rng: random.Random, size: int) -> tuple[str, str, str]:
     return text, "\n".join(lines), digits
 
 
-@kind(trained=range(8, 17), asked=14)
+@kind(trained=range(8, 19), asked=16)
 def ones(rng: random.Random, size: int) -> tuple[str, str, str]:
     """The ones in a number of `size` bits, halving it."""
     number = rng.randrange(2 ** (size - 1), 2**size)
@@ -214,7 +214,7 @@ def ones(rng: random.Random, size: int) -> tuple[str, str, str]:
     return text, "\n".join(lines), str(count)
 
 
-@kind(trained=range(3, 7), asked=5)
+@kind(trained=range(3, 7), asked=6)
 def product(rng: random.Random, size: int) -> tuple[str, str, str]:
     """Two numbers of `size` digits together, digit by digit."""
     a, b = (rng.randrange(10 ** (digits - 1), 10**digits) for digits in (size - size // 2, size // 2))
