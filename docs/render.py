@@ -6,6 +6,7 @@ python docs/render.py [--check]
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Annotated, Any
 
 import typer
 
+from xshare.quality.tasks import ASKED
 from xshare.statistics import spelled_mean
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -92,6 +94,49 @@ def kernel_table(name: str) -> str:
     return markdown(["router, policy", "N", "k", "rows", *KERNELS, "fused, alone"], cells)
 
 
+def load_table(name: str) -> str:
+    cells = [
+        [str(row["layer"]), f"{row['entropy']:.3f}", f"{row['dead']:.1%}", f"{row['heaviest']:.1f}x"]
+        for row in rows_of(name)
+    ]
+    return markdown(["layer", "entropy of the load", "dead experts", "heaviest, in even loads"], cells)
+
+
+def demo_table(name: str) -> str:
+    titles = ["policy", "active experts", "of native", "gating mass", "accuracy", "95 %", "agreement"]
+    cells = [
+        [
+            f"`{row['policy']}`",
+            f"{row['active']:.1f}",
+            f"{row['active'] / row['active_native']:.0%}",
+            f"{row['mass']:.3f}",
+            f"{row['accuracy']:.1%}",
+            f"{row['accuracy_low']:.0%} to {row['accuracy_high']:.0%}",
+            f"{row['agreement']:.1%}",
+        ]
+        for row in rows_of(name)
+    ]
+    return markdown(titles, cells)
+
+
+def evaluation() -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((ROOT / "recipes" / "nano" / "evaluation-nano.json").read_text())
+    return found
+
+
+def nano_accuracy_table(_: str) -> str:
+    cells = [
+        [kind, ", ".join(f"{size}: {value:.0%}" for size, value in by.items()), str(ASKED[kind])]
+        for kind, by in evaluation()["accuracy"].items()
+    ]
+    return markdown(["kind", "right, by size", "asked at"], cells)
+
+
+def nano_loss_table(_: str) -> str:
+    cells = [[domain, f"{loss:.3f}", f"{math.exp(loss):.1f}"] for domain, loss in evaluation()["loss"].items()]
+    return markdown(["held-out text", "loss a token", "perplexity"], cells)
+
+
 KERNELS = ["floor", "reference", "compiled", "fused", "fused-off"]
 TABLES: dict[str, Callable[[str], str]] = {
     "replay": replay_table,
@@ -103,6 +148,13 @@ TABLES: dict[str, Callable[[str], str]] = {
     "overlap": overlap_table,
     "select": select_table,
     "kernel": kernel_table,
+    "nano_load": load_table,
+    "nano_curve": curve_table,
+    "nano_curve_single": curve_table,
+    "nano_overlap": overlap_table,
+    "demo": demo_table,
+    "nano_accuracy": nano_accuracy_table,
+    "nano_loss": nano_loss_table,
 }
 
 

@@ -23,9 +23,9 @@ def demo(
     policy: Annotated[
         list[str] | None, typer.Option("--policy", help="Instead of the usual ones; may be repeated.")
     ] = None,
-    questions: Annotated[int, typer.Option(min=1, help="Questions of each kind.")] = 12,
+    questions: Annotated[int, typer.Option(min=1, help="Questions of each kind.")] = 8,
     batch: Annotated[int, typer.Option(min=1, help="Questions decoded together.")] = 16,
-    threads: Annotated[int | None, typer.Option(min=1, help="Threads of the CPU.")] = None,
+    threads: Annotated[int, typer.Option(min=1, help="Threads of the CPU: nano is too small for more to help.")] = 1,
     json: Annotated[Path | None, typer.Option(help="Write the results here.")] = None,
 ) -> None:
     """Decode held-out questions with nano, natively and under policies: experts saved, answers kept or lost."""
@@ -37,8 +37,7 @@ def demo(
     policies = [None, *map(Policy.parse, policy or POLICIES)]
     if json is not None:
         check_writable(json)
-    if threads:
-        torch.set_num_threads(threads)
+    torch.set_num_threads(threads)
     engine = TransformersEngine(*load("nano"), "nano")
     asked = ordered(built_in(questions), mixed=True)
     rows: list[Row] = []
