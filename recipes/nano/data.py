@@ -13,7 +13,7 @@ import lzma
 import sys
 import sysconfig
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import islice
 from pathlib import Path
 
@@ -100,10 +100,10 @@ def prose_rows(tokenizer: Tokenizer, texts: list[str]) -> Rows:
     return np.stack([stream[i * LENGTH : i * LENGTH + LENGTH + 1] for i in range(count)])
 
 
-def task_rows(tokenizer: Tokenizer, count: int, seed: int) -> Rows:
+def task_rows(tokenizer: Tokenizer, count: int, seed: int, trained: Mapping[str, range]) -> Rows:
     """Rows that begin with a question; the last solution of a row may be cut off."""
     rows = np.zeros((count, LENGTH + 1), np.uint16)
-    questions = training_questions(seed)
+    questions = training_questions(seed, trained)
     filled, number = 0, 0
     while number < count:
         for encoded in tokenizer.encode_batch([spelled(question) for question in islice(questions, 1024)]):

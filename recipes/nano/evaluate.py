@@ -8,29 +8,29 @@ from typing import Any
 
 import torch
 from feed import as_batch, prose, tokenizer
-from settings import ANSWER, NANO, PROSE, QUESTION
+from settings import ANSWER, NANO, PROSE, QUESTION, sizes
+from settings import asked as asked_at
 
 from xshare.quality.files import nano_prompt
-from xshare.quality.tasks import ASKED, KINDS, TRAINED, held_out_questions, is_right
+from xshare.quality.tasks import KINDS, held_out_questions, is_right
 
 BATCH = 512
 
 
 @torch.inference_mode()
-def evaluate(model: Any, corpus: Path, device: str, questions: int) -> dict[str, Any]:
+def evaluate(model: Any, corpus: Path, device: str, questions: int, name: str = "nano") -> dict[str, Any]:
     model.eval()
-    return {"accuracy": accuracy(model, device, questions), "loss": losses(model, corpus, device)}
+    return {"accuracy": accuracy(model, device, questions, name), "loss": losses(model, corpus, device)}
 
 
-def accuracy(model: Any, device: str, questions: int) -> dict[str, dict[str, float]]:
+def accuracy(model: Any, device: str, questions: int, name: str) -> dict[str, dict[str, float]]:
     from transformers import AutoTokenizer
 
     words = AutoTokenizer.from_pretrained(NANO)
     asked = []
     for kind in KINDS:
-        trained = TRAINED[kind]
-        sizes = sorted({trained[0], trained[-1], ASKED[kind], *trained[len(trained) // 2 :: max(1, len(trained) // 6)]})
-        for size in sizes:
+        trained, usual = sizes(name)[kind], asked_at(name)[kind]
+        for size in sorted({trained[0], trained[-1], usual, *trained[len(trained) // 2 :: max(1, len(trained) // 6)]}):
             try:
                 asked += [(kind, size, question) for question in held_out_questions(kind, questions, size=size)]
             except ValueError:  # too few of them held out
@@ -41,14 +41,14 @@ def accuracy(model: Any, device: str, questions: int) -> dict[str, dict[str, flo
         some = asked[i : i + BATCH]
         given = words([nano_prompt(question) for _, _, question in some], return_tensors="pt", padding=True).to(device)
         given.pop("token_type_ids", None)
-        out = model.generate(**given, max_new_tokens=420, do_sample=False)
+        out = model.generate(**given, max_new_tokens=480, do_sample=False)
         texts = words.batch_decode(out[:, given["input_ids"].shape[1] :], skip_special_tokens=True)
         for (kind, size, question), text in zip(some, texts, strict=True):
             right.setdefault(kind, {}).setdefault(str(size), []).append(is_right(question, text))
         print(f"{i + len(some)} of {len(asked)} questions, {time.monotonic() - began:.0f} s", flush=True)
     found = {kind: {size: sum(all_) / len(all_) for size, all_ in by.items()} for kind, by in right.items()}
     for kind, by in found.items():
-        print(kind, {size: round(value, 2) for size, value in by.items()}, "asked at", ASKED[kind], flush=True)
+        print(kind, {size: round(value, 2) for size, value in by.items()}, "asked at", asked_at(name)[kind], flush=True)
     return found
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from data import Rows, documents, held_out, prose_rows, task_rows
-from settings import ANSWER, MIX, NANO, PROSE, QUESTION
+from settings import ANSWER, MIX, NANO, PROSE, QUESTION, sizes
 from tokenizers import Tokenizer
 from torch import Tensor
 
@@ -29,29 +29,29 @@ def prose(corpus: Path, domain: str, held: bool = False, most: int | None = None
     return prose_rows(tokenizer(), texts)[:most]
 
 
-def tasks(seed: int) -> Rows:
+def tasks(model: str, seed: int) -> Rows:
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the processes are parallel already
-    return task_rows(tokenizer(), AT_ONCE, seed)
+    return task_rows(tokenizer(), AT_ONCE, seed, sizes(model))
 
 
 class Feed:
-    def __init__(self, corpus: Path, rows: int, seed: int, workers: int) -> None:
+    def __init__(self, model: str, corpus: Path, rows: int, seed: int, workers: int) -> None:
         self.rows, self.rng = rows, np.random.default_rng(seed)
         self.pool: Pool = get_context("spawn").Pool(workers)
         self.shares = np.array(list(MIX.values())) / sum(MIX.values())
         domains = [*PROSE, "python"]
         self.stock = dict(zip(domains, self.pool.map(partial(prose, corpus), domains, chunksize=1), strict=True))
-        self.tasks = self._tasks(seed, workers)
+        self.tasks = self._tasks(model, seed, workers)
         special = tokenizer()
         self.question, self.answer = special.token_to_id(QUESTION), special.token_to_id(ANSWER)
 
-    def _tasks(self, seed: int, workers: int) -> Iterator[np.ndarray]:
+    def _tasks(self, model: str, seed: int, workers: int) -> Iterator[np.ndarray]:
         """Row by row. Every process is kept two jobs ahead, and no more."""
         seeds = count(seed * 1_000_000)
-        waiting = [self.pool.apply_async(tasks, (next(seeds),)) for _ in range(2 * workers)]
+        waiting = [self.pool.apply_async(tasks, (model, next(seeds))) for _ in range(2 * workers)]
         while True:
             done = waiting.pop(0).get()
-            waiting.append(self.pool.apply_async(tasks, (next(seeds),)))
+            waiting.append(self.pool.apply_async(tasks, (model, next(seeds))))
             yield from done
 
     def batch(self) -> tuple[Tensor, Tensor]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from xshare.quality.tasks import ASKED, TRAINED
+
 NANO = Path(__file__).resolve().parents[2] / "src" / "xshare" / "models" / "nano"
 DRAFT = NANO.with_name("nano-draft")
 VOCABULARY = 3072
@@ -27,6 +29,15 @@ MODEL = {
     "moe_intermediate_size": 32,
     "intermediate_size": 256,  # of dense layers, which it has none of
     "norm_topk_prob": True,
+}
+LAB_MODEL = MODEL | {  # 410 M parameters: for evidence, not shipped
+    "hidden_size": 512,
+    "num_hidden_layers": 8,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 4,
+    "num_experts": 128,
+    "moe_intermediate_size": 256,
+    "intermediate_size": 512,
 }
 DRAFT_MODEL = {
     "hidden_size": 128,
@@ -62,4 +73,23 @@ class Training:
     seed: int = 0
 
 
-TRAINING = {"nano": Training(256, 3e-3, balance=0.02, spread=1e-4), "draft": Training(256, 4e-3)}
+TRAINING = {
+    "nano": Training(256, 3e-3, balance=0.02, spread=1e-4),
+    "draft": Training(256, 4e-3),
+    "lab": Training(256, 1e-3, balance=0.02, spread=1e-4),
+    "lab-draft": Training(256, 4e-3),
+}
+
+# The longest questions of each kind that fit into a row; a model of lab's size finds nano's too easy.
+HARD = {"sums": 20, "sorting": 12, "backwards": 40, "letters": 90, "divisor": 6, "equation": 12, "legs": 9, "base": 8}
+HARD |= {"ones": 22, "product": 7}
+
+
+def sizes(model: str) -> dict[str, range]:
+    """The sizes of questions that a model is trained on, by kind."""
+    return {k: range(r[0], HARD[k] + 1) for k, r in TRAINED.items()} if model.startswith("lab") else TRAINED
+
+
+def asked(model: str) -> dict[str, int]:
+    """The size at which it is asked."""
+    return HARD if model.startswith("lab") else ASKED

@@ -22,7 +22,7 @@ import typer
 from evaluate import evaluate
 from feed import Feed
 from safetensors.torch import load_file, save_file
-from settings import BOTH, DRAFT_MODEL, LENGTH, MODEL, TRAINING, Training
+from settings import BOTH, DRAFT_MODEL, LAB_MODEL, LENGTH, MODEL, TRAINING, Training
 from torch import Tensor, nn
 
 TIMED = 150  # steps after which their number is fitted to the time
@@ -32,10 +32,11 @@ def new_model(name: str, device: str, tiny: bool) -> Any:
     import transformers as t
 
     small = {"num_hidden_layers": 2, "hidden_size": 64} if tiny else {}
-    if name == "draft":
+    if name.endswith("draft"):
         net: Any = t.Qwen3ForCausalLM(t.Qwen3Config(**(DRAFT_MODEL | BOTH | small)))
     else:
-        config = t.Qwen3MoeConfig(**(MODEL | BOTH | small), router_aux_loss_coef=0.0)
+        shape = LAB_MODEL if name == "lab" else MODEL
+        config = t.Qwen3MoeConfig(**(shape | BOTH | small), router_aux_loss_coef=0.0)
         config._experts_implementation = "grouped_mm"
         net = t.Qwen3MoeForCausalLM(config)
     return to_bfloat16(net.to(device)) if device == "cuda" else net
@@ -145,7 +146,7 @@ def rate_at(step: int, steps: int, settings: Training) -> float:
 def main(
     corpus: Annotated[Path, typer.Argument(help="The folder with eltec_*.txt.xz.")],
     out: Annotated[Path, typer.Option(help="Where to write.")],
-    model: Annotated[str, typer.Option(help="nano or draft.")] = "nano",
+    model: Annotated[str, typer.Option(help="nano, draft, lab or lab-draft.")] = "nano",
     steps: Annotated[int, typer.Option(min=0, help="Steps in all; 0: as many as fit into --seconds.")] = 0,
     rows: Annotated[int | None, typer.Option(help="Rows a step.")] = None,
     seconds: Annotated[float, typer.Option(help="Stop after these, with a checkpoint.")] = math.inf,
@@ -155,6 +156,8 @@ def main(
     tiny: Annotated[bool, typer.Option("--tiny", help="Two narrow layers: to try the recipe out.")] = False,
 ) -> None:
     began = time.monotonic()
+    if model not in TRAINING:
+        raise SystemExit(f"there is no recipe for {model!r}, only for {', '.join(TRAINING)}")
     if not steps and (resume or math.isinf(seconds)):
         raise SystemExit("say how many --steps in all, or leave them out and say --seconds for a run from the start")
     settings = TRAINING[model]
@@ -180,7 +183,11 @@ def main(
     }
     # What was written is evaluated, not what was trained: they must be the same.
     found = evaluate(
-        type(net).from_pretrained(out / model, dtype=next(net.parameters()).dtype).to(device), corpus, device, questions
+        type(net).from_pretrained(out / model, dtype=next(net.parameters()).dtype).to(device),
+        corpus,
+        device,
+        questions,
+        model,
     )
     (out / f"evaluation-{model}.json").write_text(json.dumps(about | found, indent=1) + "\n")
 
@@ -204,7 +211,7 @@ def train(
     settings = TRAINING[model]
     device = str(masters.masters[0].device.type)
     checkpoint = out / f"checkpoint-{model}.safetensors"
-    feed = Feed(corpus, rows, settings.seed + first, workers)
+    feed = Feed(model, corpus, rows, settings.seed + first, workers)
     loss_of = Loss(net, settings)
     compiled = torch.compile(loss_of, dynamic=False) if device == "cuda" else loss_of
     with (out / f"log-{model}.jsonl").open("a" if first else "w") as log:

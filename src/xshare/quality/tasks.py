@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 ANSWER = "answer "
@@ -63,13 +63,13 @@ def make(name: str, rng: random.Random, size: int) -> Question:
     return Question(name, *KINDS[name](rng, size))
 
 
-def training_questions(seed: int) -> Iterator[Question]:
+def training_questions(seed: int, trained: Mapping[str, range] = TRAINED) -> Iterator[Question]:
     """Without end, kinds in equal parts, sizes at random; none held out."""
     rng = random.Random(seed)
     names = list(KINDS)
     while True:
         name = rng.choice(names)
-        question = make(name, rng, rng.choice(TRAINED[name]))
+        question = make(name, rng, rng.choice(trained[name]))
         if not question.held_out:
             yield question
 
