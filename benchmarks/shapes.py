@@ -61,6 +61,41 @@ def gpt_oss_120b(layers: int = 36, tiny: bool = False) -> Config:
     return config
 
 
+def eagle3_head(target: Config) -> Config:
+    """A draft head in the form of nvidia/gpt-oss-120b-Eagle3: one dense layer, the target's embedding and head."""
+    layers, hidden = target["num_hidden_layers"], target["hidden_size"]
+    return {
+        "architectures": ["LlamaForCausalLMEagle3"],
+        "model_type": "llama",
+        "num_hidden_layers": 1,
+        "hidden_size": hidden,
+        "intermediate_size": 6 * hidden,  # 17280
+        "num_attention_heads": target["num_attention_heads"],
+        "num_key_value_heads": target["num_key_value_heads"],
+        "head_dim": target["head_dim"],
+        "vocab_size": target["vocab_size"],
+        "max_position_embeddings": 131072,
+        "rope_theta": 150000,
+        "rms_norm_eps": 1e-5,
+        "hidden_act": "silu",
+        "attention_bias": False,
+        "tie_word_embeddings": False,
+        "norm_before_residual": True,
+        "eagle_config": {
+            "use_aux_hidden_state": True,
+            "eagle_aux_hidden_state_layer_ids": sorted({1, layers // 2, layers - 1}),  # published: 1, 17, 32 of 36
+        },
+        "torch_dtype": target["torch_dtype"],
+    }
+
+
+def expert_bytes(config: Config) -> float:
+    """The weights of one expert of one layer: MXFP4 has half a byte a weight and a byte of scale for 32 of them."""
+    width = config.get("moe_intermediate_size", config["intermediate_size"])
+    packed = config.get("quantization_config", {}).get("quant_method") == "mxfp4"
+    return float(3 * config["hidden_size"] * width * (0.5 + 1 / 32 if packed else 2.0))
+
+
 def qwen3_30b_a3b(layers: int = 48, tiny: bool = False) -> Config:
     config: Config = {
         "architectures": ["Qwen3MoeForCausalLM"],

@@ -19,6 +19,7 @@ KINDS = (
     ("active experts against batch size", {"policy", "batch", "active", "closed_form"}),
     ("replay of a trace", {"policy", "active", "active_native", "mass", "top1_kept"}),
     ("experts that two tokens share", {"pair", "top", "overlap", "chance"}),
+    ("routing fitted to a trace", {"quantity", "target", "reached"}),
     ("load of the experts", {"layer", "entropy", "load"}),
     ("time of the selection on a GPU", {"impl", "policy", "n", "marginal_us"}),
     ("cost of the selection on a CPU", {"question", "policy", "n", "ratio"}),

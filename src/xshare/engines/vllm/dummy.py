@@ -22,30 +22,37 @@ token's block, so what is sampled stays in its block: the request of a benchmark
 prompt, and keeps it while it decodes. So give the requests prompts that end in different blocks of 256 ids (random
 prompts nearly always do), sample at temperature 1 (greedy decoding soon runs in a circle of a few tokens), and draft
 with FixedDrafter, which stays in the block too. Below a correlation of 0.02 the block is too faint for the head to
-follow. With tied embeddings a token is its own likeliest successor.
+follow. With tied embeddings a token is its own likeliest successor. An EAGLE-3 head starts from the mean of the streams
+it is given, so that its drafts stay in the block (the third in 95 % of cases), and its MLP adds much to it at every
+draft, so that they are different tokens (four of five neighbours).
 
 skew=0.5, correlation=0.5 is close to gpt-oss-20b: 24 of 32 experts for 16 tokens (measured there 23), 1.6 of 4 experts
-shared by consecutive tokens (1.75) and 0.8 by tokens of two requests (0.71). At 128 experts it gives 42 for 16 tokens.
+shared by consecutive tokens (1.75) and 0.8 by tokens of two requests (0.71). At 128 experts it gives 42 for 16 tokens;
+benchmarks/fit_routing.py fits the two for that size.
 """
 
 from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from functools import cache
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 
+from xshare.engines.vllm.roles import Role, roles_of
 from xshare.errors import XShareError
 
 LOAD_FORMAT = "xshare_dummy"
 BLOCK = 256  # token ids that share a part of their embedding: gpt-oss has 786 such blocks, for as many requests
 MARGIN = 20.0  # what the head adds to the logits of the present block: e^20 outweighs any vocabulary
 GROWTH = 0.1  # variance that all output projections together may add to a stream that starts at 1
+DRAFT_GROWTH = (
+    10.0  # the same for the MLP of an EAGLE-3 head: with less its drafts repeat, with more they leave the block
+)
 
 FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 FP4_RMS = math.sqrt(sum(v * v for v in (0, 0.5, 1, 1.5, 2, 3, 4, 6)) / 8)  # 2.93: E2M1 values of random nibbles
@@ -150,16 +157,6 @@ def random_bytes(tensor: Tensor, generator: torch.Generator) -> None:
 
 
 @dataclass(frozen=True)
-class Role:
-    """What a module is, as far as its weights care."""
-
-    kind: Literal["embedding", "head", "router", "output", "experts", "centred norm", "other"] = "other"
-    shard: str = ""  # names the rank where the module is sharded; empty where it is replicated
-    parts: int = 1  # ranks over which the fan-in of an output projection is spread
-    first: int = 0  # token id of the first row
-
-
-@dataclass(frozen=True)
 class Filler:
     weights: Weights
     layers: int
@@ -188,6 +185,9 @@ class Filler:
             self.weights.fill_head(tensor, path, self.vocab, role.first)
         elif role.kind == "router":
             self.weights.fill_router(tensor, path)
+        elif role.kind == "fusion":  # [d, n d]: the mean of n streams
+            parts = tensor.shape[1] // len(tensor)
+            tensor.copy_(torch.eye(len(tensor), dtype=tensor.dtype, device=tensor.device).repeat(1, parts) / parts)
         else:
             generator = self.weights.generator(f"{path}/{role.shard}", tensor.device)
             if tensor.dtype == torch.uint8:
@@ -214,11 +214,37 @@ class Filler:
 
     def _std(self, name: str, tensor: Tensor, module: nn.Module, role: Role) -> float:
         """1 / sqrt(fan-in); less for what is added to the residual stream, twice a layer."""
-        output = role.kind == "output" or (role.kind == "experts" and name.startswith("w2"))
+        output = "output" in role.kind or (role.kind == "experts" and name.startswith("w2"))
+        growth = DRAFT_GROWTH if role.kind == "draft output" else GROWTH
         fan_in = getattr(module, "input_size", None)  # a linear layer's, before it is sharded or packed
         if fan_in is None:
             fan_in = tensor.shape[-1] * (2 if tensor.dtype == torch.uint8 else 1) * (role.parts if output else 1)
-        return math.sqrt((GROWTH / (2 * self.layers) if output else 1.0) / fan_in)
+        return math.sqrt((growth / (2 * self.layers) if output else 1.0) / fan_in)
+
+
+@torch.inference_mode()
+def refill(worker: Any, config: Mapping[str, Any]) -> int:
+    """Other routing in a running engine: embedding, head and routers again, where they are -> how many routers.
+
+        llm.collective_rpc(refill, args=({"skew": 0, "correlation": 0},))
+
+    Captured graphs follow, since nothing moves. On a CPU vLLM has packed linear weights away, so they are made anew.
+    """
+    model, model_config = worker.model_runner.get_model(), worker.model_config
+    filler, routers = Filler(Weights.of(config), 1, model_config.get_vocab_size()), 0
+    for path, module, role in roles_of(model, model_config.get_num_experts()):
+        if role.kind not in ("embedding", "head", "router"):
+            continue
+        if not module.weight.numel():
+            empty = torch.empty(module.output_size, module.input_size, dtype=module.params_dtype)
+            module.weight = nn.Parameter(empty, requires_grad=False)
+        filler.fill(path, module, role)
+        if module.weight.device.type == "cpu":
+            module.quant_method.process_weights_after_loading(module)
+        routers += role.kind == "router"
+    if not routers:
+        raise XShareError(f"{LOAD_FORMAT} found no router to fill again in {type(model).__name__}")
+    return routers
 
 
 @cache
@@ -246,7 +272,7 @@ def _loader() -> type:
         def load_weights(self, model: nn.Module, model_config: Any) -> None:
             layers = model_config.get_total_num_hidden_layers()
             filler = Filler(self.weights, max(layers, 1), model_config.get_vocab_size())
-            for path, module, role in _roles(model, model_config.get_num_experts()):
+            for path, module, role in roles_of(model, model_config.get_num_experts()):
                 info = get_layerwise_info(module)
                 online = info.can_load()  # quantised as it is loaded: it has no memory yet
                 if online:
@@ -261,33 +287,3 @@ def _loader() -> type:
                     info.reset()
 
     return XShareDummyLoader
-
-
-def _roles(model: nn.Module, experts: int) -> Iterator[tuple[str, nn.Module, Role]]:
-    from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
-    from vllm.model_executor.layers.layernorm import GemmaRMSNorm
-    from vllm.model_executor.layers.linear import ColumnParallelLinear, RowParallelLinear
-    from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
-
-    embeddings: list[Any] = []
-    for path, module in list(model.named_modules()):
-        role, weight = Role(), getattr(module, "weight", None)
-        if isinstance(module, ParallelLMHead):
-            if any(weight is embedding for embedding in embeddings):
-                continue  # tied
-            role = Role("head", first=module.shard_indices.org_vocab_start_index)
-        elif isinstance(module, VocabParallelEmbedding):
-            embeddings.append(weight)
-            role = Role("embedding", first=module.shard_indices.org_vocab_start_index)
-        elif isinstance(module, RoutedExperts):
-            moe = module.moe_config
-            role = Role("experts", f"tp{moe.tp_rank}/ep{moe.ep_rank}", moe.tp_size)
-        elif isinstance(module, RowParallelLinear):
-            role = Role("output", f"tp{module.tp_rank}")
-        elif isinstance(module, ColumnParallelLinear):
-            role = Role("other", f"tp{module.tp_rank}")
-        elif isinstance(module, GemmaRMSNorm):
-            role = Role("centred norm")  # it multiplies by one plus its weight
-        elif ("router" in path or "gate" in path) and getattr(weight, "shape", (0,))[0] == experts:
-            role = Role("router")
-        yield path, module, role

@@ -1,0 +1,238 @@
+"""Engines in processes of their own, told what to decode: what the speed benchmarks measure with.
+
+`python engine_pair.py OPTIONS` is such a process: a vLLM engine with random weights (`xshare_dummy`) that reads what it
+is asked from its input, a line of JSON each, and answers with lines that begin with RESULT.
+"""
+
+from __future__ import annotations
+
+import sys
+
+if __name__ == "__main__":
+    sys.path.append(sys.path.pop(0))  # this folder last: in it, select.py would stand in for the standard library's
+
+import json
+import os
+import random
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+PROMPT = 8  # tokens: a batch of 32 is prefilled in one step
+ACCEPTED = 2.5  # tokens a step of a request with drafts, its own included
+EVERY = 29  # steps between two of which experts are counted: no divisor of a decode's length
+COPIED = 1 << 30  # bytes
+DRAFTERS = ("none", "fixed", "eagle3")
+# For an engine on a CPU, unless the environment says otherwise: tiny models gain nothing from threads.
+ON_CPU = {"VLLM_CPU_KVCACHE_SPACE": "1", "OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+
+
+class Engine:
+    """The parent's end. `options`: tiny, layers, weights, drafter, drafts, sizes (captured), and
+
+    rule   None (unmodified vLLM, the plugin not loaded), "xshare" (beside it `xshare`, the plugin's key, or None: no
+           key), "logit-sum" (pull request 35551 with a budget of `budget`)
+    """
+
+    def __init__(self, name: str, options: dict[str, Any]) -> None:
+        self.log = Path(tempfile.gettempdir(), f"engine_{name}.log")
+        environment = (ON_CPU if options["tiny"] else {}) | os.environ
+        if options["rule"] != "xshare":
+            environment["VLLM_PLUGINS"] = ""
+        with self.log.open("w") as log:
+            command = [sys.executable, str(Path(__file__).resolve()), json.dumps(options)]
+            pipe = subprocess.PIPE
+            self.process = subprocess.Popen(
+                command, stdin=pipe, stdout=pipe, stderr=log, text=True, bufsize=1, env=environment
+            )
+
+    def ask(self, what: str, **how: Any) -> Any:
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps({"what": what, **how}) + "\n")
+        return self.answer()
+
+    def answer(self) -> Any:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            if line.startswith("RESULT "):
+                return json.loads(line.removeprefix("RESULT "))
+        print("\n".join(self.log.read_text(errors="replace").splitlines()[-25:]), file=sys.stderr)
+        raise SystemExit(f"an engine ended with code {self.process.wait()}; its log is {self.log}")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.process.kill()
+        self.process.wait()
+
+
+class Child:
+    """The engine itself."""
+
+    def __init__(self, options: dict[str, Any]) -> None:
+        os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # in process, a step is a call
+        os.environ["VLLM_LOGGING_STREAM"] = "ext://sys.stderr"
+        self.options = options
+        self.pruning: list[Any] = []
+        if options["rule"] == "logit-sum":
+            from pull_request import install
+
+            self.pruning = install(options["budget"])
+        if options["rule"] != "xshare":  # the weights all the same
+            from xshare.engines.vllm.dummy import register_dummy_loader
+
+            register_dummy_loader()
+        from vllm import LLM
+
+        with tempfile.TemporaryDirectory() as folder:
+            self.llm: Any = LLM(**arguments(options, Path(folder)))
+        self.before: dict[str, Any] = {}
+        self.decodes = 0
+
+    def about(self) -> dict[str, Any]:
+        """The regime, as far as the engine tells it."""
+        import torch
+        import vllm
+
+        config = self.llm.llm_engine.vllm_config
+        experts = self.llm.apply_model(lambda model: [m for m in model.modules() if hasattr(m, "routed_experts")])[0]
+        method = experts[0].routed_experts.quant_method
+        return {
+            "vllm": vllm.__version__,
+            "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+            "graphs": str(config.compilation_config.cudagraph_mode),
+            "experts_by": f"{type(method).__name__} {getattr(method, 'mxfp4_backend', '')}".strip(),
+        }
+
+    def policy(self, policy: str) -> None:
+        """Another one from the next step on; what was counted is counted from here."""
+        self.llm.collective_rpc("xshare_set", args=(policy,))
+        self.before = self.llm.collective_rpc("xshare_stats")[0]
+
+    def counted(self, batch: int) -> dict[str, Any]:
+        """Steps sampled since the last policy, and the means of their experts over all layers."""
+        if self.pruning:  # the last step only
+            found = [each.active(batch, 4) for each in self.pruning]
+            return {"samples": 1, "active": sum(found) / len(found), "native": None}
+        from xshare.engines.counting import since
+
+        now = since(self.before, self.llm.collective_rpc("xshare_stats")[0])
+        mean = now["mean"]
+        return {
+            "samples": now["samples"],
+            "active": mean.get("experts_active"),
+            "native": mean.get("experts_native"),
+        }
+
+    def weights(self, weights: dict[str, float]) -> int:
+        from xshare.engines.vllm.dummy import refill
+
+        routers: int = self.llm.collective_rpc(refill, args=(weights,))[0]
+        return routers
+
+    def bandwidth(self) -> float | None:
+        """Bytes a second that this card reads and writes in a plain copy; None without a card."""
+        import torch
+
+        if not torch.cuda.is_available():
+            return None
+        source = torch.zeros(COPIED, dtype=torch.uint8, device="cuda")
+        target = torch.empty_like(source)
+        times = []
+        for _ in range(20):
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+            start.record()
+            target.copy_(source)
+            end.record()
+            torch.cuda.synchronize()
+            times.append(start.elapsed_time(end))  # ms
+        del source, target
+        torch.cuda.empty_cache()
+        return float(2 * COPIED / (min(times) / 1000))
+
+    def decode(self, batch: int, steps: int, seed: int) -> dict[str, float]:
+        """So many steps of a batch whose requests have all begun -> seconds, tokens, steps that lacked a request."""
+        from vllm import SamplingParams
+
+        from xshare.engines.vllm.dummy import BLOCK
+
+        engine, dice = self.llm.llm_engine, random.Random(seed)
+        vocab = engine.model_config.get_vocab_size()
+        blocks = dice.sample(range(vocab // BLOCK), vocab // BLOCK)  # requests of different tastes
+        most = (steps + 8) * (1 + self.options["drafts"])  # none may end before the clock does
+        params = SamplingParams(temperature=1.0, max_tokens=most, ignore_eos=True, detokenize=False)
+        self.decodes += 1
+        names = [f"{self.decodes}-{number}" for number in range(batch)]
+        for number, name in enumerate(names):
+            prompt = [dice.randrange(vocab) for _ in range(PROMPT - 1)]
+            prompt.append(blocks[number % len(blocks)] * BLOCK + dice.randrange(BLOCK))
+            engine.add_request(name, {"prompt_token_ids": prompt}, params)
+        have: dict[str, int] = {}
+        begun, at_begin, done, short = 0.0, 0, 0, 0
+        while done < steps:
+            outputs = engine.step()
+            have |= {output.request_id: len(output.outputs[0].token_ids) for output in outputs}
+            if begun:
+                done += bool(outputs)  # scheduled ahead, a call may come back before there is anything
+                short += 0 < len(outputs) < batch
+            elif len(have) == batch:
+                begun, at_begin = time.perf_counter(), sum(have.values())
+        seconds = time.perf_counter() - begun
+        engine.abort_request(names)
+        for _ in range(4):  # what was scheduled ahead still runs; nothing of it may be left when the policy changes
+            engine.step()
+        return {"seconds": seconds, "steps": steps, "tokens": sum(have.values()) - at_begin, "short": short}
+
+
+def arguments(options: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """What vLLM's LLM is started with."""
+    from shapes import eagle3_head, gpt_oss_120b, write
+
+    tiny, drafts = options["tiny"], options["drafts"]
+    shape = gpt_oss_120b(options["layers"], tiny)
+    given: dict[str, Any] = {
+        "model": str(write(shape, folder / "target")),
+        "load_format": "xshare_dummy",
+        "model_loader_extra_config": options["weights"],
+        "skip_tokenizer_init": True,
+        "max_model_len": 1024,
+        "max_num_seqs": 64,
+        "max_num_batched_tokens": 512,  # two engines share the memory of one GPU
+        "gpu_memory_utilization": 0.45,
+        "kv_cache_memory_bytes": 1 << 30,
+        "enable_prefix_caching": False,
+        "disable_log_stats": True,
+        "seed": 0,
+    }
+    given |= {"dtype": "float32", "enforce_eager": True, "kv_cache_memory_bytes": 1 << 26} if tiny else {}
+    if not tiny:
+        given["compilation_config"] = {"cudagraph_capture_sizes": options["sizes"]}
+    if drafts:
+        drafter = {"method": "custom_class", "model": "xshare.engines.vllm.drafter.FixedDrafter"}
+        if options["drafter"] == "eagle3":
+            drafter = {"method": "eagle3", "model": str(write(eagle3_head(shape), folder / "eagle3"))}
+        # vLLM has synthetic acceptance on a GPU only.
+        accepted = {"rejection_sample_method": "synthetic", "synthetic_acceptance_length": ACCEPTED}
+        given["speculative_config"] = drafter | {"num_speculative_tokens": drafts} | ({} if tiny else accepted)
+    if options.get("xshare") is not None:
+        given["additional_config"] = {"xshare": options["xshare"] | {"metrics": {"every": 3 if tiny else EVERY}}}
+    return given
+
+
+def serve(options: dict[str, Any]) -> None:
+    child = Child(options)
+    print("RESULT " + json.dumps(child.about()), flush=True)
+    for line in sys.stdin:  # which ends with the parent
+        request = json.loads(line)
+        found = getattr(child, request.pop("what"))(**request)
+        print("RESULT " + json.dumps(found), flush=True)
+
+
+if __name__ == "__main__":
+    serve(json.loads(sys.argv[1]))

@@ -1,0 +1,53 @@
+"""The selection of vLLM pull request 35551, put into an engine as the pull request does it, for comparison.
+
+Method `logit-sum` states the same rule. On a GPU the plugin's kernel runs method `xshare` alone, so the rule stands
+here, in separate launches of torch: sums of the raw logits, the experts with the largest, a mask. No warm-up, the
+budget is the whole set, rows that only pad a graph are summed too, and steps of more than 48 rows are left alone.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+MOST_ROWS = 48
+
+
+class Pruning:
+    """One layer's: its masked logits stay here, where a captured graph writes them and `active` reads them."""
+
+    def __init__(self, logits: Tensor, budget: int) -> None:
+        self.budget = budget
+        self.masked = torch.zeros(MOST_ROWS, logits.shape[1], dtype=logits.dtype, device=logits.device)
+        self.lowest = torch.tensor(torch.finfo(logits.dtype).min, dtype=logits.dtype, device=logits.device)
+
+    def __call__(self, logits: Tensor) -> Tensor:
+        if len(logits) > MOST_ROWS:
+            return logits
+        best = logits.sum(0, dtype=torch.float32).topk(self.budget, sorted=False).indices
+        keep = torch.zeros(logits.shape[1], dtype=torch.bool, device=logits.device).index_fill_(0, best, True)
+        return torch.where(keep, logits, self.lowest, out=self.masked[: len(logits)])
+
+    def active(self, rows: int, top_k: int) -> int:
+        """Distinct experts of the last step, which had so many rows."""
+        return len(set(self.masked[:rows].topk(top_k).indices.flatten().tolist()))
+
+
+def install(budget: int) -> list[Pruning]:
+    """Before an engine is made, for all its MoE layers -> one for each, once they have run."""
+    from vllm.model_executor.layers.fused_moe.runner.moe_runner import MoERunner
+
+    native = MoERunner._apply_quant_method
+    found: dict[int, Pruning] = {}
+
+    def apply(self: Any, *args: Any, router_logits: Tensor, **kwargs: Any) -> Any:
+        if id(self) not in found:  # the first run is a trial of the engine's, before anything is captured
+            found[id(self)] = Pruning(router_logits, budget)
+            made.append(found[id(self)])
+        return native(self, *args, router_logits=found[id(self)](router_logits), **kwargs)
+
+    made: list[Pruning] = []
+    MoERunner._apply_quant_method = apply
+    return made

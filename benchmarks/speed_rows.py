@@ -1,0 +1,217 @@
+"""Pairs of decodes -> rows: ratios with intervals, the latency law, the floor, and what the paper says beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+from xshare.results import Row
+from xshare.statistics import median_interval
+from xshare.tune.law import Law, fit
+
+Sample = dict[str, Any]  # of a decode: seconds, steps, tokens
+Pairs = Mapping[str, Sequence[tuple[Sample, Sample]]]  # by policy: unmodified vLLM's decode and this one's
+NATIVE, NOOP, UNUSED = "native", "noop", "unused"
+
+# The paper's gain in output tokens per second and request over its datasets: batch 16, and 3 drafts at batch 4.
+PAPER = {
+    (0, 16): {
+        "k0=1,m=0": (1.48, 1.52),
+        "k0=1,m=12": (1.19, 1.23),
+        "k0=1,m=16": (1.13, 1.16),
+        "k0=1,m=24": (1.07, 1.13),
+        "k0=1,m=32": (1.04, 1.08),
+        "k0=2,m=0": (1.23, 1.24),
+        "k0=2,m=12": (1.06, 1.07),
+        "k0=0,m=24": (1.25, 1.36),
+    },
+    (3, 4): {
+        "k0=0,m=16,mr=4": (1.03, 1.10),
+        "k0=1,m=0,mr=4": (1.13, 1.17),
+        "k0=1,m=0,mr=5": (1.09, 1.11),
+        "k0=2,m=0,mr=4": (1.04, 1.06),
+        "k0=1,m=24": (1.03, 1.06),
+        "k0=1,m=32": (1.01, 1.04),
+        "k0=2,m=10": (1.02, 1.08),
+        "k0=0,m=0,mr=8": (1.02, 1.09),
+    },
+}
+LOGIT_SUM = "logit-sum:m=24"
+PULL_REQUEST = {4: 1.054, 8: 1.162, 16: 1.368, 32: 1.530}  # vLLM 35551 on an H200, throughput, by requests
+LARGE = 1.08  # a gain above which the top of the paper's range is asked for in the fitted regime
+
+
+@dataclass(frozen=True)
+class Counted:
+    """Experts of a layer and step, a mean over samples of the second engine; None where nobody counts them."""
+
+    active: float | None = None
+    native: float | None = None
+
+    @classmethod
+    def of(cls, found: Sequence[Mapping[str, Any]]) -> Counted:
+        def mean(name: str) -> float | None:
+            known = [(each["samples"], each[name]) for each in found if each["samples"] and each[name] is not None]
+            return sum(n * value for n, value in known) / sum(n for n, _ in known) if known else None
+
+        return cls(mean("active"), mean("native"))
+
+
+@dataclass(frozen=True)
+class Bytes:
+    """What a step moves for each expert that it loads in every layer, and how fast this card copies."""
+
+    expert: float  # of all layers
+    bandwidth: float | None  # bytes a second
+
+    def floor_ms(self, active: float | None) -> float | None:
+        return None if active is None or not self.bandwidth else 1000 * active * self.expert / self.bandwidth
+
+    def achieved(self, law: Law | None) -> float | None:
+        """GB/s at which one expert more is read."""
+        return None if law is None or law.b <= 0 else self.expert / law.b / 1e6
+
+
+def law_of(points: Sequence[tuple[float, float]]) -> Law | None:
+    """Of (active experts, ms); None where they do not differ enough to tell a slope."""
+    active = [each for each, _ in points]
+    if len(set(active)) < 3 or max(active) - min(active) < 2:
+        return None
+    law = fit(active, [ms for _, ms in points])
+    return law if law.b > 0 else None
+
+
+def predicted(law: Law | None, native_ms: float, native: float | None, active: float | None) -> float | None:
+    """The gain over unmodified vLLM that the experts saved would bring if selecting were free."""
+    if law is None or native is None or active is None:
+        return None
+    left = native_ms - law.b * (native - active)
+    return native_ms / left if left > 0 else None
+
+
+def step_ms(sample: Sample) -> float:
+    return float(1000 * sample["seconds"] / sample["steps"])
+
+
+def otps(sample: Sample, batch: int) -> float:
+    return float(sample["tokens"] / sample["seconds"] / batch)
+
+
+def rows_of(
+    setting: Row, pairs: Pairs, counted: Mapping[str, Counted], moved: Bytes, plain: Sequence[Row] = ()
+) -> list[Row]:
+    """Rows of one cell: native, the control, the policies. `setting`: columns that all of them share.
+
+    `plain`: rows of the piece without drafts, whose law and native experts hold for a method that has none of its own.
+    """
+    batch = setting["batch"]
+    natives = [native for each in pairs.values() for native, _ in each]
+    native_ms = median(map(step_ms, natives))
+    alike = [row for row in plain if all(row[name] == setting[name] for name in ("regime", "batch"))]
+    known = [each.native for each in counted.values() if each.native is not None]
+    experts = sum(known) / len(known) if known else next((row["active_native"] for row in alike), None)
+
+    ratios = {name: median_interval([step_ms(a) / step_ms(b) for a, b in each]) for name, each in pairs.items()}
+    # The law's times are native's over the ratio: paired, they do not drift with the machine.
+    active = {name: experts if name == NOOP else each.active for name, each in counted.items()}  # the control keeps all
+    points = {name: (each, native_ms / ratios[name][0]) for name, each in active.items() if each is not None}
+    borrowed = next((Law(row["a"], row["b"], 1.0) for row in alike if row["method"] == NATIVE and row["b"]), None)
+    whole = law_of(list(points.values())) or borrowed
+
+    first = median_interval([1.0])
+    rows = [_row(setting, NATIVE, natives, first, Counted(experts, experts), whole, moved)]
+    for name, each in pairs.items():
+        # A policy is predicted from the others alone.
+        law = whole if name == NOOP else law_of([p for n, p in points.items() if n != name]) or borrowed
+        here = Counted(active.get(name), experts)
+        row = _row(setting, name, [sample for _, sample in each], ratios[name], here, law, moved)
+        row["token_ratio"] = median(otps(b, batch) / otps(a, batch) for a, b in each)
+        if name not in (NOOP, UNUSED):
+            row |= _judged(row, predicted(law, native_ms, experts, here.active))
+        rows.append(row)
+    return rows
+
+
+def _row(
+    setting: Row,
+    name: str,
+    samples: Sequence[Sample],
+    ratio: tuple[float, float, float],
+    counted: Counted,
+    law: Law | None,
+    moved: Bytes,
+) -> Row:
+    method = name if name in (NATIVE, NOOP, UNUSED) else "logit-sum" if name.startswith("logit-sum") else "xshare"
+    row: Row = setting | {"method": method, "policy": name, "pairs": len(samples)}
+    row |= {"otps": median(otps(each, setting["batch"]) for each in samples), "step_ms": median(map(step_ms, samples))}
+    row |= dict(zip(("ratio", "ratio_low", "ratio_high"), ratio, strict=True)) | {"token_ratio": 1.0}
+    row |= {"active_native": counted.native, "active": counted.active, "predicted": None}
+    row |= {"a": law.a if law else None, "b": law.b if law else None}
+    row |= {"floor_ms": moved.floor_ms(counted.active), "law_gb_s": moved.achieved(law)}
+    low, high = _claimed(setting, name)
+    short = sum(each.get("short", 0) for each in samples)
+    return row | {"paper_low": low, "paper_high": high, "short_steps": short}
+
+
+def _claimed(setting: Row, name: str) -> tuple[float | None, float | None]:
+    if name == LOGIT_SUM:
+        gain = PULL_REQUEST.get(setting["batch"])
+        return gain, gain
+    return PAPER.get((setting["drafts"], setting["batch"]), {}).get(name, (None, None))
+
+
+def _judged(row: Row, gain: float | None) -> Row:
+    """The lower bound held against the prediction, as a ratio and as a share of the gain; and the paper's range."""
+    found: Row = {"predicted": gain, "of_predicted": None, "of_gain": None, "paper_met": None}
+    if gain is not None:
+        found["of_predicted"] = row["ratio_low"] / gain
+        found["of_gain"] = (row["ratio_low"] - 1) / (gain - 1) if gain > 1.005 else None  # of next to nothing
+    if row["paper_high"] is not None and row["method"] == "xshare":
+        if row["regime"] == "independent":
+            found["paper_met"] = row["ratio"] > row["paper_high"]
+        else:
+            top = row["paper_high"] > LARGE
+            found["paper_met"] = row["ratio"] >= row["paper_high" if top else "paper_low"]
+    return found
+
+
+def spelled(row: Row) -> str:
+    """One line for the terminal."""
+    text = f"{row['piece']:9} {row['regime']:11} batch {row['batch']:2} {row['policy']:20} {row['step_ms']:7.3f} ms "
+    text += f"ratio {row['ratio']:.3f} [{row['ratio_low']:.3f}, {row['ratio_high']:.3f}]"
+    if row["active"] is not None:
+        native = row["active_native"]
+        text += f" active {row['active']:.1f}" + (f" of {native:.1f}" if native is not None else "")
+    if row["method"] == NATIVE and row["b"]:
+        text += f" law {row['a']:.2f} + {row['b']:.4f} T ms"
+        text += f" at {row['law_gb_s']:.0f} GB/s, floor {row['floor_ms']:.2f} ms" if row["floor_ms"] else ""
+    if row["method"] in (NOOP, UNUSED) and row["batch"] >= 16:
+        text += ": holds 0.99" if row["ratio"] >= 0.99 else ": BELOW 0.99"
+    if row.get("predicted"):
+        text += f" predicted {row['predicted']:.3f}, lower bound {row['of_predicted']:.3f} of it"
+        text += f" and {row['of_gain']:.0%} of its gain" if row["of_gain"] is not None else ""
+    if row["paper_high"] is not None:
+        low, high = row["paper_low"], row["paper_high"]
+        met = {True: ": met", False: ": NOT met", None: ""}[row.get("paper_met")]
+        text += f" paper {low:.2f} to {high:.2f}{met}" if low != high else f" pull request {low:.3f}"
+    return text + (f" ({row['short_steps']} steps lacked a request)" if row["short_steps"] else "")
+
+
+def totals(rows: Sequence[Row]) -> list[str]:
+    """How many rows hold what is asked of them, a line for each demand."""
+
+    def line(what: str, held: Sequence[bool]) -> list[str]:
+        return [f"{what}: {sum(held)} of {len(held)}"] if held else []
+
+    ours = [row for row in rows if row["method"] == "xshare" and row["predicted"]]
+    told = line("lower bound at least 95 % of predicted, as a ratio", [row["of_predicted"] >= 0.95 for row in ours])
+    shares = [row["of_gain"] >= 0.95 for row in ours if row["of_gain"] is not None]
+    told += line("lower bound at least 95 % of predicted, as a share of the gain", shares)
+    controls = [row for row in rows if row["method"] in (NOOP, UNUSED) and row["batch"] >= 16]
+    told += line("control at least 0.99 at batch 16 and 32", [row["ratio"] >= 0.99 for row in controls])
+    for regime in dict.fromkeys(row["regime"] for row in rows):
+        mine = [row["paper_met"] for row in rows if row["regime"] == regime and row.get("paper_met") is not None]
+        told += line(f"paper's range met, {regime}", mine)
+    return told

@@ -1,0 +1,161 @@
+"""Tables of speed, for render.py: a result file -> titles and cells."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+Row = dict[str, Any]
+Table = tuple[list[str], list[list[str]]]
+
+
+def claims(found: Row, regime: str, drafter: str) -> Table:
+    """The paper's configurations: what it says, what was measured, what could at best be had."""
+    titles = [
+        "policy",
+        "active experts",
+        "paper",
+        "ours (95 %)",
+        "predicted",
+        "lower bound of predicted",
+        "paper's range",
+    ]
+    cells = []
+    for row in found["rows"]:
+        if (row["regime"], row["drafter"], row["method"]) == (regime, drafter, "xshare") and row["paper_high"]:
+            line = [f"`{row['policy']}`", _experts(row), f"{_gain(row['paper_low'])} to {_gain(row['paper_high'])}"]
+            line += [_measured(row), _gain(row["predicted"]), _bound(row)]
+            cells.append([*line, {True: "reached", False: "not reached", None: ""}[row["paper_met"]]])
+    return titles, cells
+
+
+def controls(found: Row) -> Table:
+    """What selection costs where it saves nothing, and the plugin those who do not use it."""
+    what = {"noop": "no-op control", "unused": "plugin there, no key"}
+    rows = [row for row in found["rows"] if row["method"] in what]
+    cells = [
+        [what[row["method"]], row["regime"], _drafts(row), str(row["batch"]), f"{row['step_ms']:.2f}", _ratio(row)]
+        for row in rows
+    ]
+    return ["engine", "routing", "drafts", "batch", "ms a step", "of unmodified vLLM's speed (95 %)"], cells
+
+
+def batches(found: Row, regime: str) -> Table:
+    """A budget of 24 at every batch, beside the rule and the claims of vLLM pull request 35551."""
+    titles = [
+        "batch",
+        "native experts",
+        "pull request says",
+        "its rule, here",
+        "`k0=0,m=24`",
+        "`k0=1,m=24`",
+        "predicted",
+    ]
+    rows = [row for row in found["rows"] if row["regime"] == regime and row["drafter"] == "none"]
+    cells = []
+    for batch in sorted({row["batch"] for row in rows}):
+        at = {row["policy"]: row for row in rows if row["batch"] == batch}
+        rule = next((row for row in at.values() if row["method"] == "logit-sum"), None)
+        line = [str(batch), f"{at['k0=1,m=24']['active_native']:.1f}", _gain(rule["paper_low"]) if rule else ""]
+        line += [_measured(rule) if rule else "", *(_measured(at[name]) for name in ("k0=0,m=24", "k0=1,m=24"))]
+        cells.append([*line, _gain(at["k0=1,m=24"]["predicted"])])
+    return titles, cells
+
+
+def laws(found: Row) -> Table:
+    titles = ["routing", "drafts", "batch", "native experts", "step, ms", "law, ms", "GB/s of the law", "floor, ms"]
+    cells = [
+        [
+            row["regime"],
+            _drafts(row),
+            str(row["batch"]),
+            f"{row['active_native']:.1f}",
+            f"{row['step_ms']:.2f}",
+            f"{row['a']:.2f} + {row['b']:.4f} T",
+            f"{row['law_gb_s']:.0f}",
+            f"{row['floor_ms']:.2f}",
+        ]
+        for row in found["rows"]
+        if row["method"] == "native" and row["piece"] in ("plain", "fixed", "eagle3") and row["b"]
+    ]
+    return titles, cells
+
+
+def fit(found: Row) -> Table:
+    cells = [
+        [
+            str(row["quantity"]) + (f", batch {row['batch']}" if row.get("batch") else ""),
+            f"{row['target']:.3f}",
+            f"{row['reached']:.3f}",
+        ]
+        for row in found["rows"]
+        if row.get("target") is not None
+    ]
+    return ["quantity", "gpt-oss-20b", "random router"], cells
+
+
+def devices(found: Row, regime: str) -> Table:
+    titles = [
+        "policy",
+        "rows",
+        "active experts",
+        "on the fullest device",
+        "cut",
+        "gating mass",
+        "layer, us",
+        "faster (95 %)",
+    ]
+    titles += ["paper: active, fullest"]
+    cells = []
+    for row in found["rows"]:
+        if row["regime"] == regime:
+            line = [f"`{row['policy']}`", str(row["rows"]), f"{row['active']:.1f}", f"{row['peak']:.2f}"]
+            line += [f"{row['peak_cut']:.2f}x", f"{row['mass']:.3f}"]
+            line += [f"{row['layer_us']:.0f}", _ratio(row)] if row["layer_us"] is not None else ["", ""]
+            cells.append([*line, f"{row['paper_active']}, {row['paper_peak']}" if row["paper_active"] else ""])
+    return titles, cells
+
+
+def _gain(ratio: float | None) -> str:
+    return "" if ratio is None else f"{100 * (ratio - 1):+.1f} %"
+
+
+def _measured(row: Row) -> str:
+    return f"{_gain(row['ratio'])} ({_gain(row['ratio_low'])} to {_gain(row['ratio_high'])})"
+
+
+def _ratio(row: Row) -> str:
+    return f"{row['ratio']:.3f} ({row['ratio_low']:.3f} to {row['ratio_high']:.3f})"
+
+
+def _bound(row: Row) -> str:
+    if row["of_predicted"] is None:
+        return ""
+    share = f", {row['of_gain']:.0%} of the gain" if row["of_gain"] is not None else ""
+    return f"{row['of_predicted']:.1%}{share}"
+
+
+def _experts(row: Row) -> str:
+    return f"{row['active']:.1f} of {row['active_native']:.1f}"
+
+
+def _drafts(row: Row) -> str:
+    return f"{row['drafts']}, {row['drafter']}" if row["drafts"] else "none"
+
+
+def tables() -> dict[str, tuple[str, Callable[[Row], Table]]]:
+    """By marker: the result file, and what is made of it."""
+    found: dict[str, tuple[str, Callable[[Row], Table]]] = {
+        "controls": ("paper_speed", controls),
+        "laws": ("paper_speed", laws),
+        "fit_routing": ("fit_routing", fit),
+    }
+    for regime in ("independent", "fitted"):
+        for drafter in ("none", "fixed", "eagle3"):
+            name = "paper_speed" if drafter == "none" else f"paper_speed_{drafter}"
+            found[f"{name}_{regime}"] = ("paper_speed", partial(claims, regime=regime, drafter=drafter))
+        found[f"batches_{regime}"] = ("paper_speed", partial(batches, regime=regime))
+    for regime in ("independent", "skewed"):
+        found[f"paper_ep_{regime}"] = ("paper_ep", partial(devices, regime=regime))
+    return found

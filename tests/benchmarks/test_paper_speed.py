@@ -1,0 +1,253 @@
+"""The speed benchmark's own arithmetic, and one cell of it end to end in a tiny engine."""
+
+import importlib
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import xshare
+from xshare.policy import Policy
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.append(str(ROOT / "benchmarks"))  # last: its select.py is not the library's
+fit_routing, paper_speed, pull_request, shapes, speed_rows = map(
+    importlib.import_module, ("fit_routing", "paper_speed", "pull_request", "shapes", "speed_rows")
+)
+LOGIT_SUM, NOOP, UNUSED = speed_rows.LOGIT_SUM, speed_rows.NOOP, speed_rows.UNUSED
+Bytes, Counted, rows_of = speed_rows.Bytes, speed_rows.Counted, speed_rows.rows_of
+
+# The fit
+
+
+@pytest.fixture(scope="module")
+def simulation():
+    return fit_routing.Simulation(draws=400)
+
+
+def test_independent_rows_reach_the_closed_form(simulation):
+    for batch, active in simulation.active(skew=0.0).items():
+        assert active == pytest.approx(fit_routing.closed_form(batch), rel=0.02)
+    assert simulation.overlap(0.0, 0.0) == pytest.approx(16 / 128, abs=0.03)
+    assert simulation.overlap(0.5, 1.0) == 4  # nothing of its own: the same experts
+
+
+def test_a_fit_finds_what_the_statistics_were_made_with(simulation):
+    made = {batch: active / fit_routing.closed_form(batch) for batch, active in simulation.active(0.6).items()}
+    skew, correlation = fit_routing.fit(made, simulation.overlap(0.6, 0.4), simulation)
+    assert skew == pytest.approx(0.6, abs=0.01)
+    assert correlation == pytest.approx(0.4, abs=0.01)
+
+
+def test_the_stored_fit_reproduces_the_trace():
+    found = json.loads((ROOT / "evidence" / "fit_routing.json").read_text())
+    assert fit_routing.fitted() == {name: found["fit"][0][name] for name in ("skew", "correlation")}
+    reached = {(row["quantity"], row.get("batch")): row for row in found["rows"]}
+    for batch, ratio in fit_routing.targets()[0].items():
+        row = reached["active / closed form", batch]
+        assert row["target"] == ratio
+        assert row["reached"] == pytest.approx(ratio, abs=0.03)
+    overlap = reached["overlap", None]
+    assert overlap["reached"] == pytest.approx(overlap["target"], abs=0.05)
+
+
+# The law and the rows
+
+A, B, SELECTING, NATIVE = 2.0, 0.12, 0.05, 51.0  # ms, ms an expert, ms, experts
+ACTIVE = {"k0=1,m=0": 15.0, "k0=1,m=24": 37.0, "k0=0,m=24": 24.0, "k0=1,m=32": 42.0}
+SETTING = {"piece": "plain", "regime": "independent", "batch": 16, "drafts": 0, "drafter": "none"}
+
+
+def sample(ms, steps=64):
+    return {"seconds": ms * steps / 1000, "steps": steps, "tokens": 16 * steps, "short": 0}
+
+
+def made(drift=(1.0, 1.1, 0.9, 1.3, 1.0), **setting):
+    """Pairs on a machine that gets faster and slower, and follows the law exactly."""
+    active = {NOOP: NATIVE} | ACTIVE
+    native = A + B * NATIVE
+    pairs = {
+        name: [(sample(d * native), sample(d * (A + B * T + SELECTING))) for d in drift] for name, T in active.items()
+    }
+    counted = {name: Counted(T, NATIVE) for name, T in active.items()}
+    rows = rows_of(SETTING | setting, pairs, counted, Bytes(24 * 13.2e6, 4e12))
+    return {row["policy"]: row for row in rows}
+
+
+def test_a_prediction_is_the_law_without_the_cost_of_selecting():
+    rows = made()
+    for name, active in ACTIVE.items():
+        row = rows[name]
+        assert row["predicted"] == pytest.approx((A + B * NATIVE) / (A + B * active))
+        assert row["ratio"] == pytest.approx((A + B * NATIVE) / (A + B * active + SELECTING))
+        assert row["ratio_low"] == pytest.approx(row["ratio_high"])  # drift is the same in both of a pair
+        assert row["of_predicted"] == pytest.approx(row["ratio_low"] / row["predicted"])
+        assert 0.9 < row["of_gain"] < 1
+        assert row["b"] == pytest.approx(B)
+    assert rows[NOOP]["ratio"] == pytest.approx(1 - SELECTING / (A + B * NATIVE), abs=1e-3)
+    assert rows["native"]["active"] == NATIVE
+    assert rows["native"]["step_ms"] == pytest.approx(A + B * NATIVE)
+    assert rows["native"]["otps"] == pytest.approx(1000 / (A + B * NATIVE))
+
+
+def test_a_policy_is_predicted_from_the_others():
+    pairs = {NOOP: [(sample(8.0), sample(8.0))]} | {
+        name: [(sample(8.0), sample(A + B * T))] for name, T in ACTIVE.items()
+    }
+    pairs["k0=1,m=0"] = [(sample(8.0), sample(1.0))]  # far off the line, which must not bend the line it is held to
+    counted = {NOOP: Counted(NATIVE, NATIVE)} | {name: Counted(T, NATIVE) for name, T in ACTIVE.items()}
+    rows = {row["policy"]: row for row in rows_of(SETTING, pairs, counted, Bytes(1.0, None))}
+    slope = (8.0 - (A + B * 24)) / (NATIVE - 24)
+    assert rows["k0=1,m=0"]["b"] == pytest.approx(slope, rel=0.1)
+    assert rows["k0=1,m=24"]["b"] > 1.2 * slope
+
+
+def test_without_different_sizes_there_is_no_prediction():
+    active = {NOOP: 14.2, "k0=1,m=24": 14.1, "k0=0,m=24": 14.3, "k0=1,m=32": 14.0}
+    pairs = {name: [(sample(4.0), sample(4.1))] for name in active}
+    rows = rows_of(SETTING, pairs, {n: Counted(T, 14.2) for n, T in active.items()}, Bytes(1.0, None))
+    assert all(row["predicted"] is None and row["b"] is None for row in rows)
+    assert all(speed_rows.spelled(row) for row in rows)
+
+
+def test_the_floor_is_bytes_over_bandwidth():
+    rows = made()
+    assert rows["k0=1,m=0"]["floor_ms"] == pytest.approx(1000 * 15 * 24 * 13.2e6 / 4e12)
+    assert rows["native"]["law_gb_s"] == pytest.approx(24 * 13.2e6 / (B / 1000) / 1e9)
+    config = shapes.gpt_oss_120b(24)
+    assert shapes.expert_bytes(config) == 3 * 2880 * 2880 * 17 / 32  # 13.2 MB in MXFP4
+
+
+@pytest.mark.parametrize(("regime", "ratio", "met"), [
+    ("independent", 1.129, False), ("independent", 1.131, True), ("fitted", 1.131, True), ("fitted", 1.12, False),
+])  # fmt: skip
+def test_where_the_papers_gain_is_large_its_top_is_asked_for(regime, ratio, met):
+    pairs = {"k0=1,m=24": [(sample(ratio * 7), sample(7.0))]}
+    row = rows_of(SETTING | {"regime": regime}, pairs, {}, Bytes(1.0, None))[1]
+    assert (row["paper_low"], row["paper_high"], row["paper_met"]) == (1.07, 1.13, met)
+
+
+def test_where_the_papers_gain_is_small_its_range_is_enough():
+    pairs = {"k0=1,m=32": [(sample(1.05 * 7), sample(7.0))], NOOP: [(sample(7.0), sample(7.0))]}
+    rows = {row["policy"]: row for row in rows_of(SETTING | {"regime": "fitted"}, pairs, {}, Bytes(1.0, None))}
+    assert rows["k0=1,m=32"]["paper_met"] is True
+    assert rows[NOOP]["paper_high"] is None
+
+
+def test_the_pull_requests_rows_borrow_law_and_native_experts_from_the_plain_ones():
+    plain = list(made().values())
+    pairs = {LOGIT_SUM: [(sample(A + B * NATIVE), sample(A + B * 23 + 0.3))]}
+    setting = SETTING | {"piece": "logit-sum"}
+    row = rows_of(setting, pairs, {LOGIT_SUM: Counted(23.0, None)}, Bytes(1.0, None), plain)[1]
+    assert (row["method"], row["active_native"], row["paper_high"]) == ("logit-sum", NATIVE, 1.368)
+    assert row["predicted"] == pytest.approx((A + B * NATIVE) / (A + B * 23))
+    alone = rows_of(setting, pairs, {LOGIT_SUM: Counted(23.0, None)}, Bytes(1.0, None))[1]
+    assert (alone["active_native"], alone["predicted"]) == (None, None)
+
+
+def test_totals_count_what_holds():
+    rows = list(made().values())
+    assert speed_rows.totals(rows) == [
+        "lower bound at least 95 % of predicted, as a ratio: 4 of 4",
+        "lower bound at least 95 % of predicted, as a share of the gain: 3 of 4",
+        "control at least 0.99 at batch 16 and 32: 1 of 1",
+        "paper's range met, independent: 4 of 4",
+    ]
+    assert speed_rows.totals([]) == []
+
+
+def test_counts_are_weighted_by_their_samples():
+    found = [{"samples": 3, "active": 10.0, "native": 20.0}, {"samples": 1, "active": 14.0, "native": 24.0}]
+    assert Counted.of([*found, {"samples": 0, "active": None, "native": None}]) == Counted(11.0, 21.0)
+    assert Counted.of([{"samples": 1, "active": 5.0, "native": None}]) == Counted(5.0, None)
+
+
+# What is measured
+
+
+def test_policies_are_spelled_as_the_project_spells_them():
+    named = {name for piece in paper_speed.PIECES.values() for batch in piece.batches for name in piece.policies(batch)}
+    named -= {NOOP, UNUSED}
+    assert len(named) == 8 + 8 - 2 + 1  # two are in both of the paper's tables; and the pull request's
+    for name in named:
+        assert str(Policy.parse(name)) == name
+    assert len(paper_speed.PIECES["plain"].policies(16)) == len(paper_speed.PIECES["fixed"].policies(4)) == 9
+
+
+def test_the_pull_requests_selection_is_that_of_method_logit_sum():
+    router = xshare.RouterSpec.for_model("gpt-oss-120b")
+    logits = torch.randn(16, 128, generator=torch.Generator().manual_seed(0))
+    routing = xshare.route(logits, router, Policy.parse(LOGIT_SUM))
+    pruning = pull_request.Pruning(logits, 24)
+    masked = pruning(logits)
+    assert torch.equal(masked.topk(4).indices, routing.ids)
+    assert pruning.active(16, 4) == int(routing.active.sum())
+    many = torch.randn(49, 128)
+    assert pruning(many) is many  # not a decode step, by its rule
+
+
+# Resuming
+
+RUN = {"piece": "plain", "regime": "fitted", "batch": 16}
+SETTINGS = {"tiny": True, "layers": 4, "fitted": {"skew": 0.3, "correlation": 0.7}}
+
+
+def test_a_cell_is_kept_replaced_and_known(tmp_path):
+    path = tmp_path / "speed.json"
+    kept = paper_speed.Kept(path, SETTINGS)
+    kept.add([RUN | {"policy": "native", "step_ms": 1.0}], RUN)
+    kept.add([RUN | {"batch": 4, "policy": "native"}], RUN | {"batch": 4})
+    kept.add([RUN | {"regime": "independent", "policy": "native"}], RUN | {"regime": "independent"})
+    again = paper_speed.Kept(path, SETTINGS)
+    assert again.done() == {("plain", "fitted", 16), ("plain", "fitted", 4), ("plain", "independent", 16)}
+    again.add([RUN | {"policy": name, "step_ms": 2.0} for name in ("native", "noop")], RUN)
+    found = json.loads(path.read_text())
+    assert len(found["runs"]) == 3
+    assert [(row["regime"], row["batch"], row["policy"]) for row in found["rows"]] == [
+        ("independent", 16, "native"), ("fitted", 16, "native"), ("fitted", 16, "noop"), ("fitted", 4, "native"),
+    ]  # fmt: skip
+    assert [row.get("step_ms") for row in found["rows"]] == [None, 2.0, 2.0, None]
+
+
+def test_a_file_of_other_settings_is_refused(tmp_path):
+    path = tmp_path / "speed.json"
+    paper_speed.Kept(path, SETTINGS).add([], RUN)
+    with pytest.raises(ValueError, match="measured with other settings, layers 4 instead of 24: name another file"):
+        paper_speed.Kept(path, SETTINGS | {"layers": 24})
+
+
+# End to end
+
+
+@pytest.mark.engine
+def test_cells_of_both_regimes_in_one_start(tmp_path):
+    if importlib.util.find_spec("vllm") is None:
+        pytest.skip("vLLM is not installed")
+    path = tmp_path / "speed.json"
+    script = [sys.executable, str(ROOT / "benchmarks" / "paper_speed.py"), "plain", "--tiny", "--json", str(path)]
+    small = ["--batch", "16", "--steps", "6", "--repeats", "1"]
+    done = subprocess.run([*script, *small], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = json.loads(path.read_text())["rows"]
+    cells = {(row["regime"], row["policy"]): row for row in rows}
+    assert len(cells) == len(rows) == 2 * 10
+    for row in rows:
+        assert row["step_ms"] > 0
+        assert row["short_steps"] == 0
+        assert row["active"] <= 32
+    for regime in paper_speed.REGIMES:
+        warm, all_of_it = cells[regime, "k0=1,m=0"], cells[regime, NOOP]
+        assert warm["active"] < 16 < all_of_it["active"] == all_of_it["active_native"]
+        assert all_of_it["pairs"] == 3
+    # The routers were filled again while both engines were running: popular experts, so fewer of them.
+    independent, fitted = (cells[regime, NOOP]["active_native"] for regime in paper_speed.REGIMES)
+    assert independent == pytest.approx(28.2, abs=0.8)
+    assert fitted < independent - 0.8
+    again = subprocess.run([*script, *small], capture_output=True, text=True)
+    assert "0 cells to measure of 2" in again.stdout
+    assert "starting" not in again.stdout
+    assert json.loads(path.read_text())["rows"] == rows
