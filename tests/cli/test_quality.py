@@ -79,6 +79,14 @@ def test_killed_and_started_again(small, tmp_path):
     assert "batch 4 instead of 5" in str(other.exception)
 
 
+def test_a_policy_that_is_refused_is_refused_first(small, tmp_path):
+    path = tmp_path / "quality.json"
+    result = ask("--model", str(small), *POLICIES, "--policy", "k0=30,m=2", "--json", str(path))
+    assert isinstance(result.exception, XShareError)
+    assert "at most the number of experts (16), not 30" in str(result.exception)
+    assert not path.exists()
+
+
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [

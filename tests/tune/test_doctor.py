@@ -47,6 +47,13 @@ def test_compute_bound():
     assert "compute-bound, 2.0 times the rows take 2.0" in why
 
 
+def test_times_on_no_line_tell_nothing():
+    busy = iter([3.0, 1.0, 2.9, 1.1, 3.1, 1.2, 3.0, 1.0, 3.0, 1.0])
+    worth, why = verdict(examination(lambda T, n: next(busy) + 0.01 * T))
+    assert not worth
+    assert "the times lie on no line" in why
+
+
 def test_too_few_rows():
     worth, why = verdict(examination(lambda T, n: 1 + 0.1 * T, native=5, pruned=4))
     assert not worth

@@ -32,10 +32,10 @@ def bench(
     prompt_tokens: Annotated[int, typer.Option(min=1, help="Tokens of a prompt.")] = 64,
     tokens: Annotated[int, typer.Option(min=2, help="Tokens of an answer.")] = 128,
     prompts: Annotated[
-        Literal["questions", "random"], typer.Option(help="Worked questions, or any tokens.")
+        Literal["questions", "random"], typer.Option(help="Worked questions, or random tokens (for random weights).")
     ] = "questions",
     repeats: Annotated[int, typer.Option(min=1, help="Runs of each policy.")] = 5,
-    drafts: Annotated[int, typer.Option(min=0, help="Drafted tokens a request and step, in vLLM.")] = 0,
+    drafts: Annotated[int, typer.Option(min=0, help="Drafted tokens a request and step.")] = 0,
     seed: Annotated[int, typer.Option(min=0)] = 0,
     engine_args: Annotated[str, typer.Option(help="More arguments of the engine, as a JSON object.")] = "{}",
     json: Annotated[

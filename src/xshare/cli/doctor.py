@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -25,6 +25,9 @@ def doctor(
     model: Annotated[str | None, typer.Option(help="A folder, or nano.")] = None,
     policy: Annotated[list[str] | None, typer.Option(help="Whose gain to expect; may be repeated.")] = None,
     batch: Annotated[int, typer.Option(min=2, help="Requests decoded together.")] = 16,
+    prompts: Annotated[
+        Literal["questions", "random"], typer.Option(help="Worked questions, or random tokens (for random weights).")
+    ] = "questions",
     prompt_tokens: Annotated[int, typer.Option(min=1, help="Tokens of a prompt.")] = 64,
     tokens: Annotated[int, typer.Option(min=2, help="Tokens of an answer.")] = 32,
     repeats: Annotated[int, typer.Option(min=1, help="Runs of each number of experts.")] = 3,
@@ -42,8 +45,8 @@ def doctor(
     options = engine_arguments(engine_args)
     opened = open_engine(engine, model, policies=[*asked, Policy(batch_budget=1)], options=options)
     about = opened.about
-    workload = Workload(batch, batch, None, prompt_tokens, tokens, "questions", seed)
-    setting: Row = {"batch": batch, "prompt_tokens": prompt_tokens, "tokens": tokens, "seed": seed}
+    workload = Workload(batch, batch, None, prompt_tokens, tokens, prompts, seed)
+    setting: Row = {"batch": batch, "prompts": prompts, "prompt_tokens": prompt_tokens, "tokens": tokens, "seed": seed}
     fingerprint = about | setting | {"engine_args": options, "xshare": __version__}
     samples = samples_kept(json, fingerprint)
 
@@ -54,9 +57,9 @@ def doctor(
 
     try:
         with progress_bar("runs", runs(about["experts"], about["top_k"], batch, len(asked), repeats)) as advance:
-            prompts = workload.prompts_of(opened, 0)
+            given = workload.prompts_of(opened, 0)
             found = examine(
-                opened, prompts, asked, tokens=tokens, repeats=repeats, advance=advance, kept=tuple(samples), keep=keep
+                opened, given, asked, tokens=tokens, repeats=repeats, advance=advance, kept=tuple(samples), keep=keep
             )
     finally:
         opened.close()

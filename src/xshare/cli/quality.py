@@ -19,11 +19,12 @@ from xshare.errors import XShareError
 from xshare.files import check_writable
 from xshare.policy import Policy
 from xshare.quality.files import Task, built_in, read_tasks
-from xshare.quality.measure import Outcome, answer, ordered, row_of, unsettled
+from xshare.quality.measure import Outcome, answer, ordered, prompts_of, row_of, unsettled
 from xshare.results import Row, provenance, sha256, write_result
 
 Mix = Literal["mixed", "alike", "both"]
 RUN = ("decode_s", "steps", "rows", "drafted", "accepted")
+FORCED = ("kl", "kl_top", "perplexity")
 
 
 def quality(
@@ -102,19 +103,21 @@ class Study:
 
     def run(self, policies: list[Policy | None], kept: list[Row], keep: Callable[[list[Row], Row], None]) -> None:
         native: Outcome | None = None
-        with progress_bar("answers", len(self.tasks) * len(policies) * (2 if self.neighbours else 1)) as advance:
+        passes = 1 + self.neighbours + self.engine.forces
+        with progress_bar("answers", len(self.tasks) * len(policies) * passes) as advance:
             for policy in policies:
                 found, new = self.outcome(policy, 0, kept, advance)
                 native = native or found
                 drafts = int(self.engine.about.get("drafts") or 0)
                 row = row_of(found, native, drafts) | {"mixed": self.mixed, "batch": self.batch, "drafts": drafts}
-                row |= {"kl": None, "perplexity": None, "unsettled": None}
+                row["unsettled"] = None
                 if self.neighbours:
                     other, more = self.outcome(policy, 1, kept, advance)
                     row["unsettled"], new = unsettled(found, other), new + more
                 if self.alone:
                     row["unsettled"] = None  # every kind is one batch: nobody has other neighbours
-                row |= self.divergence(policy, native)
+                forced, more = self.divergence(policy, native, kept, advance)
+                row, new = row | forced, new + more
                 for kind in self.kinds:
                     right = [r for r, task in zip(found.right, self.tasks, strict=True) if task.kind == kind]
                     row[f"accuracy {kind}"] = sum(right) / len(right)
@@ -124,13 +127,11 @@ class Study:
         self, policy: Policy | None, order: int, kept: list[Row], advance: Advance
     ) -> tuple[Outcome, list[Row]]:
         """Decoded, or as it was kept -> with what is to be kept of it. `order` 0 is the tasks' own."""
-        name = "native" if policy is None else str(policy)
-        key = {"policy": name, "mixed": self.mixed, "order": order}
-        for sample in kept:
-            if {field: sample[field] for field in key} == key:
-                advance(len(self.tasks))
-                run = Run([], *(sample["run"][name] for name in RUN))
-                return Outcome(policy, sample["right"], sample["answers"], {"mean": sample["mean"]}, run), []
+        key, sample = self.kept(policy, order, kept)
+        if sample is not None:
+            advance(len(self.tasks))
+            run = Run([], *(sample["run"][name] for name in RUN))
+            return Outcome(policy, sample["right"], sample["answers"], {"mean": sample["mean"]}, run), []
         places = list(range(len(self.tasks)))
         if order:  # the other way round: every question has other neighbours
             places = places[::-1] if not self.mixed else places[::2] + places[1::2]
@@ -144,27 +145,40 @@ class Study:
         sample = key | {"right": found.right, "answers": found.tokens, "mean": found.stats.get("mean", {})}
         return found, [sample | {"run": {name: getattr(found.run, name) for name in RUN}}]
 
-    def divergence(self, policy: Policy | None, native: Outcome) -> Row:
-        """Of native's own answers, teacher-forced; nothing where the engine cannot."""
-        if not hasattr(self.engine, "diverge"):
-            return {}
+    def kept(self, policy: Policy | None, order: int | str, samples: list[Row]) -> tuple[Row, Row | None]:
+        """What a sample is known by, and the sample if it is there."""
+        key = {"policy": "native" if policy is None else str(policy), "mixed": self.mixed, "order": order}
+        return key, next((each for each in samples if {field: each[field] for field in key} == key), None)
+
+    def divergence(
+        self, policy: Policy | None, native: Outcome, kept: list[Row], advance: Advance
+    ) -> tuple[Row, list[Row]]:
+        """Of native's own answers, teacher-forced -> with what is to be kept of it; nothing where the engine cannot."""
+        key, sample = self.kept(policy, "forced", kept)
+        if sample is not None:
+            advance(len(self.tasks))
+            return {name: sample[name] for name in FORCED}, []
+        found: Row = dict.fromkeys(FORCED)
+        if not self.engine.forces:
+            return found, []
         self.engine.use(policy)
         groups = [list(range(len(self.tasks)))]
         if not self.mixed:  # as they were decoded: no batch of two kinds
             groups = [[i for i, task in enumerate(self.tasks) if task.kind == kind] for kind in self.kinds]
         parts = [
             self.engine.diverge(
-                [self.engine.encode(self.tasks[i].prompt) for i in group], [native.tokens[i] for i in group], self.batch
+                prompts_of(self.engine, [self.tasks[i] for i in group]),
+                [native.tokens[i] for i in group],
+                self.batch,
+                advance,
             )
             for group in groups
         ]
-        tokens = sum(part.tokens for part in parts)
-        if not tokens:
-            return {}
-        return {
-            "kl": sum(part.kl for part in parts) / tokens,
-            "perplexity": exp(sum(part.surprise for part in parts) / tokens),
-        }
+        if tokens := sum(part.tokens for part in parts):
+            found["kl"] = sum(part.kl for part in parts) / tokens
+            found["kl_top"] = next(part.top for part in parts if part.tokens)
+            found["perplexity"] = exp(sum(part.surprise for part in parts) / tokens)
+        return found, [key | found]
 
 
 def rows_kept(path: Path | None) -> list[Row]:
@@ -202,5 +216,9 @@ def show(rows: list[Row], about: dict[str, Any], setting: Row) -> None:
         "change: against native on the same questions, with McNemar's p; agreement: share of native's tokens decoded "
         "before the first that differs; KL: of native's next-token distribution, teacher-forced, in nats."
     )
+    if (top := rows[0]["kl_top"]) is not None:
+        console.print(f"KL tells native's {top} likeliest tokens apart, and takes all others as one: a lower bound.")
+    if rows[0]["kl"] is None:
+        console.print("KL is measured in process, and in vLLM without drafts.")
     if settled:
         console.print("unsettled: answers that differ under other neighbours in the batch.")

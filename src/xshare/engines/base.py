@@ -47,8 +47,22 @@ class Run:
     accepted: int = 0
 
 
+@dataclass
+class Divergence:
+    """Sums over the positions of answers that were forced: native routing and a policy on the same text."""
+
+    tokens: int = 0
+    kl: float = 0.0  # of native's next-token distribution from the policy's, in nats
+    surprise: float = 0.0  # of the text under the policy, and natively
+    surprise_native: float = 0.0
+    same: int = 0  # positions at which both would go on with the same token
+    # The KL tells so many of native's likeliest tokens apart and takes the others as one: a lower bound. None: exact.
+    top: int | None = None
+
+
 class Engine(Protocol):
     about: dict[str, Any]  # the regime: engine and its version, model, device, dtype, experts, k, MoE layers, drafts
+    forces: bool  # whether it can `diverge`: not behind a server, nor with drafts in vLLM
 
     def use(self, policy: Policy | None, budgets: Sequence[int] | None = None) -> None:
         """From the next run on; counters start from zero. `budgets`: a batch_budget for each layer, instead of m."""
@@ -68,6 +82,16 @@ class Engine(Protocol):
         `arrivals` are seconds after the start at which each prompt comes; all are there at once without them.
         `to_the_end`: every answer has `limit` tokens, whatever it says, so that a batch stays what it is.
         """
+
+    def diverge(
+        self,
+        prompts: Sequence[Sequence[int]],
+        answers: Sequence[Sequence[int]],
+        batch: int,
+        advance: Advance = quiet,
+    ) -> Divergence:
+        """The answers under the policy in use, teacher-forced, held against native routing: `batch` of them begin
+        together and are decoded side by side. Refused where `forces` is not set."""
 
     def stats(self) -> dict[str, Any]:
         """Since `use`: steps_pruned, steps_bypassed, and by layer experts_native, experts_active, mass_kept."""

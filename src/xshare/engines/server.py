@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import Any
 
-from xshare.engines.base import Advance, Answer, Run, quiet
+from xshare.engines.base import Advance, Answer, Divergence, Run, quiet
 from xshare.engines.client import Http, ServerError
 from xshare.engines.counting import FIGURES, since
 from xshare.policy import Policy
@@ -24,6 +24,8 @@ COUNTERS = ("vllm:spec_decode_num_draft_tokens_total", "vllm:spec_decode_num_acc
 
 
 class ServerEngine:
+    forces = False
+
     def __init__(self, url: str, model: str | None = None, timeout: float = 120.0) -> None:
         """`model` is the served name, where the server has several. `timeout`: seconds without a word."""
         self.http = Http(url, timeout)
@@ -154,6 +156,15 @@ class ServerEngine:
                 raise
         drafted, accepted = (int(b - a) for a, b in zip(drafts, self._draft_counters(), strict=True))
         return Run([asked[who].result() for who in range(len(prompts))], drafted=drafted, accepted=accepted)
+
+    def diverge(
+        self,
+        prompts: Sequence[Sequence[int]],
+        answers: Sequence[Sequence[int]],
+        batch: int,
+        advance: Advance = quiet,
+    ) -> Divergence:
+        raise ServerError("a text cannot be forced behind a server: measure KL and perplexity in process")
 
     def _stream(self, body: dict[str, Any], answer: Answer, start: float, stop: threading.Event) -> None:
         """Fill `answer` as its chunks come."""

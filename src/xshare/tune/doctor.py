@@ -178,7 +178,9 @@ def verdict(found: Examination) -> tuple[bool, str]:
     share = law.share(wanted) if law.b > 0 else 0.0
     if wanted <= 1.5 * found.top_k:
         return False, f"too few rows: a step loads {wanted:.1f} experts, hardly more than one token's {found.top_k}"
-    if law.b <= 0 or law.r2 < 0.5 or share < 0.1:
+    if share >= 0.1 and law.r2 < 0.5:
+        return False, f"the times lie on no line ({law}), so no gain can be promised: is the machine busy?"
+    if law.b <= 0 or share < 0.1:
         return False, f"experts are {max(0.0, share):.0%} of a step ({law}): it is {bound(found)}"
     gains = [(gain, point) for point in found.policies if (gain := found.expected(point)) is not None]
     gain, best = max(gains, key=lambda pair: pair[0], default=(0.0, None))

@@ -87,6 +87,8 @@ def test_in_process_with_drafts(started):
 def test_what_cannot_be_changed_or_read(started):
     with pytest.raises(PolicyError, match="method cannot change while serving"):
         started.use(Policy.parse("oea:k0=1"))
+    with pytest.raises(ModelError, match="cannot be forced beside drafts: measure KL and perplexity without them"):
+        started.diverge([[5]], [[5, 6]], 1)
     with pytest.raises(ModelError, match="a prompt of 500 tokens does not fit this engine: its max_model_len is 128"):
         started.run([[5] * 500], limit=2, batch=1)
     assert [len(answer.tokens) for answer in started.run([[5]], limit=2, batch=1, to_the_end=True).answers] == [2]

@@ -36,7 +36,18 @@ def add_worker_methods(worker_class: Any) -> None:
     def xshare_switch(self: Any, on: bool) -> bool:
         return bool(state_of(self).switch(on))
 
-    for method in (xshare_stats, xshare_set, xshare_switch):
+    def xshare_force(self: Any) -> None:
+        from xshare.engines.vllm.forced import Forcing
+
+        state_of(self).forcing = Forcing(self.model_runner.get_model())
+
+    def xshare_forced(self: Any) -> dict[str, Any]:
+        state = state_of(self)
+        found: dict[str, Any] = state.forcing.end()
+        state.forcing = None
+        return found
+
+    for method in (xshare_stats, xshare_set, xshare_switch, xshare_force, xshare_forced):
         setattr(worker_class, method.__name__, method)
 
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from xshare.engines.base import Advance, Answer, Run, quiet
+from xshare.engines.base import Advance, Answer, Divergence, Run, quiet
 from xshare.engines.counting import since
 from xshare.errors import ModelError, XShareError
 from xshare.policy import Policy
@@ -49,7 +49,7 @@ class VllmEngine:
         except (TypeError, ValueError, RuntimeError, OSError, AssertionError) as error:
             reason = " ".join(line.strip() for line in str(error).splitlines()[:3]) or type(error).__name__
             raise ModelError(f"vllm cannot serve {str(model)!r}: {reason}") from error
-        self._runs = 0
+        self._runs, self._acts = 0, False
         self._before = self._counted()
         self.about: dict[str, Any] = about(self.llm, name or str(model), __version__) | {
             "experts": self._before["experts"],
@@ -57,6 +57,7 @@ class VllmEngine:
             "layers": len(self._before["layers"]),
             "expert_bytes": self._before["expert_bytes"],
         }
+        self.forces = not self.about["drafts"]
         self.use(None)
 
     def _counted(self) -> dict[str, Any]:
@@ -68,7 +69,8 @@ class VllmEngine:
         if policy is not None:
             own = None if budgets is None else list(budgets)
             self.llm.collective_rpc("xshare_set", args=(str(policy), own))  # may refuse, and then nothing has changed
-        self.llm.collective_rpc("xshare_switch", args=(policy is not None,))
+        self._acts = policy is not None
+        self.llm.collective_rpc("xshare_switch", args=(self._acts,))
         self._before = self._counted()
 
     def run(
@@ -138,6 +140,19 @@ class VllmEngine:
         self._spell(found.answers)
         return found
 
+    def diverge(
+        self,
+        prompts: Sequence[Sequence[int]],
+        answers: Sequence[Sequence[int]],
+        batch: int,
+        advance: Advance = quiet,
+    ) -> Divergence:
+        from xshare.engines.vllm.forced import diverge
+
+        if not self.forces:  # a request then has several rows in a step, and some of them are thrown away
+            raise ModelError("vLLM cannot be forced beside drafts: measure KL and perplexity without them")
+        return diverge(self.llm, self._acts, prompts, answers, batch, advance)
+
     def _draft_counters(self) -> tuple[int, int]:
         """Drafted and accepted so far."""
         if not self.about["drafts"]:
@@ -162,7 +177,9 @@ class VllmEngine:
     def encode(self, text: str) -> list[int]:
         tokenizer = self._tokenizer()
         if tokenizer is None:
-            raise ModelError("this engine was started with skip_tokenizer_init: it takes token ids alone")
+            raise ModelError(
+                "this engine was started with skip_tokenizer_init: it takes token ids alone (prompts random)"
+            )
         ids: list[int] = tokenizer.encode(text)
         return ids
 

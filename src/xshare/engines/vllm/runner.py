@@ -112,6 +112,8 @@ def _reading_v1(runner: Any, state: State) -> Any:
         found = native(scheduler_output, num_scheduled_tokens, *args, **kwargs)
         batch = runner.input_batch
         requests = batch.num_reqs
+        if state.forcing is not None:
+            state.forcing.step(scheduler_output, batch.req_ids[:requests])
         drafts = scheduler_output.scheduled_spec_decode_tokens
         # Decoding: the prompt is done, and beside its drafts a request has one token in this step. What was generated
         # before a preemption is computed again in larger pieces.
@@ -132,8 +134,10 @@ def _reading_v1(runner: Any, state: State) -> Any:
 def _reading_v2(runner: Any, state: State) -> Any:
     native = runner.prepare_inputs
 
-    def prepare_inputs(*args: Any, **kwargs: Any) -> Any:
-        batch = native(*args, **kwargs)
+    def prepare_inputs(scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
+        batch = native(scheduler_output, *args, **kwargs)
+        if state.forcing is not None:
+            state.forcing.step(scheduler_output, batch.req_ids[: batch.num_reqs])
         decoding = not bool(batch.is_prefilling_np[: batch.num_reqs].any())
         starts = batch.query_start_loc_np[: batch.num_reqs + 1]
         if int(starts[-1]) == batch.num_reqs and not state.num_spec_tokens:

@@ -21,6 +21,7 @@ from xshare.policy import Policy
 from xshare.routing import check_policy, with_budgets
 
 if TYPE_CHECKING:
+    from xshare.engines.vllm.forced import Forcing
     from xshare.engines.vllm.layer import Layer
     from xshare.engines.vllm.metrics import Samples
 
@@ -53,6 +54,7 @@ class State:
         self._one_row_each = self.starts
         self.pruned, self.bypassed = 0, Counter[str]()
         self.samples: Samples | None = None
+        self.forcing: Forcing | None = None  # while tokens are forced
         self.control: Any = None  # kernels.launch.Control, on a GPU
         if device.type == "cuda":
             from xshare.kernels.launch import Control
