@@ -12,6 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
+import quality_tables
+import speed_tables
 import typer
 
 from xshare.quality.tasks import ASKED
@@ -156,6 +158,16 @@ TABLES: dict[str, Callable[[str], str]] = {
     "nano_accuracy": nano_accuracy_table,
     "nano_loss": nano_loss_table,
 }
+
+FILES = quality_tables.tables() | speed_tables.tables()
+
+
+def file_table(name: str) -> str:
+    file, table = FILES[name]
+    return markdown(*table(json.loads((ROOT / "evidence" / f"{file}.json").read_text())))
+
+
+TABLES |= dict.fromkeys(FILES, file_table)
 
 
 def rendered(text: str) -> str:

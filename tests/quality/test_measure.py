@@ -1,5 +1,4 @@
 import pytest
-import torch
 
 from xshare import Policy
 from xshare.engines.transformers.forced import diverge, lay_out
@@ -94,8 +93,10 @@ def test_where_answers_part():
 
 
 def test_forced_rows_are_laid_out_as_decoding_reads_them():
-    tokens, mask, requests = lay_out([[7, 8], [9]], [[1, 2, 3], [4]], "cpu")
-    assert tokens.tolist() == [[7, 8, 1, 2, 3], [0, 9, 4, 0, 0]]
-    assert mask.tolist() == [[1, 1, 1, 1, 1], [0, 1, 1, 0, 0]]
-    assert requests.T.tolist() == [[-1, -1, 0, 0, -1], [-1, -1, -1, -1, -1]]
-    assert torch.is_tensor(requests)
+    tokens, mask, requests = lay_out([[1, 2, 3], [4], [5, 6]], "cpu", [0, 0, 1])
+    assert tokens.tolist() == [[1, 2], [0, 0], [0, 5]]
+    assert mask.tolist() == [[1, 1], [0, 0], [0, 1]]
+    assert requests.tolist() == [[0, -1, -1], [0, -1, 2]]  # the last token of an answer is not read
+    tokens, _, requests = lay_out([[1, 2, 3, 4], [5, 6]], "cpu", [0, 1], width=2)
+    assert tokens.tolist() == [[1, 2, 3, 0], [0, 0, 5, 0]]
+    assert requests.tolist() == [[0, 0, -1, -1], [0, -1, 1, -1]]  # a step is two tokens of the first, two of the second

@@ -9,7 +9,7 @@ from typing import Any
 
 from xshare import models
 from xshare.engines.base import Engine
-from xshare.errors import ModelError
+from xshare.errors import ModelError, XShareError
 from xshare.policy import Policy
 
 NAMES = ("transformers", "vllm")
@@ -26,9 +26,10 @@ def open_engine(
     """`transformers`, `vllm`, or the address of a server.
 
     model     a folder, or a model in the box; of a server, the name of one of its models
-    drafts    drafted tokens a request and step, in vLLM
+    drafts    drafted tokens a request and step
     policies  those that will be used: vLLM provides for their budgets from the start
-    options   arguments of the engine's own: vLLM's LLM; device and dtype for Transformers; timeout for a server
+    options   arguments of the engine's own: vLLM's LLM; device, dtype and the draft model's folder for Transformers;
+              timeout for a server
     """
     options = dict(options or {})
     if kind.startswith(("http://", "https://")):
@@ -53,17 +54,42 @@ def open_engine(
             raise ModelError(f"model {name!r} is no folder of a model: it has no config.json")
         engine: Engine = VllmEngine(folder, name, drafts=drafts, policies=policies, options=options)
         engine.about["files"] = mark(folder)
-        return engine
+        return _tried(engine, policies)
     from xshare.engines.transformers.engine import TransformersEngine
     from xshare.engines.transformers.record import load
 
-    _check(options, ("device", "dtype"), "transformers")
-    if drafts:
-        raise ModelError("the transformers engine drafts nothing: leave drafts out, or take the vllm engine")
-    defaults = {"dtype": "float32"} if name in models.NAMES else {}
-    opened = TransformersEngine(*load(folder, **(defaults | options)), name)
+    _check(options, ("device", "dtype", "draft"), "transformers")
+    draft = options.pop("draft", "nano-draft" if name == "nano" else None)
+    if drafts and draft is None:
+        raise ModelError(
+            "the transformers engine drafts nothing without a draft model: name its folder as the engine's argument "
+            "draft, or take the vllm engine"
+        )
+    options = ({"dtype": "float32"} if name in models.NAMES else {}) | options
+    drafter = load(_draft_folder(draft), **options)[0] if drafts else None
+    opened = TransformersEngine(*load(folder, **options), name, drafter, drafts)
     opened.about["files"] = mark(folder)
-    return opened
+    if drafts:
+        opened.about |= {"drafter": draft, "drafter_files": mark(_draft_folder(draft))}
+    return _tried(opened, policies)
+
+
+def _tried(engine: Engine, policies: Sequence[Policy]) -> Engine:
+    """What the engine refuses, it refuses now, and not after native's answers."""
+    try:
+        for policy in (*policies, None):
+            engine.use(policy)
+    except XShareError:
+        engine.close()
+        raise
+    return engine
+
+
+def _draft_folder(name: str) -> Path:
+    if name not in models.NAMES:
+        return Path(name)
+    models.check(models.folder(name))
+    return models.folder(name)
 
 
 def mark(folder: Path) -> str:

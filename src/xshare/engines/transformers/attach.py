@@ -168,5 +168,6 @@ def layout(model: Any, layout: BatchLayout) -> AbstractContextManager[None]:
 
     [rows]          one step: a request for each row of the pass, in the order of its tokens [sequences, new]
     [new, sequences]  a step a position: teacher forcing, all sequences decoding side by side
+    [steps, n]      a step so many positions of every sequence, sequence by sequence: the same with drafts
     """
     return attached(model).state.laid_out(layout)

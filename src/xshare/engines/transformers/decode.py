@@ -2,6 +2,9 @@
 
 `generate` keeps a batch together until its last sequence has ended, and by then decodes for one. Here sequences of any
 length share a cache, left-padded; prompts are read outside the batch, so that a policy acts on decode steps alone.
+
+With a draft model, a step verifies: the draft model goes ahead by some tokens for every sequence, and one pass of the
+model reads them all. Each sequence keeps those that the model would have written itself, and the one it writes next.
 """
 
 from __future__ import annotations
@@ -21,7 +24,9 @@ class Decoded:
     times_s: list[list[float]]  # when each of them came, from the start
     seconds: float = 0.0  # in decode steps, prompts not counted
     steps: int = 0
-    rows: int = 0  # over all steps
+    rows: int = 0  # tokens decoded in them
+    drafted: int = 0
+    accepted: int = 0  # drafts that became part of an answer
 
     @property
     def tokens_per_s(self) -> float:
@@ -32,7 +37,7 @@ class Decoded:
 class Batch:
     """The sequences under way."""
 
-    cache: Any = None  # a transformers DynamicCache
+    caches: list[Any] = field(default_factory=list)  # DynamicCaches: the model's and, if there is one, its drafter's
     mask: Tensor = field(default_factory=lambda: torch.zeros(0, 0, dtype=torch.long))  # [sequences, cached], 0: padding
     last: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.long))  # [sequences], not yet cached
     who: list[int] = field(default_factory=list)
@@ -40,10 +45,10 @@ class Batch:
     def add(self, new: Batch) -> None:
         if not self.who or not new.who:
             if new.who:
-                self.cache, self.mask, self.last, self.who = new.cache, new.mask, new.last, new.who
+                self.caches, self.mask, self.last, self.who = new.caches, new.mask, new.last, new.who
             return
         width = max(self.mask.shape[1], new.mask.shape[1])
-        for mine, other in zip(self.cache.layers, new.cache.layers, strict=True):
+        for mine, other in zip(self._layers(), new._layers(), strict=True):
             mine.keys = torch.cat([_widen(mine.keys, width), _widen(other.keys, width)])
             mine.values = torch.cat([_widen(mine.values, width), _widen(other.values, width)])
         self.mask = torch.cat([_pad(self.mask, width), _pad(new.mask, width)])
@@ -55,8 +60,20 @@ class Batch:
         self.who, self.last, self.mask = [self.who[row] for row in rows], self.last[index], self.mask[index]
         padding = int((self.mask.sum(0) == 0).sum()) if rows else 0  # always on the left
         self.mask = self.mask[:, padding:]
-        for layer in self.cache.layers:
+        for layer in self._layers():
             layer.keys, layer.values = layer.keys[index, :, padding:], layer.values[index, :, padding:]
+
+    def close_ranks(self) -> None:
+        """Rejected drafts have left holes: what is cached moves to the right over them, and padding is left again."""
+        order = self.mask.argsort(dim=1, stable=True)[:, -int(self.mask.sum(1).max()) :]
+        self.mask = self.mask.gather(1, order)
+        index = order[:, None, :, None]
+        for layer in self._layers():
+            layer.keys = layer.keys.take_along_dim(index, dim=2)
+            layer.values = layer.values.take_along_dim(index, dim=2)
+
+    def _layers(self) -> list[Any]:
+        return [layer for cache in self.caches for layer in cache.layers]
 
 
 def _pad(mask: Tensor, width: int) -> Tensor:
@@ -77,80 +94,109 @@ def decode(
     limit: int = 512,
     batch: int = 16,
     arrivals: Sequence[float] | None = None,
+    drafter: Any = None,
+    drafts: int = 0,
     advance: Callable[[int], None] = lambda done: None,
 ) -> Decoded:
     """Decode all prompts, `batch` at a time, each until the token `ends` or `limit` tokens.
 
-    A prompt is there from the start, or `arrivals` seconds after it. `advance` is told how many more have ended.
+    A prompt is there from the start, or `arrivals` seconds after it. `drafter` is a model with the same tokens that
+    proposes `drafts` of them a sequence and step. `advance` is told how many more have ended.
     """
     found = Decoded([[] for _ in prompts], [[] for _ in prompts])
     due = arrivals or [0.0] * len(prompts)
     waiting, live = sorted(range(len(prompts)), key=lambda i: due[i]), Batch()
+    models = [model, drafter] if drafts else [model]
     start = time.perf_counter()
 
-    def write_down(some: Batch) -> None:
-        """Each sequence's newest token; those that end with it leave."""
-        going = []
+    def write_down(some: Batch, new: list[list[int]]) -> int:
+        """Each sequence's new tokens, up to its end -> how many in all; sequences that end with them leave."""
+        going, written = [], 0
         now = time.perf_counter() - start
-        for row, (who, token) in enumerate(zip(some.who, some.last.tolist(), strict=True)):
-            found.tokens[who].append(token)
-            found.times_s[who].append(now)
-            if token != ends and len(found.tokens[who]) < limit:
+        for row, (who, tokens) in enumerate(zip(some.who, new, strict=True)):
+            tokens = tokens[: limit - len(found.tokens[who])]
+            tokens = tokens[: tokens.index(ends) + 1] if ends in tokens else tokens
+            found.tokens[who] += tokens
+            found.times_s[who] += [now] * len(tokens)
+            written += len(tokens)
+            if tokens[-1] != ends and len(found.tokens[who]) < limit:
                 going.append(row)
         if len(going) < len(some.who):
             advance(len(some.who) - len(going))
             some.keep(going)
+        return written
 
     while waiting or live.who:
         now = time.perf_counter() - start
         here = [who for who in waiting[: batch - len(live.who)] if due[who] <= now]
         if here:
-            new = read_prompts(model, {who: prompts[who] for who in here})
+            new = read_prompts(models, {who: prompts[who] for who in here})
             waiting = waiting[len(here) :]
-            write_down(new)
+            write_down(new, new.last.unsqueeze(1).tolist())
             live.add(new)
             continue
         if not live.who:
             time.sleep(max(0.0, due[waiting[0]] - now))
             continue
-        found.steps, found.rows = found.steps + 1, found.rows + len(live.who)
+        sequences = len(live.who)
         began = time.perf_counter()
-        step(model, live)
+        tokens = verify(models, live, drafts) if drafts else step(model, live)
         found.seconds += time.perf_counter() - began
-        write_down(live)
+        written = write_down(live, tokens)
+        found.steps, found.rows = found.steps + 1, found.rows + written
+        if drafts:
+            found.drafted, found.accepted = found.drafted + sequences * drafts, found.accepted + written - sequences
     return found
 
 
-def read_prompts(model: Any, prompts: dict[int, Sequence[int]]) -> Batch:
-    """Prompts by number -> sequences with their first token."""
+def read_prompts(models: Sequence[Any], prompts: dict[int, Sequence[int]]) -> Batch:
+    """Prompts by number -> sequences with their first token, which the first of the models says."""
+    from transformers import DynamicCache
+
     width = max(len(prompt) for prompt in prompts.values())
     tokens = torch.tensor([[0] * (width - len(prompt)) + list(prompt) for prompt in prompts.values()])
     mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts.values()])
-    tokens, mask = tokens.to(model.device), mask.to(model.device)
-    positions = (mask.cumsum(1) - 1).clamp(min=0)
-    from transformers import DynamicCache
+    tokens, mask = tokens.to(models[0].device), mask.to(models[0].device)
+    caches = [DynamicCache() for _ in models]  # without a configuration: layers with a sliding window keep all, too
+    first, *_ = [read(model, cache, tokens, mask, keep=1) for model, cache in zip(models, caches, strict=True)]
+    return Batch(caches, mask, first.squeeze(1), list(prompts))
 
+
+def read(model: Any, cache: Any, tokens: Tensor, mask: Tensor, keep: int = 0) -> Tensor:
+    """New tokens [sequences, new] on top of a cache -> what the model says after each of them, or the last `keep`."""
     out = model(
         input_ids=tokens,
         attention_mask=mask,
-        position_ids=positions,
-        past_key_values=DynamicCache(),  # without a configuration: layers with a sliding window keep all, too
+        position_ids=(mask.cumsum(1) - 1).clamp(min=0)[:, -tokens.shape[1] :],
+        past_key_values=cache,
         use_cache=True,
-        logits_to_keep=1,
+        logits_to_keep=keep,
     )
-    return Batch(out.past_key_values, mask, out.logits[:, -1].argmax(-1), list(prompts))
+    said: Tensor = out.logits.argmax(-1)
+    return said
 
 
-def step(model: Any, live: Batch) -> None:
+def step(model: Any, live: Batch) -> list[list[int]]:
     """One token more for every sequence."""
-    positions = live.mask.sum(1, keepdim=True)
     live.mask = torch.nn.functional.pad(live.mask, (0, 1), value=1)
-    out = model(
-        input_ids=live.last.unsqueeze(1),
-        attention_mask=live.mask,
-        position_ids=positions,
-        past_key_values=live.cache,
-        use_cache=True,
-        logits_to_keep=1,
-    )
-    live.last = out.logits[:, -1].argmax(-1)
+    said = read(model, live.caches[0], live.last.unsqueeze(1), live.mask)
+    live.last = said[:, -1]
+    tokens: list[list[int]] = said.tolist()
+    return tokens
+
+
+def verify(models: Sequence[Any], live: Batch, drafts: int) -> list[list[int]]:
+    """Several tokens more for every sequence: of the drafts those that the model says too, and one of its own."""
+    (model, drafter), (cache, ahead) = models, live.caches
+    tokens, mask = live.last.unsqueeze(1), live.mask
+    for _ in range(drafts + 1):  # once more than there are drafts: the last must be cached as well, should it hold
+        mask = torch.nn.functional.pad(mask, (0, 1), value=1)
+        tokens = torch.cat([tokens, read(drafter, ahead, tokens[:, -1:], mask)], dim=1)
+    tokens = tokens[:, :-1]  # [sequences, 1 + drafts]
+    said = read(model, cache, tokens, mask)
+    accepted = (said[:, :-1] == tokens[:, 1:]).cumprod(1).sum(1, keepdim=True)  # [sequences, 1]
+    held = torch.arange(drafts + 1, device=mask.device) <= accepted
+    live.mask = torch.cat([live.mask, held.to(mask.dtype)], dim=1)
+    live.last = said.gather(1, accepted).squeeze(1)
+    live.close_ranks()
+    return [row[: count + 1] for row, (count,) in zip(said.tolist(), accepted.tolist(), strict=True)]

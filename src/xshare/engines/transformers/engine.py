@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from importlib import metadata
 from typing import Any
 
-from xshare.engines.base import Advance, Answer, Run, quiet
+from xshare.engines.base import Advance, Answer, Divergence, Run, quiet
 from xshare.engines.transformers.attach import Attached, apply, remove
 from xshare.engines.transformers.decode import decode
-from xshare.engines.transformers.forced import Divergence, diverge
+from xshare.engines.transformers.forced import diverge
 from xshare.engines.transformers.routers import Router, find
+from xshare.errors import ModelError
 from xshare.policy import Policy
 from xshare.profile import model_hash
 
@@ -25,9 +26,18 @@ def expert_bytes(model: Any, routers: list[Router]) -> int:
 
 
 class TransformersEngine:
-    def __init__(self, model: Any, tokenizer: Any, name: str) -> None:
+    forces = True
+
+    def __init__(self, model: Any, tokenizer: Any, name: str, drafter: Any = None, drafts: int = 0) -> None:
+        """`drafter`: a model with the same tokens, which proposes `drafts` of them a request and step."""
         self.model, self.tokenizer = model, tokenizer
+        self.drafter, self.drafts = drafter, drafts
         _, routers = find(model)
+        if drafts and drafter.config.vocab_size != model.config.get_text_config().vocab_size:
+            raise ModelError(
+                f"a draft model must have the model's own tokens: it has {drafter.config.vocab_size}, "
+                f"the model {model.config.get_text_config().vocab_size}"
+            )
         self.about: dict[str, Any] = {
             "engine": "transformers",
             "version": metadata.version("transformers"),
@@ -37,15 +47,16 @@ class TransformersEngine:
             "experts": routers[0].num_experts,
             "top_k": routers[0].spec().top_k,
             "layers": len(routers),
-            "drafts": 0,
+            "drafts": drafts,
             "expert_bytes": expert_bytes(model, routers),
             "config": model_hash(model.config.get_text_config()),
         }
-        self.attached: Attached = apply(model, NATIVE, bypass=False)
+        self.attached: Attached = apply(model, NATIVE, bypass=False, drafts=drafts)
 
     def use(self, policy: Policy | None, budgets: Sequence[int] | None = None) -> None:
         # Natively too the layers are counted: a policy that leaves all as it is.
-        self.attached = apply(self.model, NATIVE if policy is None else policy, budgets=budgets, bypass=False)
+        acting = NATIVE if policy is None else policy
+        self.attached = apply(self.model, acting, budgets=budgets, bypass=False, drafts=self.drafts)
 
     def run(
         self,
@@ -58,7 +69,17 @@ class TransformersEngine:
         advance: Advance = quiet,
     ) -> Run:
         ends = -1 if to_the_end else int(self.tokenizer.eos_token_id)
-        found = decode(self.model, prompts, ends=ends, limit=limit, batch=batch, arrivals=arrivals, advance=advance)
+        found = decode(
+            self.model,
+            prompts,
+            ends=ends,
+            limit=limit,
+            batch=batch,
+            arrivals=arrivals,
+            drafter=self.drafter,
+            drafts=self.drafts,
+            advance=advance,
+        )
         texts = self.tokenizer.batch_decode(found.tokens, skip_special_tokens=True)
         answers = [
             Answer(tokens, text, arrived, times)
@@ -66,11 +87,16 @@ class TransformersEngine:
                 found.tokens, texts, arrivals or [0.0] * len(prompts), found.times_s, strict=True
             )
         ]
-        return Run(answers, found.seconds, found.steps, found.rows)
+        return Run(answers, found.seconds, found.steps, found.rows, found.drafted, found.accepted)
 
-    def diverge(self, prompts: Sequence[Sequence[int]], answers: Sequence[Sequence[int]], batch: int) -> Divergence:
-        """The answers under the policy in use, teacher-forced, held against native routing."""
-        return diverge(self.attached, prompts, answers, batch)
+    def diverge(
+        self,
+        prompts: Sequence[Sequence[int]],
+        answers: Sequence[Sequence[int]],
+        batch: int,
+        advance: Advance = quiet,
+    ) -> Divergence:
+        return diverge(self.attached, prompts, answers, batch, advance, self.drafts)
 
     def stats(self) -> dict[str, Any]:
         return self.attached.stats()

@@ -2,73 +2,138 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
+from heapq import heapreplace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from xshare.batch import BatchLayout
+from xshare.engines.base import Advance, Divergence, quiet
 from xshare.engines.transformers.attach import Attached
+from xshare.engines.transformers.decode import read_prompts
 
 
-@dataclass
-class Divergence:
-    """Sums over the positions of the answers."""
+@dataclass(frozen=True)
+class Compared:
+    """One answer, a number for each of its tokens but the last, after which nothing was decoded. All [n]."""
 
-    tokens: int = 0
-    kl: float = 0.0  # of native's next-token distribution from the policy's, in nats
-    surprise: float = 0.0  # of the text under the policy, and natively
-    surprise_native: float = 0.0
-    same: int = 0  # positions at which both would go on with the same token
+    step: Tensor  # the step in which it was read, counted within the pass
+    kl: Tensor  # float64: of native's next-token distribution from the policy's, in nats
+    surprise: Tensor  # float64: of the token that follows, under the policy and natively
+    surprise_native: Tensor
+    same: Tensor  # bool: both would go on with the same token
 
 
-@torch.inference_mode()
+class Texts:
+    """Prompts and answers laid out for one pass, and what native routing makes of them: to be compared with policies.
+
+    Prompts are read first, natively, as they are in decoding: in a step that is acted on, every row is.
+    """
+
+    @torch.inference_mode()
+    def __init__(
+        self,
+        attached: Attached,
+        prompts: Sequence[Sequence[int]],
+        answers: Sequence[Sequence[int]],
+        *,
+        starts: Sequence[int] | None = None,
+        drafts: int = 0,
+    ) -> None:
+        """`starts`: the step in which each answer begins; together if None. `drafts`: a step reads 1 + drafts tokens of
+        every answer, as if a draft model had guessed them all."""
+        self.model, self.decoder, self.width = attached.model, attached.decoder, 1 + drafts
+        self.answers, self.starts = answers, list(starts or [0] * len(answers))
+        self.read = read_prompts([self.model], dict(enumerate(prompts)))
+        self.tokens, mask, requests = lay_out(answers, str(self.model.device), self.starts, self.width)
+        self.mask, self.layout = torch.cat([self.read.mask, mask], dim=1), BatchLayout(requests)
+        attached.switch(False)
+        self.native = self._hidden()
+        attached.switch(True)
+
+    def _hidden(self) -> Tensor:
+        """[sequences, positions, d]"""
+        hidden: Tensor = self.decoder(
+            input_ids=self.tokens,
+            attention_mask=self.mask,
+            position_ids=(self.mask.cumsum(1) - 1)[:, -self.tokens.shape[1] :],
+            past_key_values=copy.deepcopy(self.read.caches[0]),
+            use_cache=True,
+        ).last_hidden_state
+        return hidden
+
+    @torch.inference_mode()
+    def compare(self, attached: Attached) -> list[Compared]:
+        """Under the policy at work."""
+        with attached.state.laid_out(self.layout):
+            ours = self._hidden()
+        return [self._compared(row, ours) for row in range(len(self.answers))]
+
+    def _compared(self, row: int, ours: Tensor) -> Compared:
+        """One sequence at a time: vocabularies are large."""
+        answer = torch.tensor(self.answers[row], device=ours.device)
+        begin, length = self.starts[row] * self.width, len(answer) - 1
+        head: Any = self.model.get_output_embeddings()  # type: ignore[operator]
+        p, q = (head(hidden[row, begin : begin + length]).double().log_softmax(-1) for hidden in (self.native, ours))
+        surprise, surprise_native = (-each.gather(-1, answer[1:].unsqueeze(-1)).squeeze(-1) for each in (q, p))
+        step = self.starts[row] + torch.arange(length, device=p.device) // self.width
+        kl, same = (p.exp() * (p - q)).sum(-1), p.argmax(-1) == q.argmax(-1)
+        return Compared(step, kl, surprise, surprise_native, same)
+
+
 def diverge(
-    attached: Attached, prompts: Sequence[Sequence[int]], answers: Sequence[Sequence[int]], batch: int
+    attached: Attached,
+    prompts: Sequence[Sequence[int]],
+    answers: Sequence[Sequence[int]],
+    batch: int,
+    advance: Advance = quiet,
+    drafts: int = 0,
 ) -> Divergence:
     """Score the answers under the policy at work and natively, `batch` sequences at a time."""
     found = Divergence()
-    model = attached.model
     for start in range(0, len(prompts), batch):
         some = slice(start, start + batch)
-        tokens, mask, requests = lay_out(prompts[some], answers[some], str(model.device))
-        first = max(map(len, prompts[some]))  # position of the answers' first token
-        inputs: dict[str, Any] = {"input_ids": tokens, "attention_mask": mask, "use_cache": False}
-        inputs["position_ids"] = (mask.cumsum(1) - 1).clamp(min=0)
-        attached.switch(False)
-        native = model(**inputs).logits
-        attached.switch(True)
-        with attached.state.laid_out(BatchLayout(requests)):
-            ours = model(**inputs).logits
-        for row, answer in enumerate(answers[some]):  # one sequence at a time: vocabularies are large
-            there = slice(first, first + len(answer) - 1)
-            p, q = native[row, there].double().log_softmax(-1), ours[row, there].double().log_softmax(-1)
-            wanted = tokens[row, first + 1 : first + len(answer)].unsqueeze(-1)
-            found.tokens += len(answer) - 1
-            found.kl += float((p.exp() * (p - q)).sum())
-            found.surprise -= float(q.gather(-1, wanted).sum())
-            found.surprise_native -= float(p.gather(-1, wanted).sum())
-            found.same += int((p.argmax(-1) == q.argmax(-1)).sum())
+        for text in Texts(attached, prompts[some], answers[some], drafts=drafts).compare(attached):
+            found.tokens += len(text.kl)
+            found.kl += float(text.kl.sum())
+            found.surprise += float(text.surprise.sum())
+            found.surprise_native += float(text.surprise_native.sum())
+            found.same += int(text.same.sum())
+        advance(len(prompts[some]))
     return found
 
 
+def in_turn(answers: Sequence[Sequence[int]], batch: int, drafts: int = 0) -> list[int]:
+    """The step in which each answer begins if `batch` of them are decoded together, the next as soon as one has ended.
+
+    Answers that begin together do not end together: most of the later steps would have fewer rows than are served.
+    """
+    free, starts = [0] * batch, []
+    for answer in answers:
+        starts.append(free[0])
+        heapreplace(free, free[0] - (1 - len(answer)) // (1 + drafts))
+    return starts
+
+
 def lay_out(
-    prompts: Sequence[Sequence[int]], answers: Sequence[Sequence[int]], device: str
+    answers: Sequence[Sequence[int]], device: str, starts: Sequence[int], width: int = 1
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Prompts padded on the left to end together, answers on the right -> tokens and mask [sequences, positions], and
-    whose each row is, [positions, sequences].
+    """Answers from the step in which each starts, `width` tokens a step -> tokens and mask [sequences, positions], and
+    whose each row is, [steps, sequences * width].
 
     A token of an answer is read in a decode step, all but the last, after which nothing was decoded.
     """
-    before, after = max(map(len, prompts)), max(map(len, answers))
-    tokens = torch.zeros(len(prompts), before + after, dtype=torch.long)
-    mask = torch.zeros_like(tokens)
-    requests = torch.full((before + after, len(prompts)), -1)
-    for row, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
-        begin, end = before - len(prompt), before + len(answer)
-        tokens[row, begin:end] = torch.tensor([*prompt, *answer])
-        mask[row, begin:end] = 1
-        requests[before : end - 1, row] = row
+    ends = [start * width + len(answer) - 1 for start, answer in zip(starts, answers, strict=True)]
+    steps = max(1, -(-max(ends) // width))
+    tokens = torch.zeros(len(answers), steps * width, dtype=torch.long)
+    requests = torch.full_like(tokens, -1)
+    for row, (answer, start, end) in enumerate(zip(answers, starts, ends, strict=True)):
+        tokens[row, start * width : end] = torch.tensor(answer[:-1])
+        requests[row, start * width : end] = row
+    mask = (requests >= 0).long()
+    requests = requests.view(len(answers), steps, width).transpose(0, 1).flatten(1)
     return tokens.to(device), mask.to(device), requests.to(device)

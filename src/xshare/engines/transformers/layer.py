@@ -24,6 +24,7 @@ class Layer:
 
     def clear(self) -> None:
         self.steps = 0
+        self.latest: Tensor | None = None  # float64 [figures, steps] of the last pass, zero where it was left alone
         self.sums: Tensor | None = None  # float64 [figures], on the layer's device
 
     @torch.compiler.disable
@@ -44,12 +45,16 @@ class Layer:
         return logits, self._by_row(own_weights), self._by_row(own_ids)
 
     def _by_step(self, rows: Tensor) -> Tensor:
-        """[rows, x] -> [steps, n, x]: a step a position, if there are several; a sequence's rows are neighbours."""
-        steps = self.state.steps
-        return rows.unsqueeze(0) if steps == 1 else rows.view(-1, steps, rows.shape[-1]).transpose(0, 1)
+        """[rows, x] -> [steps, n, x]: of each sequence the same positions, one or more; a sequence's are neighbours."""
+        steps, width = self.state.steps, self.state.width
+        if steps == 1:
+            return rows.unsqueeze(0)
+        return rows.view(-1, steps, width, rows.shape[-1]).transpose(0, 1).flatten(1, 2)
 
     def _by_row(self, rows: Tensor) -> Tensor:
-        return rows.transpose(0, 1).flatten(0, 1) if self.state.steps > 1 else rows.squeeze(0)
+        if self.state.steps == 1:
+            return rows.squeeze(0)
+        return rows.view(len(rows), -1, self.state.width, rows.shape[-1]).transpose(0, 1).flatten(0, 2)
 
     def _count(self, routing: Routing) -> None:
         counts = (routing.active_native.sum(-1), routing.selected.sum(-1), routing.active.sum(-1))
@@ -57,6 +62,7 @@ class Layer:
         figures = torch.stack([figure.double() for figure in (*counts, *shares)])  # [figures, steps]
         if self.state.open is not None:
             figures = figures * self.state.open.to(figures.device)
+        self.latest = figures
         # Not in place: the sums of an inference_mode() may be added to outside it, but not changed there.
         sums = figures.sum(-1)
         self.sums = sums if self.sums is None else self.sums.to(sums.device) + sums

@@ -39,6 +39,7 @@ class State:
         # Of the pass under way. Several steps only where the caller lays them out.
         self.gate = False
         self.rows = self.steps = 1
+        self.width = 1  # positions of a sequence that are one step
         self.layout: BatchLayout | None = None  # requests [steps, n]
         self.open: Tensor | None = None  # bool [steps], which are acted on; None for all
         self.counted = 0  # steps that are
@@ -66,7 +67,7 @@ class State:
         self.pruned += self.counted
         self.gate = self.counted > 0
         if self.gate:
-            self.steps = len(requests)
+            self.steps, self.width = len(requests), step.new // len(requests)
             self.open = None
             if self.counted < self.steps:  # without a voting row a step is routed natively
                 self.open = torch.tensor([reason is None for reason in reasons], device=step.device)
@@ -84,7 +85,9 @@ class State:
         if self.given is None:
             return step.requests(None if self.generation is None else self.generation.ends).unsqueeze(0)
         requests = self.given.requests
-        if tuple(requests.shape) not in ((step.rows,), (step.new, step.sequences)):
+        given = tuple(requests.shape)
+        several = len(given) == 2 and given[0] > 0 and step.new % given[0] == 0 and given[0] * given[1] == step.rows
+        if given != (step.rows,) and not several:
             raise LayoutError(
                 f"layout must hold [{step.rows}] requests, one a row of the pass, or [{step.new}, {step.sequences}], "
                 f"one step a position, not {list(requests.shape)}"

@@ -1,0 +1,246 @@
+"""What the benchmarks of the answers share: an engine for each setting, and policies on it.
+
+Everything runs in worker processes, one engine each: small models leave a processor, and a GPU even more, idle while
+Python thinks. A setting's native answers are decoded once and handed to whoever measures a policy in it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from dataclasses import asdict, dataclass
+from multiprocessing import get_context, parent_process
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import numpy as np
+import torch
+
+from xshare.engines.base import Advance, Run, quiet
+from xshare.engines.opening import open_engine
+from xshare.engines.transformers import Prompt, record
+from xshare.engines.transformers.engine import TransformersEngine
+from xshare.engines.transformers.forced import Compared, Texts, in_turn
+from xshare.policy import Policy
+from xshare.quality.files import Task
+from xshare.quality.measure import Outcome, answer, ordered, row_of
+from xshare.results import Row
+from xshare.trace import Trace
+
+TOGETHER = 3  # texts in a forced pass, in batches: more leave fewer steps at the end that are not full, and cost memory
+RECORDED = 16  # answers of each kind in a trace
+RUN = ("decode_s", "steps", "rows", "drafted", "accepted")
+
+
+@dataclass(frozen=True)
+class Setting:
+    """How questions are batched."""
+
+    batch: int
+    drafts: int
+    mixed: bool
+
+    @classmethod
+    def of(cls, row: Row) -> Setting:
+        return cls(row["batch"], row["drafts"], row["mixed"])
+
+
+@dataclass(frozen=True)
+class Job:
+    """A model, and what it is asked."""
+
+    model: str
+    options: dict[str, Any]
+    tasks: list[Task]
+    limit: int  # tokens of an answer
+    forced: int  # answers that are forced, for the KL
+    seed: int = 0
+    threads: int | None = None
+
+    def setting(self) -> Row:
+        """What tells results apart."""
+        mark = hashlib.sha256(repr(self.tasks).encode()).hexdigest()[:16]
+        return {"questions": len(self.tasks), "tasks": mark, "tokens": self.limit, "forced": self.forced} | {
+            "seed": self.seed
+        }
+
+    def open(self, drafts: int) -> TransformersEngine:
+        if self.threads:
+            torch.set_num_threads(self.threads)
+        if str(self.options.get("device", "cpu")).startswith("cuda"):
+            # The same tokens from the same steps: sums over experts in a fixed order.
+            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+            torch.use_deterministic_algorithms(True, warn_only=True)
+        engine = open_engine("transformers", self.model, drafts=drafts, options=self.options)
+        assert isinstance(engine, TransformersEngine)
+        # By their names: where a folder lies does not matter, and its files are told by their marks.
+        engine.about |= {name: Path(engine.about[name]).name for name in ("model", "drafter") if name in engine.about}
+        return engine
+
+
+class Bench:
+    """One process's engines, opened when they are first used."""
+
+    def __init__(self, job: Job, advance: Advance = quiet) -> None:
+        self.job, self.advance = job, advance
+        self.engines: dict[int, TransformersEngine] = {}
+
+    def engine(self, drafts: int) -> TransformersEngine:
+        if drafts not in self.engines:
+            self.engines[drafts] = self.job.open(drafts)
+        return self.engines[drafts]
+
+    def tasks(self, setting: Setting) -> list[Task]:
+        return ordered(self.job.tasks, setting.mixed, self.job.seed)
+
+    def decode(self, setting: Setting, policy: Policy | None, places: Sequence[int] | None = None) -> Outcome:
+        """The answers of a policy, to the tasks in their order or in that of `places`."""
+        tasks, engine = self.tasks(setting), self.engine(setting.drafts)
+        asked = tasks if places is None else [tasks[i] for i in places]
+        options: dict[str, Any] = {"batch": setting.batch, "limit": self.job.limit, "alike": not setting.mixed}
+        found = answer(engine, policy, asked, **options, advance=self.advance)
+        found.run.answers = []  # their texts are judged by now
+        return found
+
+    def native(self, setting: Setting) -> Row:
+        """Native answers, in a form that is kept."""
+        found = self.decode(setting, None)
+        run = {name: getattr(found.run, name) for name in RUN}
+        return asdict(setting) | {"right": found.right, "tokens": found.tokens, "mean": found.stats["mean"], "run": run}
+
+    def cell(self, setting: Setting, policy: Policy | None, native: Row) -> tuple[Row, list[bool]]:
+        """One policy in one setting: its row, and which questions it answered."""
+        base = outcome(native)
+        found = base if policy is None else self.decode(setting, policy)
+        row = (
+            {"model": self.engine(setting.drafts).about["model"]}
+            | asdict(setting)
+            | {"accepted": None}
+            | row_of(found, base, setting.drafts)
+        )
+        kl: Row = {"kl": 0.0, "kl_low": 0.0, "kl_high": 0.0, "kl_answers": 0, "kl_active": row["active"]}
+        if policy is not None:
+            kl = self.divergence(setting, policy, native)
+        return row | kl, found.right
+
+    def divergence(self, setting: Setting, policy: Policy, native: Row) -> Row:
+        """KL of native's next tokens from the policy's, over some of native's answers; per token, over all of them."""
+        engine = self.engine(setting.drafts)
+        engine.use(policy)
+        passes = self.texts(setting, native, self.job.forced)
+        texts = [text for _, some in passes for text in some.compare(engine.attached)]
+        kl, low, high = mean_kl(texts)
+        active = engine.stats()["mean"]["experts_active"]
+        return {"kl": kl, "kl_low": low, "kl_high": high, "kl_answers": len(texts), "kl_active": active}
+
+    def texts(
+        self, setting: Setting, native: Row, most: int | None = None, places: Sequence[int] | None = None
+    ) -> Iterator[tuple[list[int], Texts]]:
+        """Of native's answers as many as asked for, forced in full batches, a kind at a time where they are not mixed;
+        in another order if `places` say so. With the places of those in a pass.
+
+        Answers that ended with their first token have nothing to be forced, and are left out.
+        """
+        engine, tasks, together = self.engine(setting.drafts), self.tasks(setting), TOGETHER * setting.batch
+        order = [i for i in places or range(len(tasks)) if len(native["tokens"][i]) > 1]
+        kinds = list(dict.fromkeys(tasks[i].kind for i in order))
+        for group in [kinds] if setting.mixed else [[kind] for kind in kinds]:
+            mine = [i for i in order if tasks[i].kind in group]
+            mine = mine if most is None else mine[: -(-most * len(group) // len(kinds))]
+            for some in (mine[start : start + together] for start in range(0, len(mine), together)):
+                prompts, answers = [engine.encode(tasks[i].prompt) for i in some], [native["tokens"][i] for i in some]
+                starts = in_turn(answers, setting.batch, setting.drafts)
+                yield some, Texts(engine.attached, prompts, answers, starts=starts, drafts=setting.drafts)
+
+    def recorded(self, advance: Advance = quiet) -> Trace:
+        """A trace of some questions' native answers with full logits, a domain a kind."""
+        engine = self.engine(0)
+        by_kind: dict[str, list[Prompt]] = {}
+        for task in self.job.tasks:
+            by_kind.setdefault(task.kind, []).append(Prompt(task.prompt, task.kind))
+        prompts = [prompt for each in by_kind.values() for prompt in each[:RECORDED]]
+        engine.close()  # recording wants the model as it is
+        options: dict[str, Any] = {"name": engine.about["model"], "tokens": self.job.limit, "batch": 2 * RECORDED}
+        trace = record(engine.model, engine.tokenizer, prompts, **options, advance=advance)
+        engine.use(None)
+        return trace
+
+
+def outcome(native: Row) -> Outcome:
+    run = Run([], *(native["run"][name] for name in RUN))
+    return Outcome(None, native["right"], native["tokens"], {"mean": native["mean"]}, run)
+
+
+def mean_kl(texts: Sequence[Compared], seed: int = 0) -> tuple[float, float, float]:
+    """Per token, with a bootstrap 95 % interval over answers: the tokens of one answer are not independent."""
+    kl, tokens = np.array([[float(text.kl.sum()), len(text.kl)] for text in texts]).T
+    picks = np.random.default_rng(seed).integers(len(texts), size=(2000, len(texts)))
+    low, high = np.quantile(kl[picks].sum(1) / tokens[picks].sum(1), [0.025, 0.975])
+    return float(kl.sum() / tokens.sum()), float(low), float(high)
+
+
+# Processes
+
+Call = tuple[Any, Callable[..., Any], tuple[Any, ...]]  # a name to know it by, a function of a Bench, more arguments
+BENCH: Bench | None = None  # of this process
+
+
+def _begin(job: Job, answered: Any) -> None:
+    def advance(done: int) -> None:
+        with answered.get_lock():
+            answered.value += done
+
+    def end_with_the_parent() -> None:  # however that ends
+        parent = parent_process()
+        assert parent is not None
+        parent.join()
+        os._exit(1)
+
+    Thread(target=end_with_the_parent, daemon=True).start()
+    global BENCH
+    BENCH = Bench(job, advance)
+
+
+def _call(function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+    return function(BENCH, *args)
+
+
+class Workers:
+    """Calls with a Bench, several at once; one at a time in this process, which has opened its engine already."""
+
+    def __init__(self, bench: Bench, jobs: int) -> None:
+        self.bench, self.jobs = bench, jobs
+        self.pool: ProcessPoolExecutor | None = None
+        self.tell(quiet)
+        if jobs > 1:
+            context = get_context("spawn")
+            self.answered, self.told = context.Value("q", 0), 0
+            self.pool = ProcessPoolExecutor(jobs, context, _begin, (bench.job, self.answered))
+
+    def tell(self, advance: Advance) -> None:
+        """From now on, how many more answers have been decoded."""
+        self.advance = self.bench.advance = advance
+
+    def run(self, calls: Iterator[Call]) -> Iterator[tuple[Any, Any]]:
+        """-> (name, result) as they come. A call is taken from the iterator when a worker is free for it."""
+        if self.pool is None:
+            yield from ((name, function(self.bench, *args)) for name, function, args in calls)
+            return
+        running: dict[Future[Any], Any] = {}
+        while True:
+            while len(running) < self.jobs and (call := next(calls, None)) is not None:
+                running[self.pool.submit(_call, *call[1:])] = call[0]
+            if not running:
+                return
+            done, _ = wait(running, timeout=1, return_when=FIRST_COMPLETED)
+            before, self.told = self.told, self.answered.value
+            self.advance(self.told - before)
+            for future in done:
+                yield running.pop(future), future.result()
+
+    def close(self) -> None:
+        if self.pool is not None:
+            self.pool.shutdown(cancel_futures=True)

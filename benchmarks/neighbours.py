@@ -1,0 +1,181 @@
+"""One prompt, other batch mates: does its answer change, and how far does its KL spread?
+
+    python benchmarks/neighbours.py --jobs 2                                        nano
+    python benchmarks/neighbours.py --model FOLDER --jobs 8 --engine-args '{"device": "cuda", "dtype": "float32"}'
+
+The same questions are decoded several times in other orders: each time every one of them has other mates in its batch
+of 16, of all kinds (mixed) or of its own. A set that a batch shares makes an answer depend on its neighbours; native
+routing does not, nor does `topk`, which looks at one token only. Both are controls: what they show is rounding.
+
+  changed   share of prompts whose text is not the same with all mates; changed_answer: whose final answer is not
+  distinct  different texts of a prompt, on average
+  flipped   share of prompts that are answered with some mates and not with others
+  accuracy_least, accuracy_most   over the orders
+  kl_spread   standard deviation of a prompt's KL over its mates, mean over the prompts; kl_prompts: of the prompts' own
+              means, to compare with; kl_worst: each prompt's worst, mean over the prompts
+"""
+
+from __future__ import annotations
+
+import sys
+
+if __name__ == "__main__":
+    sys.path.append(sys.path.pop(0))  # this folder last: its select.py would stand in for the standard library's
+
+import random
+from collections import Counter
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import typer
+from answers import Bench, Job, Setting, Workers
+from kept import Kept
+from paper_policies import policy, spelled
+from study import KEY, Cell, Study, run, tasks_of
+
+from xshare.cli.output import engine_arguments, number_table, wide_console
+from xshare.policy import Policy
+from xshare.quality.tasks import given_answer
+from xshare.results import Row
+from xshare.statistics import share_interval
+
+SETTINGS = [Setting(16, 0, True), Setting(16, 0, False)]
+PAPER = [(24, 1), (0, 1), (0, 2), (24, 0)]  # the paper's (m, k0)
+RIVALS = ["topk:k=2", "lynx:drop={quarter}"]  # a quarter of all experts
+
+
+def orders(count: int, sets: int, seed: int) -> list[list[int]]:
+    """Places of the questions, the first as they are."""
+    rng = random.Random(seed)
+    return [list(range(count)), *(rng.sample(range(count), count) for _ in range(sets - 1))]
+
+
+def spread(bench: Bench, setting: Setting, which: Policy | None, native: Row, sets: int) -> tuple[Row, list[bool]]:
+    """One policy with `sets` sets of mates -> its row, and which prompts were answered whatever the mates."""
+    engine, tasks = bench.engine(setting.drafts), bench.tasks(setting)
+    texts: list[list[tuple[int, ...]]] = [[] for _ in tasks]  # by prompt, then by order
+    right: list[list[bool]] = [[] for _ in tasks]
+    kl: list[list[float]] = [[] for _ in tasks]
+    for places in orders(len(tasks), sets, bench.job.seed):
+        found = bench.decode(setting, which, places)
+        for i, tokens, good in zip(places, found.tokens, found.right, strict=True):
+            texts[i].append(tuple(tokens))
+            right[i].append(good)
+        engine.use(which)
+        for some, forced in bench.texts(setting, native, places=places):
+            for i, text in zip(some, forced.compare(engine.attached), strict=True):
+                kl[i].append(float(text.kl.mean()))
+    answers = [{given_answer(text) or text for text in engine.tokenizer.batch_decode(each)} for each in texts]
+    different = [len(set(each)) for each in texts]
+    flipped = [len(set(each)) > 1 for each in right]
+    by_order = np.array(right).mean(0)
+    row: Row = (
+        {"model": engine.about["model"]}
+        | asdict(setting)
+        | {
+            "policy": "native" if which is None else str(which),
+            "method": "native" if which is None else which.method,
+            "prompts": len(tasks),
+            "sets": sets,
+            "control": which is None or which.method in ("topk", "skip"),  # does not look at the neighbours
+            "active": found.stats["mean"]["experts_active"],
+            "active_native": found.stats["mean"]["experts_native"],
+            **share("changed", [count > 1 for count in different]),
+            **share("changed_answer", [len(each) > 1 for each in answers]),
+            "distinct": float(np.mean(different)),
+            **share("flipped", flipped),
+            "accuracy": float(by_order.mean()),
+            "accuracy_least": float(by_order.min()),
+            "accuracy_most": float(by_order.max()),
+        }
+    )
+    return row | kl_row([each for each in kl if each]), [all(each) for each in right]
+
+
+def share(name: str, which: list[bool]) -> Row:
+    low, high = share_interval(sum(which), len(which))
+    return {name: sum(which) / len(which), f"{name}_low": low, f"{name}_high": high}
+
+
+def kl_row(kl: list[list[float]]) -> Row:
+    table = np.array(kl)  # [prompts, sets]
+    return {
+        "kl": float(table.mean()),
+        "kl_spread": float(table.std(1).mean()),
+        "kl_prompts": float(table.mean(1).std()),
+        "kl_worst": float(table.max(1).mean()),
+    }
+
+
+def main(
+    model: Annotated[str, typer.Option(help="nano, or a folder.")] = "nano",
+    engine_args: Annotated[str, typer.Option(help="device and dtype, as a JSON object.")] = "{}",
+    prompts: Annotated[int, typer.Option(min=1, help="Questions, as many of each kind.")] = 320,
+    sets: Annotated[int, typer.Option(min=2, help="Sets of mates.")] = 5,
+    file: Annotated[Path | None, typer.Option(help="Questions as JSON lines, instead of nano's own.")] = None,
+    tokens: Annotated[int, typer.Option(min=1, help="Tokens of an answer, at most.")] = 420,
+    jobs: Annotated[int, typer.Option(min=1, help="Processes, each with an engine of its own.")] = 1,
+    threads: Annotated[int | None, typer.Option(min=1, help="Threads of the CPU in each.")] = None,
+    seconds: Annotated[float | None, typer.Option(help="Begin nothing that would not be done by then.")] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Other questions, in other orders.")] = 0,
+    json: Annotated[Path, typer.Option(help="Results; a file that is there is continued.")] = Path(
+        "evidence/neighbours.json"
+    ),
+) -> None:
+    options, asked = engine_arguments(engine_args), tasks_of(file, prompts, seed)
+    job = Job(model, options, asked, tokens, len(asked), seed, threads or (1 if jobs > 1 else None))
+    bench = Bench(job)
+    about = bench.engine(0).about
+    kept = Kept(json, about, job.setting() | {"sets": sets}, KEY)
+    if not kept.complete:
+        workers = Workers(bench, jobs)
+        try:
+            study = Study(bench, workers, kept, seconds)
+            # With no more of a kind than fit into a batch, nobody has other mates.
+            alike = max(Counter(task.kind for task in asked).values()) > SETTINGS[0].batch
+            settings = SETTINGS if alike else SETTINGS[:1]
+            if not alike:
+                typer.echo("no kind has more prompts than fit into a batch: batches of one kind are left out")
+            cells = cells_of(settings, about["experts"])
+            if study.natives(settings) and study.measure("mates", cells, partial(spread, sets=sets), sets):
+                kept.finish()
+        finally:
+            workers.close()
+    show(kept.rows)
+    typer.echo(f"results: {json}" + ("" if kept.complete else "; not all of it: the same command goes on"))
+    if rounding := [row for row in kept.rows if row["control"] and row["changed"]]:
+        worst = max(row["changed"] for row in rounding)
+        typer.echo(f"controls are not still: up to {worst:.1%} of their texts change, by rounding alone", err=True)
+
+
+def cells_of(settings: list[Setting], experts: int) -> dict[Cell, str]:
+    policies: dict[Policy | None, str] = {None: "native"}
+    policies |= {policy(numbers, experts): spelled(numbers) for numbers in PAPER}
+    policies |= {Policy.parse(text.format(quarter=experts // 4)): "" for text in RIVALS}
+    return {(setting, which): paper for which, paper in policies.items() for setting in settings}
+
+
+def show(rows: list[Row]) -> None:
+    columns = ["batches", "experts", "changed", "other answer", "flipped", "texts", "accuracy", "KL", "spread"]
+    table = number_table("other mates in the batch", "policy", *columns)
+    for row in rows:
+        table.add_row(
+            row["policy"],
+            "mixed" if row["mixed"] else "alike",
+            f"{row['active']:.1f} of {row['active_native']:.1f}",
+            f"{row['changed']:.1%}",
+            f"{row['changed_answer']:.1%}",
+            f"{row['flipped']:.1%}",
+            f"{row['distinct']:.2f}",
+            f"{row['accuracy_least']:.1%} to {row['accuracy_most']:.1%}",
+            f"{row['kl']:.4f}",
+            f"{row['kl_spread']:.4f}",
+        )
+    wide_console().print(table)
+
+
+if __name__ == "__main__":
+    run(main)

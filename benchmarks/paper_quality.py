@@ -1,0 +1,118 @@
+"""What every configuration of the paper, and every rival at as many experts, does to the answers.
+
+    python benchmarks/paper_quality.py --jobs 2                                  nano, as shipped, on two cores
+    python benchmarks/paper_quality.py --model FOLDER --jobs 12 \\
+        --engine-args '{"device": "cuda", "dtype": "float32", "draft": "FOLDER"}'     another model, on a GPU
+
+Settings: batches of 16, and of 4 with 3 tokens a request and step from the real draft model; questions of different
+kinds mixed, and one kind at a time. The same questions in the same order for every policy, a new one as soon as one has
+ended, so that batches are full. The paper's budgets are for 128 experts: m is scaled by N/128, rounded half up, k0 and
+mr stay. Rivals take the knob at which they load about as many experts as a reference policy does, found by replaying
+native's routing; what they loaded when they decoded stands in their row.
+
+  accuracy   with Wilson's interval; change: against native on the same questions, with Agresti and Min's
+  agreement  share of native's tokens decoded before the first that differs
+  kl         of native's next-token distribution, nats a token, over native's answers forced in full batches; with
+             drafts a step reads four tokens of each answer, as if all drafts were right
+  accepted   tokens a request and step, with drafts
+  matched    rivals against their references: change on the same questions, KL of both
+
+Native, and a control that selects with a budget of N and must give native's tokens, come first, then the main policies.
+Every cell is written when it is done; the same command goes on from there, and ends before a cell that does not fit
+into --seconds.
+"""
+
+from __future__ import annotations
+
+import sys
+
+if __name__ == "__main__":
+    sys.path.append(sys.path.pop(0))  # this folder last: its select.py would stand in for the standard library's
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from answers import Bench, Job, Setting, Workers
+from kept import Kept
+from paper_policies import BATCH, DRAFTED, MAIN, REFERENCES, no_op, policy, rivals, spelled
+from study import CONTROL, KEY, LISTS, Cell, Study, Wanted, run, show, tasks_of
+
+from xshare.cli.output import engine_arguments
+from xshare.results import Row
+
+PLAIN, DRAFTS = (16, 0), (4, 3)  # batch, drafts
+
+
+def settings_of(drafts: bool) -> list[Setting]:
+    ways = [PLAIN, DRAFTS] if drafts else [PLAIN]
+    return [Setting(*way, mixed) for way in ways for mixed in (True, False)]
+
+
+def paper_cells(settings: list[Setting], experts: int) -> dict[Cell, str]:
+    """In the order in which they are measured, each with what the paper calls it."""
+    found: dict[Cell, str] = {(setting, None): "native" for setting in settings}
+    found |= {(setting, no_op(experts)): CONTROL for setting in settings}
+    for part in (slice(MAIN), slice(MAIN, None)):
+        for setting in settings:
+            for numbers in (DRAFTED if setting.drafts else BATCH)[part]:
+                found.setdefault((setting, policy(numbers, experts)), spelled(numbers))
+    return found
+
+
+def rival_cells(settings: list[Setting], experts: int, top_k: int) -> Wanted:
+    references = [(how, policy(numbers, experts)) for how in settings for numbers in REFERENCES[how.drafts]]
+    return {
+        (how, reference, name): policies
+        for how, reference in references
+        for name, policies in rivals(reference, experts, top_k).items()
+    }
+
+
+def undrafted(kept: Kept, mixed: bool) -> Row:
+    """The share of native's answers that are the same without drafts, which must not change any."""
+    plain, drafted = (kept.native(Setting(*way, mixed))["tokens"] for way in (PLAIN, DRAFTS))
+    return {"mixed": mixed, "same": sum(a == b for a, b in zip(plain, drafted, strict=True)) / len(plain)}
+
+
+def main(
+    model: Annotated[str, typer.Option(help="nano, or a folder.")] = "nano",
+    engine_args: Annotated[str, typer.Option(help="device, dtype, draft (a folder), as a JSON object.")] = "{}",
+    tasks: Annotated[int, typer.Option(min=1, help="Questions, as many of each kind.")] = 1000,
+    file: Annotated[Path | None, typer.Option(help="Questions as JSON lines, instead of nano's own.")] = None,
+    forced: Annotated[int, typer.Option(min=1, help="Answers that are forced, for the KL.")] = 320,
+    tokens: Annotated[int, typer.Option(min=1, help="Tokens of an answer, at most.")] = 420,
+    jobs: Annotated[int, typer.Option(min=1, help="Processes, each with an engine of its own.")] = 1,
+    threads: Annotated[int | None, typer.Option(min=1, help="Threads of the CPU in each.")] = None,
+    seconds: Annotated[float | None, typer.Option(help="Begin nothing that would not be done by then.")] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Other questions, in another order.")] = 0,
+    json: Annotated[Path, typer.Option(help="Results; a file that is there is continued.")] = Path(
+        "evidence/paper_quality.json"
+    ),
+) -> None:
+    options = engine_arguments(engine_args)
+    job = Job(model, options, tasks_of(file, tasks, seed), tokens, forced, seed, threads or (1 if jobs > 1 else None))
+    bench = Bench(job)
+    drafts = model == "nano" or "draft" in options
+    about = bench.engine(3 if drafts else 0).about
+    kept = Kept(json, about, job.setting(), KEY, [*LISTS, "undrafted"])
+    if not drafts:
+        typer.echo('no draft model: settings with drafts are left out (--engine-args \'{"draft": "FOLDER"}\')')
+    if not kept.complete:
+        workers = Workers(bench, jobs)
+        try:
+            study, settings = Study(bench, workers, kept, seconds), settings_of(drafts)
+            complete = study.natives(settings)
+            if complete and drafts:
+                kept.write(undrafted=[undrafted(kept, mixed) for mixed in (True, False)])
+            complete = complete and study.measure("policies", paper_cells(settings, about["experts"]))
+            if complete and study.matches(rival_cells(settings, about["experts"], about["top_k"]), bench.recorded):
+                kept.finish()
+        finally:
+            workers.close()
+    show(kept.rows, len(job.tasks))
+    typer.echo(f"results: {json}" + ("" if kept.complete else "; not all of it: the same command goes on"))
+
+
+if __name__ == "__main__":
+    run(main)

@@ -1,0 +1,196 @@
+"""Cells, one policy in one setting each: measured once, written at once, held against each other at the end."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import typer
+from answers import RECORDED, Bench, Call, Setting, Workers
+from kept import Kept
+
+from xshare.cli.output import number_table, progress_bar, wide_console
+from xshare.engines.base import Advance
+from xshare.errors import XShareError
+from xshare.policy import Policy
+from xshare.quality.files import Task, built_in, read_tasks
+from xshare.quality.paired import paired
+from xshare.quality.tasks import KINDS
+from xshare.results import Row
+from xshare.trace import Trace
+from xshare.trace.replay import replay
+from xshare.trace.sample import Mix, sampled
+
+KEY = ("batch", "drafts", "mixed", "policy")
+LISTS = ("calibration", "matched")
+CONTROL = "no-op control"
+REPLAYED = 100  # batches, to count experts in advance
+Cell = tuple[Setting, Policy | None]
+Wanted = dict[tuple[Setting, Policy, str], list[Policy]]  # a reference, a rival's name, and its policies
+
+
+class Study:
+    def __init__(self, bench: Bench, workers: Workers, kept: Kept, seconds: float | None = None) -> None:
+        self.workers, self.kept, self.began, self.seconds = workers, kept, time.monotonic(), seconds
+        self.asked = len(bench.job.tasks)
+        self.slowest: dict[int, float] = {}  # seconds of a cell so far, by drafts
+
+    def time_for(self, setting: Setting) -> bool:
+        spent = time.monotonic() - self.began
+        return self.seconds is None or spent + self.slowest.get(setting.drafts, 0) < self.seconds
+
+    def natives(self, settings: list[Setting]) -> bool:
+        """Native's answers in every setting -> whether all of them are there now."""
+        missing = [setting for setting in settings if not self.kept.has_native(setting)]
+        with progress_bar("native", len(missing) * self.asked) as advance:
+            self.workers.tell(advance)
+            calls = ((setting, Bench.native, (setting,)) for setting in list(missing) if self.time_for(setting))
+            for setting, native in self.workers.run(calls):
+                self.kept.add_native(native)
+                missing.remove(setting)
+        return not missing
+
+    def measure(self, what: str, cells: dict[Cell, str], by: Callable[..., Any] | None = None, each: int = 1) -> bool:
+        """Cells, and what the paper calls them: those that are missing -> whether all of them are there now.
+
+        `by` measures one, Bench.cell if nothing is said, and decodes every question `each` times.
+        """
+        missing = {cell: paper for cell, paper in cells.items() if key_of(*cell) not in self.kept.done}
+        begun: dict[Cell, float] = {}
+
+        def calls() -> Iterator[Call]:
+            for cell in list(missing):
+                if self.time_for(cell[0]):
+                    begun[cell] = time.monotonic()
+                    yield cell, by or Bench.cell, (*cell, self.kept.native(cell[0]))
+
+        with progress_bar(what, len(missing) * self.asked * each) as advance:
+            self.workers.tell(advance)
+            for cell, (row, right) in self.workers.run(calls()):
+                took = time.monotonic() - begun.pop(cell)
+                self.slowest[cell[0].drafts] = max(took, self.slowest.get(cell[0].drafts, 0))
+                self.keep(row | {"paper": missing.pop(cell)}, right)
+        return not missing
+
+    def keep(self, row: Row, right: list[bool]) -> None:
+        if row["paper"] == CONTROL and (row["diverged"] or row["kl"] > 1e-9):
+            raise XShareError(
+                f"the no-op control {row['policy']} changed {row['diverged']:.1%} of native's answers in batches of "
+                f"{row['batch']}, and must change none: nothing else would mean anything"
+            )
+        kept = self.kept
+        kept.rows.append(row)
+        marks = "".join(str(int(each)) for each in right)
+        kept.samples.append({name: row[name] for name in KEY} | {"right": marks})
+        if found := matched(kept.rows, kept.samples, kept.lists.get("calibration", [])):
+            kept.lists["matched"] = found
+        kept.write()
+
+    def matches(self, wanted: Wanted, recorded: Callable[[Advance], Trace]) -> bool:
+        """Rivals at as many experts as their references: their knobs first, by replay, then they themselves."""
+        found = self.kept.lists["calibration"]
+        there = {(Setting.of(one), one["reference"], one["rival"]) for one in found}
+        missing = {key: wanted[key] for key in wanted if (key[0], str(key[1]), key[2]) not in there}
+        if missing:
+            with progress_bar("recording", RECORDED * len(KINDS)) as advance:
+                trace = recorded(advance)
+            with progress_bar("knobs of rivals", len(missing)) as advance:
+                for (setting, reference, rival), policies in missing.items():
+                    found.append({"rival": rival} | asdict(setting) | nearest(trace, setting, reference, policies))
+                    advance(1)
+            self.kept.write()
+        cells: dict[Cell, str] = dict.fromkeys(((Setting.of(one), Policy.parse(one["policy"])) for one in found), "")
+        return self.measure("rivals", cells)
+
+
+def nearest(trace: Trace, setting: Setting, reference: Policy, policies: list[Policy]) -> Row:
+    """Of policies that load more and more, the one that loads about as much as the reference, by halving."""
+    mix: Mix = "random" if setting.mixed else "single"
+    batches = sampled(trace, setting.batch, setting.drafts, mix, REPLAYED)
+    counts: dict[Policy, float] = {}
+
+    def count(policy: Policy) -> float:
+        if policy not in counts:
+            (outcome,) = replay(trace, [policy], batches)
+            counts[policy] = float(outcome.metrics["active"].mean())
+        return counts[policy]
+
+    low, high = 0, len(policies) - 1
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if count(policies[middle]) < count(reference) else (low, middle)
+    best = min(policies[low], policies[high], key=lambda policy: abs(count(policy) - count(reference)))
+    found = {"reference": str(reference), "policy": str(best)}
+    return found | {"replayed_reference": count(reference), "replayed": count(best)}
+
+
+def key_of(setting: Setting, policy: Policy | None) -> tuple[Any, ...]:
+    return (setting.batch, setting.drafts, setting.mixed, "native" if policy is None else str(policy))
+
+
+def matched(rows: list[Row], samples: list[Row], calibration: list[Row]) -> list[Row]:
+    """Rivals against their references, on the same questions: a change above zero is the rival's gain."""
+    row_at = {tuple(row[name] for name in KEY): row for row in rows}
+    right_at = {tuple(each[name] for name in KEY): [mark == "1" for mark in each["right"]] for each in samples}
+    found = []
+    for one in calibration:
+        where = (one["batch"], one["drafts"], one["mixed"])
+        mine, other = (*where, one["reference"]), (*where, one["policy"])
+        if mine not in row_at or other not in row_at:
+            continue
+        change, (a, b) = paired(right_at[mine], right_at[other]), (row_at[mine], row_at[other])
+        shared = ("active", "accuracy", "kl", "agreement", "accepted")
+        found.append(
+            {"model": a["model"], "batch": where[0], "drafts": where[1], "mixed": where[2]}
+            | {name: one[name] for name in ("reference", "rival", "policy")}
+            | {f"{name}_reference": a[name] for name in shared}
+            | {name: b[name] for name in shared}
+            | asdict(change)
+        )
+    return found
+
+
+def tasks_of(file: Path | None, count: int, seed: int) -> list[Task]:
+    """nano's own, or a file's: as many of each kind."""
+    if file is not None:
+        tasks = read_tasks(file)
+        kinds = list(dict.fromkeys(task.kind for task in tasks))
+        return [task for kind in kinds for task in [t for t in tasks if t.kind == kind][: -(-count // len(kinds))]]
+    try:
+        return built_in(-(-count // len(KINDS)), seed)
+    except ValueError as error:  # of some kinds there are no more
+        raise XShareError(str(error)) from None
+
+
+def show(rows: list[Row], asked: int) -> None:
+    columns = ["experts", "accuracy", "change", "95 %", "KL", "agreement", "accepted"]
+    for how in dict.fromkeys(map(Setting.of, rows)):
+        mine = [row for row in rows if Setting.of(row) == how]
+        mix = "mixed" if how.mixed else "one kind at a time"
+        title = f"{mine[0]['model']}, {asked} questions, {how.batch} together, {how.drafts} drafts, {mix}"
+        table = number_table(title, "policy", *columns)
+        for row in mine:
+            table.add_row(
+                row["policy"],
+                f"{row['active']:.1f} of {row['active_native']:.1f}",
+                f"{row['accuracy']:.1%}",
+                f"{row['change']:+.1%}",
+                f"{row['change_low']:+.1%} to {row['change_high']:+.1%}",
+                f"{row['kl']:.4f}",
+                f"{row['agreement']:.1%}",
+                "" if row["accepted"] is None else f"{row['accepted']:.2f}",
+            )
+        wide_console().print(table)
+
+
+def run(command: Any) -> None:
+    """A mistake is one sentence."""
+    try:
+        typer.run(command)
+    except XShareError as error:
+        typer.echo(f"error: {error}", err=True)
+        sys.exit(2)

@@ -1,0 +1,185 @@
+"""Draw what policies do to the answers, from evidence/*.json: docs/plots/*.svg.
+
+python docs/plots.py [--evidence evidence] [--out docs/plots]
+
+A file that is not there is named, and nothing is drawn of it. Files of the larger model end in `_lab`, and so do the
+plots of them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from quality_tables import by_mates
+
+from xshare.files import whole_file
+from xshare.report.plot import need_matplotlib, new_axes
+
+ROOT = Path(__file__).resolve().parent.parent
+MARKERS = "osD^vPX*<>hd"
+Row = dict[str, Any]
+Draw = Callable[[Row], tuple[Any, Any]]
+
+
+def line_of(row: Row) -> str:
+    """What is connected: a method, XShare by its warm-up and its score."""
+    if row["method"] != "xshare":
+        return str(row["method"])
+    if "score=topk" in row["policy"]:
+        return "xshare, score=topk"
+    budget = "mr" if "mr=" in row["policy"] else "m"
+    return f"xshare {row['policy'].split(',')[0]}, {budget}"
+
+
+def bars(rows: Sequence[Row], name: str) -> list[list[float]]:
+    """How far intervals reach down and up, as matplotlib wants it; by rounding it may be a little less than nothing."""
+    ends = [(row[name] - row[f"{name}_low"], row[f"{name}_high"] - row[name]) for row in rows]
+    return [[max(0.0, end[side]) for end in ends] for side in (0, 1)]
+
+
+def pareto(found: Row, quality: str, how: tuple[int, int, bool]) -> tuple[Any, Any]:
+    """Accuracy or KL against active experts, a line a method, in batches of one setting."""
+    rows = [r for r in found["rows"] if (r["batch"], r["drafts"], r["mixed"]) == how]
+    batch, drafts, mixed = how
+    mates = "mixed" if mixed else "one kind at a time"
+    after = f", {drafts} drafts" if drafts else ""
+    title = f"{rows[0]['model']}: {rows[0]['questions']} questions, batches of {batch}{after}, {mates}"
+    figure, axes = new_axes(
+        title, "active experts a layer", "accuracy" if quality == "accuracy" else "KL, nats a token"
+    )
+    native = next(row for row in rows if row["method"] == "native")
+    axes.axvline(native["active"], color="grey", linestyle=":", linewidth=1)
+    if quality == "accuracy":
+        axes.axhline(native["accuracy"], color="grey", linestyle=":", linewidth=1, label="native")
+    shown = [row for row in rows if row["method"] != "native" and row["paper"] != "no-op control"]
+    for place, name in enumerate(dict.fromkeys(map(line_of, shown))):
+        mine = sorted((row for row in shown if line_of(row) == name), key=lambda row: float(row["active"]))
+        x, y = [row["active"] for row in mine], [row[quality] for row in mine]
+        style = "-" if name.startswith("xshare") else "--"
+        fmt, color = MARKERS[place % len(MARKERS)] + style, f"C{place}" if place < 10 else ("black", "gold")[place % 2]
+        axes.errorbar(x, y, yerr=bars(mine, quality), fmt=fmt, color=color, capsize=2, elinewidth=0.8, label=name)
+    if quality == "kl" and all(row["kl"] > 0 for row in shown):
+        axes.set_yscale("log")
+    return figure, axes
+
+
+def scatter(found: Row) -> tuple[Any, Any]:
+    """Mass lost and KL, a point a step; one layer pruned, or all."""
+    overall = next(r for r in found["correlation"] if r["layer"] is None and r["policy"] is None and r["steps"])
+    title = f"a step's gating mass lost and KL; all layers pruned: Spearman {overall['spearman']:.2f}"
+    figure, axes = new_axes(title, "gating mass lost", "KL of the next token, nats")
+    for layer in dict.fromkeys(point["layer"] for point in found["points"]):
+        mine = [point for point in found["points"] if point["layer"] == layer and point["kl"] > 0]
+        name, size = ("all layers", 14) if layer is None else (f"layer {layer} alone", 7)
+        axes.scatter([p["mass_lost"] for p in mine], [p["kl"] for p in mine], s=size, alpha=0.6, label=name)
+    axes.set_yscale("log")
+    return figure, axes
+
+
+def overlap(found: Row) -> tuple[Any, Any]:
+    """Experts that two tokens share, a curve for each kind of pair, and chance."""
+    figure, axes = new_axes("experts that two tokens have in common", "size of their top sets", "experts in common")
+    for place, pair in enumerate(dict.fromkeys(row["pair"] for row in found["overlap"])):
+        mine = [row for row in found["overlap"] if row["pair"] == pair]
+        axes.plot([row["top"] for row in mine], [row["overlap"] for row in mine], f"{MARKERS[place]}-", label=pair)
+    chance = dict.fromkeys((row["top"], row["chance"]) for row in found["overlap"])
+    axes.plot(*zip(*chance, strict=True), "--", color="grey", label="chance")
+    return figure, axes
+
+
+def layers(found: Row) -> tuple[Any, Any]:
+    """KL of each layer pruned alone, a line a policy."""
+    figure, axes = new_axes("one layer pruned, the others native", "layer", "KL of the next token, nats")
+    for place, name in enumerate(dict.fromkeys(row["policy"] for row in found["layers"])):
+        mine = [row for row in found["layers"] if row["policy"] == name and row["layer"] is not None]
+        axes.errorbar(
+            [row["layer"] for row in mine],
+            [row["kl"] for row in mine],
+            yerr=bars(mine, "kl"),
+            fmt=f"{MARKERS[place % len(MARKERS)]}-",
+            capsize=2,
+            label=name,
+        )
+    axes.set_xticks(sorted({row["layer"] for row in found["layers"] if row["layer"] is not None}))
+    axes.set_yscale("log")
+    return figure, axes
+
+
+def neighbours(found: Row) -> tuple[Any, Any]:
+    """Prompts whose text, and whose being right, depends on the mates."""
+    figure, axes = new_axes("the same prompt with other mates in its batch", "share of the prompts", "")
+    rows = by_mates(found["rows"])
+    names = [f"{row['policy']}, {'mixed' if row['mixed'] else 'alike'}" for row in rows]
+    for shift, (column, name) in zip(
+        (-0.2, 0.2), (("changed", "text changes"), ("flipped", "right or wrong")), strict=True
+    ):
+        value = [row[column] for row in rows]
+        at = [place + shift for place in range(len(names))]
+        axes.barh(at, value, 0.4, xerr=bars(rows, column), capsize=2, label=name)
+    axes.set_yticks(range(len(names)), names, fontsize=8)
+    axes.invert_yaxis()
+    return figure, axes
+
+
+def plots(found: Row) -> dict[str, Draw]:
+    """Those that a result file has something for."""
+    if "points" in found:
+        drawn: dict[str, Draw] = {"mass_and_kl": scatter, "token_overlap": overlap, "pruned_layers": layers}
+        return {name: draw for name, draw in drawn.items() if found[LISTS[name]]}
+    if found["rows"] and "changed" in found["rows"][0]:
+        return {"neighbours": neighbours}
+    settings = dict.fromkeys((r["batch"], r["drafts"], r["mixed"]) for r in found["rows"] if r["method"] != "native")
+    made: dict[str, Draw] = {}
+    for batch, drafts, mixed in settings:
+        for quality in ("accuracy", "kl"):
+            name = f"pareto_{quality}" + ("_drafts" if drafts else "") + ("" if mixed else "_alike")
+            made[name] = partial(pareto, quality=quality, how=(batch, drafts, mixed))
+    return made
+
+
+LISTS = {"mass_and_kl": "points", "token_overlap": "overlap", "pruned_layers": "layers"}
+
+
+def save(figure: Any, axes: Any, path: Path) -> None:
+    import matplotlib
+
+    axes.legend(fontsize=7)
+    # Text as text, and neither time nor chance in the file: small, and the same when nothing has changed.
+    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": path.stem}), whole_file(path) as temporary:
+        figure.savefig(temporary, metadata={"Date": None})
+
+
+def draw(files: Sequence[Path], out: Path) -> list[Path]:
+    made = []
+    for file in files:
+        if not file.is_file():
+            typer.echo(f"{file} is not there: no plot of it")
+            continue
+        found = json.loads(file.read_text())
+        suffix = "_lab" if file.stem.endswith("_lab") else ""
+        for name, drawn in plots(found).items():
+            path = out / f"{name}{suffix}.svg"
+            save(*drawn(found), path)
+            made.append(path)
+    return made
+
+
+def main(
+    evidence: Annotated[Path, typer.Option(help="The folder of the result files.")] = ROOT / "evidence",
+    out: Annotated[Path, typer.Option(help="The folder for the plots.")] = ROOT / "docs" / "plots",
+) -> None:
+    need_matplotlib()
+    names = [
+        f"{name}{suffix}.json" for suffix in ("", "_lab") for name in ("paper_quality", "assumptions", "neighbours")
+    ]
+    for path in draw([evidence / name for name in names], out):
+        typer.echo(f"{path}: {path.stat().st_size / 1000:.0f} kB")
+
+
+if __name__ == "__main__":
+    typer.run(main)

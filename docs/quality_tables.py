@@ -1,0 +1,148 @@
+"""Tables of what policies do to the answers, for render.py: a result file -> titles and cells."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+Row = dict[str, Any]
+Table = tuple[list[str], list[list[str]]]
+Setting = tuple[int, int, bool]  # batch, drafts, mixed
+
+
+def policies(found: Row, how: Setting) -> Table:
+    """Native, the control, the paper's configurations and the rivals, from most experts to fewest."""
+    titles = ["policy", "the paper's", "active experts", "of native", "accuracy", "change (95 %)", "agreement", "KL"]
+    cells = []
+    for row in sorted(_of(found["rows"], how), key=_place):
+        line = [f"`{row['policy']}`", row["paper"].replace(",", ", "), f"{row['active']:.1f}"]
+        line += [f"{row['active'] / row['active_native']:.0%}", _share(row, "accuracy"), _change(row)]
+        line += [f"{row['agreement']:.1%}", f"{row['kl']:.4f}"]
+        cells.append(line + ([f"{row['accepted']:.2f}"] if how[1] else []))
+    return titles + (["accepted"] if how[1] else []), cells
+
+
+def matched(found: Row, how: Setting) -> Table:
+    """Rivals against their references: what the rival gains."""
+    titles = ["reference", "rival", "active experts", "accuracy", "rival's gain (95 %)", "p", "KL", "agreement"]
+    cells = [
+        [
+            f"`{row['reference']}`",
+            f"`{row['policy']}`",
+            f"{row['active_reference']:.1f} / {row['active']:.1f}",
+            f"{row['accuracy_reference']:.1%} / {row['accuracy']:.1%}",
+            f"{_points(row['change'])} ({_points(row['low'])} to {_points(row['high'])})",
+            f"{row['p']:.2g}",
+            f"{row['kl_reference']:.4f} / {row['kl']:.4f}",
+            f"{row['agreement_reference']:.1%} / {row['agreement']:.1%}",
+        ]
+        for row in _of(found["matched"], how)
+    ]
+    return titles, cells
+
+
+def correlation(found: Row) -> Table:
+    """Over all policies, and the least and most within one."""
+    titles = ["layer", "steps", "Pearson (95 %)", "Spearman (95 %)", "Spearman within a policy"]
+    cells = []
+    for row in (row for row in found["correlation"] if row["policy"] is None):
+        within = [
+            each["spearman"]
+            for each in found["correlation"]
+            if each["policy"] is not None and each["layer"] == row["layer"] and row["steps"] is not None
+        ]
+        name = "all" if row["layer"] is None else str(row["layer"])
+        line = [name, f"{row['steps']:,}"] if row["steps"] is not None else ["means of single layers", ""]
+        line += [f"{row[n]:.2f} ({row[f'{n}_low']:.2f} to {row[f'{n}_high']:.2f})" for n in ("pearson", "spearman")]
+        cells.append([*line, f"{min(within):.2f} to {max(within):.2f}" if within else ""])
+    return titles, cells
+
+
+def layers(found: Row) -> Table:
+    """KL and mass lost of each layer pruned alone, a column a policy."""
+    names = list(dict.fromkeys(row["policy"] for row in found["layers"]))
+    cells = []
+    for layer in dict.fromkeys(row["layer"] for row in found["layers"]):
+        at = {row["policy"]: row for row in found["layers"] if row["layer"] == layer}
+        line = [f"{at[name]['kl']:.4f} / {at[name]['mass_lost']:.1%} / {at[name]['same']:.1%}" for name in names]
+        cells.append(["all" if layer is None else str(layer), *line])
+    return ["layer, KL / mass lost / same token", *(f"`{name}`" for name in names)], cells
+
+
+def overlap(found: Row) -> Table:
+    cells = [
+        [row["pair"], str(row["top"]), *(f"{n:.2f}" for n in (row["overlap"], row["chance"])), _times_chance(row)]
+        for row in found["overlap"]
+    ]
+    return ["pair of tokens", "of their top", "experts shared", "by chance", "times chance"], cells
+
+
+def _times_chance(row: Row) -> str:
+    return f"{row['overlap'] / row['chance']:.2f}"
+
+
+def neighbours(found: Row) -> Table:
+    titles = ["policy", "batches", "active experts", "texts that change", "other answer", "right and wrong"]
+    titles += ["texts a prompt", "accuracy over the mates", "KL", "its spread"]
+    cells = [
+        [
+            f"`{row['policy']}`",
+            "mixed" if row["mixed"] else "alike",
+            f"{row['active']:.1f} of {row['active_native']:.1f}",
+            _share(row, "changed"),
+            _share(row, "changed_answer"),
+            _share(row, "flipped"),
+            f"{row['distinct']:.2f}",
+            f"{row['accuracy_least']:.1%} to {row['accuracy_most']:.1%}",
+            f"{row['kl']:.4f}",
+            f"{row['kl_spread']:.4f}",
+        ]
+        for row in by_mates(found["rows"])
+    ]
+    return titles, cells
+
+
+def by_mates(rows: list[Row]) -> list[Row]:
+    return sorted(rows, key=lambda row: (not row["mixed"], row["policy"] != "native", -row["active"]))
+
+
+def _of(rows: list[Row], how: Setting) -> list[Row]:
+    return [row for row in rows if (row["batch"], row["drafts"], row["mixed"]) == how]
+
+
+def _place(row: Row) -> tuple[bool, bool, float]:
+    """Native first, then the control, then by experts."""
+    return row["policy"] != "native", row["paper"] != "no-op control", -row["active"]
+
+
+def _share(row: Row, name: str) -> str:
+    low, high = abs(row[f"{name}_low"]), row[f"{name}_high"]  # abs: rounding may leave -0
+    return f"{row[name]:.1%} ({low:.1%} to {high:.1%})"
+
+
+def _change(row: Row) -> str:
+    if row["policy"] == "native":
+        return ""
+    return f"{_points(row['change'])} ({_points(row['change_low'])} to {_points(row['change_high'])})"
+
+
+def _points(change: float) -> str:
+    """In points: of a change in per cent one would not know of what."""
+    return f"{round(100 * change, 1) + 0:+.1f}"  # + 0: not -0
+
+
+SETTINGS = {"": (16, 0, True), "_alike": (16, 0, False), "_drafts": (4, 3, True), "_drafts_alike": (4, 3, False)}
+
+
+def tables() -> dict[str, tuple[str, Callable[[Row], Table]]]:
+    """By marker: the result file, and what is made of it. Those of the larger model begin with `lab_`."""
+    found: dict[str, tuple[str, Callable[[Row], Table]]] = {"neighbours": ("neighbours", neighbours)}
+    for name, how in SETTINGS.items():
+        found[f"paper_quality{name}"] = ("paper_quality", partial(policies, how=how))
+        found[f"paper_matched{name}"] = ("paper_quality", partial(matched, how=how))
+        if not how[1]:
+            found[f"warmup{name}"] = ("assumptions", partial(matched, how=how))
+    for name, table in (("mass_and_kl", correlation), ("pruned_layers", layers), ("token_overlap", overlap)):
+        found[name] = ("assumptions", table)
+    return found | {f"lab_{name}": (f"{file}_lab", table) for name, (file, table) in found.items()}
