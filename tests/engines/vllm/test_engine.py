@@ -34,16 +34,24 @@ def checked(engine, limit=12):
         run = engine.run(prompts, **({"limit": limit, "batch": 4, "to_the_end": True} | more))
         return run, [answer.tokens for answer in run.answers]
 
+    def met(policy):
+        """On a busy machine a server may have answered one request before the next comes: then ask again."""
+        for _ in range(20):
+            found = tokens(policy)[1]
+            if engine.stats()["mean"]["experts_native"] > 4:
+                return found
+        pytest.fail("no two requests met in a step")
+
     run, native = tokens(None)
     assert [len(answer) for answer in native] == [limit] * 7
     assert all(sorted(answer.times_s) == answer.times_s for answer in run.answers)
     assert len({tuple(answer) for answer in native}) > 4
     assert engine.stats()["steps_pruned"] == 0
-    assert tokens(CONTROL)[1] == native
+    assert met(CONTROL) == native
     stats = engine.stats()
     assert stats["steps_pruned"] >= 11
-    assert stats["mean"]["experts_active"] == stats["mean"]["experts_native"] > 4
-    assert tokens(PRUNED)[1] != native
+    assert stats["mean"]["experts_active"] == stats["mean"]["experts_native"]
+    assert met(PRUNED) != native
     assert engine.stats()["mean"]["experts_active"] < engine.stats()["mean"]["experts_native"]
     assert tokens(None)[1] == native  # nothing that was pruned is left
     assert engine.stats()["mean"] == {}
@@ -133,7 +141,7 @@ def assert_compared(rows):
 
 # Behind HTTP
 
-LONG = 60
+LONG = 200  # tokens of an answer: requests meet in a step even where the machine is busy
 
 
 @pytest.fixture(scope="module")
@@ -152,15 +160,24 @@ def test_behind_http(server):
     assert {name: engine.about[name] for name in ("engine", "model", "experts", "top_k", "layers")} == {
         "engine": "vllm server", "model": "tiny", "experts": 16, "top_k": 4, "layers": 2
     }  # fmt: skip
-    # Answers so long that requests meet in a step, however busy the machine is. Steps are the server's own.
-    assert checked(engine, limit=LONG).steps == 0
+    assert checked(engine, limit=LONG).steps == 0  # they are the server's own
     with pytest.raises(ValueError, match="refuses the policy oea:k0=1: its log says why"):
         engine.use(Policy.parse("oea:k0=1"))
 
 
 def test_bench_behind_http(server, tmp_path, monkeypatch, capsys):
     code, out, rows = bench(
-        monkeypatch, capsys, tmp_path / "b.json", "--repeats", "2", "--engine", server.url, "--tokens", str(LONG)
+        monkeypatch,
+        capsys,
+        tmp_path / "b.json",
+        "--repeats",
+        "2",
+        "--engine",
+        server.url,
+        "--tokens",
+        str(LONG),
+        "--requests",
+        "8",
     )
     assert code == 0
     assert f"tiny on vllm server {rows and open_engine(server.url).about['version']}, {server.url}" in out
