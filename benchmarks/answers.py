@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from xshare.engines.base import Advance, Run, quiet
+from xshare.engines.base import Advance, quiet
 from xshare.engines.opening import open_engine
 from xshare.engines.transformers import Prompt, record
 from xshare.engines.transformers.engine import TransformersEngine
@@ -32,7 +32,6 @@ from xshare.trace import Trace
 
 TOGETHER = 3  # texts in a forced pass, in batches: more leave fewer steps at the end that are not full, and cost memory
 RECORDED = 16  # answers of each kind in a trace
-RUN = ("decode_s", "steps", "rows", "drafted", "accepted")
 
 
 @dataclass(frozen=True)
@@ -107,13 +106,11 @@ class Bench:
 
     def native(self, setting: Setting) -> Row:
         """Native answers, in a form that is kept."""
-        found = self.decode(setting, None)
-        run = {name: getattr(found.run, name) for name in RUN}
-        return asdict(setting) | {"right": found.right, "tokens": found.tokens, "mean": found.stats["mean"], "run": run}
+        return asdict(setting) | self.decode(setting, None).kept()
 
     def cell(self, setting: Setting, policy: Policy | None, native: Row) -> tuple[Row, list[bool]]:
         """One policy in one setting: its row, and which questions it answered."""
-        base = outcome(native)
+        base = Outcome.of(None, native)
         found = base if policy is None else self.decode(setting, policy)
         row = (
             {"model": self.engine(setting.drafts).about["model"]}
@@ -145,13 +142,13 @@ class Bench:
         Answers that ended with their first token have nothing to be forced, and are left out.
         """
         engine, tasks, together = self.engine(setting.drafts), self.tasks(setting), TOGETHER * setting.batch
-        order = [i for i in places or range(len(tasks)) if len(native["tokens"][i]) > 1]
+        order = [i for i in places or range(len(tasks)) if len(native["answers"][i]) > 1]
         kinds = list(dict.fromkeys(tasks[i].kind for i in order))
         for group in [kinds] if setting.mixed else [[kind] for kind in kinds]:
             mine = [i for i in order if tasks[i].kind in group]
             mine = mine if most is None else mine[: -(-most * len(group) // len(kinds))]
             for some in (mine[start : start + together] for start in range(0, len(mine), together)):
-                prompts, answers = [engine.encode(tasks[i].prompt) for i in some], [native["tokens"][i] for i in some]
+                prompts, answers = [engine.encode(tasks[i].prompt) for i in some], [native["answers"][i] for i in some]
                 starts = in_turn(answers, setting.batch, setting.drafts)
                 yield some, Texts(engine.attached, prompts, answers, starts=starts, drafts=setting.drafts)
 
@@ -167,11 +164,6 @@ class Bench:
         trace = record(engine.model, engine.tokenizer, prompts, **options, advance=advance)
         engine.use(None)
         return trace
-
-
-def outcome(native: Row) -> Outcome:
-    run = Run([], *(native["run"][name] for name in RUN))
-    return Outcome(None, native["right"], native["tokens"], {"mean": native["mean"]}, run)
 
 
 def mean_kl(texts: Sequence[Compared], seed: int = 0) -> tuple[float, float, float]:

@@ -24,7 +24,7 @@ from typing import Any, Self
 PROMPT = 8  # tokens: a batch of 32 is prefilled in one step
 ACCEPTED = 2.5  # tokens a step of a request with drafts, its own included
 EVERY = 29  # steps between two of which experts are counted: no divisor of a decode's length
-COPIED = 1 << 30  # bytes
+COPIED = 1024  # MB
 DRAFTERS = ("none", "fixed", "eagle3")
 # For an engine on a CPU, unless the environment says otherwise: tiny models gain nothing from threads.
 ON_CPU = {"VLLM_CPU_KVCACHE_SPACE": "1", "OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
@@ -140,21 +140,13 @@ class Child:
         """Bytes a second that this card reads and writes in a plain copy; None without a card."""
         import torch
 
+        from xshare.tune.doctor import copy_gbps
+
         if not torch.cuda.is_available():
             return None
-        source = torch.zeros(COPIED, dtype=torch.uint8, device="cuda")
-        target = torch.empty_like(source)
-        times = []
-        for _ in range(20):
-            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-            start.record()
-            target.copy_(source)
-            end.record()
-            torch.cuda.synchronize()
-            times.append(start.elapsed_time(end))  # ms
-        del source, target
-        torch.cuda.empty_cache()
-        return float(2 * COPIED / (min(times) / 1000))
+        found = copy_gbps("cuda", COPIED) * 1e9
+        torch.cuda.empty_cache()  # two engines share the memory of one GPU
+        return found
 
     def decode(self, batch: int, steps: int, seed: int) -> dict[str, float]:
         """So many steps of a batch whose requests have all begun -> seconds, tokens, steps that lacked a request."""

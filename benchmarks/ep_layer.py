@@ -8,7 +8,6 @@ bfloat16. An expert is 88 MB and devices take turns: when its turn comes again, 
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import pairwise
 
 import torch
 import torch.nn.functional as F
@@ -152,14 +151,3 @@ class Layer:
             us = [[begin.elapsed_time(end) * 1000 for begin, end in one] for one in taken]  # [REPEATS, DEVICES]
             found[at] = torch.tensor(us, dtype=torch.float64).median(0).values
         return found
-
-
-def copy_gbps(size: int = 1 << 32) -> float:
-    """Bytes read and written by a copy on the card over its time, the best of ten."""
-    source, target = (torch.ones(size, dtype=torch.uint8, device="cuda") for _ in range(2))
-    marks = [torch.cuda.Event(enable_timing=True) for _ in range(11)]  # type: ignore[no-untyped-call]
-    for mark in marks:
-        target.copy_(source)
-        mark.record()
-    torch.cuda.synchronize()
-    return 2 * size / float(min(a.elapsed_time(b) for a, b in pairwise(marks))) / 1e6

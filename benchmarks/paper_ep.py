@@ -30,7 +30,7 @@ from typing import Annotated, NamedTuple
 
 import torch
 import typer
-from ep_layer import DEVICES, EXPERTS, HIDDEN, WIDTH, Layer, copy_gbps, most_pairs, plans_of
+from ep_layer import DEVICES, EXPERTS, HIDDEN, WIDTH, Layer, most_pairs, plans_of
 from torch import Tensor
 
 from xshare import BatchLayout, Placement, Policy, RouterSpec
@@ -39,11 +39,13 @@ from xshare.cli.output import number_table, progress_bar, wide_console
 from xshare.results import Row, provenance, write_result
 from xshare.routing import apply, prepare
 from xshare.statistics import interval, median_interval
+from xshare.tune.doctor import copy_gbps
 
 ROWS, BUDGETS, FILLS = (8, 16, 32, 64), (3, 4, 5, 6, 8), ("level", "rounds")
 SKEW = {"independent": 0.0, "skewed": 0.4}
 BIAS = 0.01  # deviation of the correction bias: choice and score differ, and experts stay about equally popular
 STEPS, TIMED, CHUNK = 200, 32, 25
+COPIED = 4096  # MB, for the bandwidth
 EVIDENCE = Path("evidence/paper_ep.json")
 # The paper's table of R1 (k0=1, mg=5): rows -> (active, peak) native, and with its Algorithm 6, whose fill is `rounds`.
 # GSM8K is its batch of 8. IFEval stands there as batch 16, but 16 rows of 8 reach 128 experts at most and it counts
@@ -207,7 +209,7 @@ def main(
 ) -> None:
     torch.set_num_threads(1)  # counting: many small operations, and the same speed beside other work
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
-    copy = copy_gbps() if gpu else None
+    copy = copy_gbps("cuda", COPIED) if gpu else None
     hidden, width = (64, 32) if tiny else (HIDDEN, WIDTH)
     steps = 8 if tiny else STEPS
     torch.manual_seed(0)  # weights and rows

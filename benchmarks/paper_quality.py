@@ -71,7 +71,7 @@ def rival_cells(settings: list[Setting], experts: int, top_k: int) -> Wanted:
 
 def undrafted(kept: Kept, mixed: bool) -> Row:
     """The share of native's answers that are the same without drafts, which must not change any."""
-    plain, drafted = (kept.native(Setting(*way, mixed))["tokens"] for way in (PLAIN, DRAFTS))
+    plain, drafted = (kept.native(Setting(*way, mixed))["answers"] for way in (PLAIN, DRAFTS))
     return {"mixed": mixed, "same": sum(a == b for a, b in zip(plain, drafted, strict=True)) / len(plain)}
 
 

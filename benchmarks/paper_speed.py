@@ -41,7 +41,7 @@ from fit_routing import EVIDENCE, fitted
 from shapes import expert_bytes, gpt_oss_120b
 from speed_rows import LOGIT_SUM, NOOP, PAPER, UNUSED, Bytes, Counted, rows_of, spelled, totals
 
-from xshare.bench.kept import differences
+from xshare.bench.kept import samples_kept
 from xshare.errors import XShareError
 from xshare.policy import Policy
 from xshare.results import Row, provenance, write_result
@@ -99,11 +99,8 @@ class Kept:
     def __init__(self, path: Path, settings: Row) -> None:
         """A file that was measured with other `settings` is left alone, and refused."""
         self.path, self.settings = path, settings
-        found: Row = json_format.loads(path.read_text()) if path.exists() else {}
-        self.rows: list[Row] = found.get("rows", [])
-        self.runs: list[Row] = found.get("runs", [])
-        if found and (other := differences(found["provenance"].get("settings", {}), settings)):
-            raise XShareError(f"{str(path)!r} was measured with other settings, {other}: name another file")
+        self.runs = samples_kept(path, settings, "runs")
+        self.rows: list[Row] = json_format.loads(path.read_text())["rows"] if path.exists() else []
 
     def done(self) -> set[tuple[Any, ...]]:
         return {tuple(run[name] for name in CELL) for run in self.runs}
@@ -118,7 +115,7 @@ class Kept:
 
         self.rows, self.runs = merged(self.rows, rows), merged(self.runs, [run])
         about = {"shape": "gpt-oss-120b", "weights": "xshare_dummy: speed, not quality", "seed": 0}
-        stamp = provenance(**about, settings=self.settings)
+        stamp = provenance(**about, fingerprint=self.settings)
         write_result(self.path, self.rows, stamp, runs=self.runs)
 
 

@@ -10,13 +10,13 @@ from xshare.errors import XShareError
 from xshare.results import Row
 
 
-def samples_kept(path: Path | None, fingerprint: Row) -> list[Row]:
-    """Those of an earlier run with the same settings. A file of any other is left alone, and refused."""
+def samples_kept(path: Path | None, fingerprint: Row, name: str = "samples") -> list[Row]:
+    """Those of an earlier run with the same settings, or its list `name`. Any other file is left alone, and refused."""
     if path is None or not path.exists():
         return []
     try:
         found = json.loads(path.read_text())
-        earlier, samples = found["provenance"]["fingerprint"], found["samples"]
+        earlier, samples = found["provenance"]["fingerprint"], found[name]
     except (ValueError, KeyError, TypeError):
         raise XShareError(f"{str(path)!r} holds no results that could be gone on with: name another file") from None
     differing = differences(earlier, json.loads(json.dumps(fingerprint)))

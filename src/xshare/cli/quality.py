@@ -13,7 +13,7 @@ import typer
 from xshare import __version__
 from xshare.bench.kept import samples_kept
 from xshare.cli.output import engine_arguments, number_table, progress_bar, wide_console
-from xshare.engines.base import Advance, Engine, Run
+from xshare.engines.base import Advance, Engine
 from xshare.engines.opening import open_engine
 from xshare.errors import XShareError
 from xshare.files import check_writable
@@ -23,7 +23,6 @@ from xshare.quality.measure import Outcome, answer, ordered, prompts_of, row_of,
 from xshare.results import Row, provenance, sha256, write_result
 
 Mix = Literal["mixed", "alike", "both"]
-RUN = ("decode_s", "steps", "rows", "drafted", "accepted")
 FORCED = ("kl", "kl_top", "perplexity")
 
 
@@ -130,8 +129,7 @@ class Study:
         key, sample = self.kept(policy, order, kept)
         if sample is not None:
             advance(len(self.tasks))
-            run = Run([], *(sample["run"][name] for name in RUN))
-            return Outcome(policy, sample["right"], sample["answers"], {"mean": sample["mean"]}, run), []
+            return Outcome.of(policy, sample), []
         places = list(range(len(self.tasks)))
         if order:  # the other way round: every question has other neighbours
             places = places[::-1] if not self.mixed else places[::2] + places[1::2]
@@ -142,8 +140,7 @@ class Study:
         back = {place: number for number, place in enumerate(places)}
         found.right = [found.right[back[place]] for place in range(len(places))]
         found.tokens = [found.tokens[back[place]] for place in range(len(places))]
-        sample = key | {"right": found.right, "answers": found.tokens, "mean": found.stats.get("mean", {})}
-        return found, [sample | {"run": {name: getattr(found.run, name) for name in RUN}}]
+        return found, [key | found.kept()]
 
     def kept(self, policy: Policy | None, order: int | str, samples: list[Row]) -> tuple[Row, Row | None]:
         """What a sample is known by, and the sample if it is there."""

@@ -15,6 +15,8 @@ from xshare.quality.paired import paired
 from xshare.results import Row
 from xshare.statistics import share_interval
 
+RUN = ("decode_s", "steps", "rows", "drafted", "accepted")  # of a Run, all but its answers
+
 
 @dataclass
 class Outcome:
@@ -27,6 +29,16 @@ class Outcome:
     @property
     def name(self) -> str:
         return "native" if self.policy is None else str(self.policy)
+
+    def kept(self) -> Row:
+        """What a result file keeps of it, and `of` reads."""
+        run = {name: getattr(self.run, name) for name in RUN}
+        return {"right": self.right, "answers": self.tokens, "mean": self.stats.get("mean", {}), "run": run}
+
+    @classmethod
+    def of(cls, policy: Policy | None, kept: Row) -> Outcome:
+        run = Run([], *(kept["run"][name] for name in RUN))
+        return cls(policy, kept["right"], kept["answers"], {"mean": kept["mean"]}, run)
 
 
 def ordered(tasks: Sequence[Task], mixed: bool, seed: int = 0) -> list[Task]:
