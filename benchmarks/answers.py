@@ -1,19 +1,16 @@
 """What the benchmarks of the answers share: an engine for each setting, and policies on it.
 
-Everything runs in worker processes, one engine each: small models leave a processor, and a GPU even more, idle while
-Python thinks. A setting's native answers are decoded once and handed to whoever measures a policy in it.
+Everything runs in worker processes, one engine each. A setting's native answers are decoded once and handed to whoever
+measures a policy in it.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from multiprocessing import get_context, parent_process
 from pathlib import Path
-from threading import Thread
 from typing import Any
 
 import numpy as np
@@ -86,6 +83,11 @@ class Bench:
     def __init__(self, job: Job, advance: Advance = quiet) -> None:
         self.job, self.advance = job, advance
         self.engines: dict[int, TransformersEngine] = {}
+
+    def told(self, advance: Advance) -> Bench:
+        """Itself, for a worker in this process, which has its engines open already."""
+        self.advance = advance
+        return self
 
     def engine(self, drafts: int) -> TransformersEngine:
         if drafts not in self.engines:
@@ -172,67 +174,3 @@ def mean_kl(texts: Sequence[Compared], seed: int = 0) -> tuple[float, float, flo
     picks = np.random.default_rng(seed).integers(len(texts), size=(2000, len(texts)))
     low, high = np.quantile(kl[picks].sum(1) / tokens[picks].sum(1), [0.025, 0.975])
     return float(kl.sum() / tokens.sum()), float(low), float(high)
-
-
-# Processes
-
-Call = tuple[Any, Callable[..., Any], tuple[Any, ...]]  # a name to know it by, a function of a Bench, more arguments
-BENCH: Bench | None = None  # of this process
-
-
-def _begin(job: Job, answered: Any) -> None:
-    def advance(done: int) -> None:
-        with answered.get_lock():
-            answered.value += done
-
-    def end_with_the_parent() -> None:  # however that ends
-        parent = parent_process()
-        assert parent is not None
-        parent.join()
-        os._exit(1)
-
-    Thread(target=end_with_the_parent, daemon=True).start()
-    global BENCH
-    BENCH = Bench(job, advance)
-
-
-def _call(function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
-    return function(BENCH, *args)
-
-
-class Workers:
-    """Calls with a Bench, several at once; one at a time in this process, which has opened its engine already."""
-
-    def __init__(self, bench: Bench, jobs: int) -> None:
-        self.bench, self.jobs = bench, jobs
-        self.pool: ProcessPoolExecutor | None = None
-        self.tell(quiet)
-        if jobs > 1:
-            context = get_context("spawn")
-            self.answered, self.told = context.Value("q", 0), 0
-            self.pool = ProcessPoolExecutor(jobs, context, _begin, (bench.job, self.answered))
-
-    def tell(self, advance: Advance) -> None:
-        """From now on, how many more answers have been decoded."""
-        self.advance = self.bench.advance = advance
-
-    def run(self, calls: Iterator[Call]) -> Iterator[tuple[Any, Any]]:
-        """-> (name, result) as they come. A call is taken from the iterator when a worker is free for it."""
-        if self.pool is None:
-            yield from ((name, function(self.bench, *args)) for name, function, args in calls)
-            return
-        running: dict[Future[Any], Any] = {}
-        while True:
-            while len(running) < self.jobs and (call := next(calls, None)) is not None:
-                running[self.pool.submit(_call, *call[1:])] = call[0]
-            if not running:
-                return
-            done, _ = wait(running, timeout=1, return_when=FIRST_COMPLETED)
-            before, self.told = self.told, self.answered.value
-            self.advance(self.told - before)
-            for future in done:
-                yield running.pop(future), future.result()
-
-    def close(self) -> None:
-        if self.pool is not None:
-            self.pool.shutdown(cancel_futures=True)

@@ -24,13 +24,14 @@ import sys
 if __name__ == "__main__":
     sys.path.append(sys.path.pop(0))  # this folder last: its select.py would stand in for the standard library's
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
 import torch
 import typer
-from answers import Bench, Job, Setting, Workers
+from answers import Bench, Job, Setting
 from correlation import correlate
 from kept import Kept
 from paper_policies import policy, scaled, without_warmup
@@ -40,10 +41,12 @@ from xshare.cli.output import engine_arguments, number_table, progress_bar, wide
 from xshare.engines.transformers import apply
 from xshare.engines.transformers.layer import FIGURES
 from xshare.policy import Policy
+from xshare.quality.tasks import LONGEST
 from xshare.results import Row
 from xshare.statistics import interval
 from xshare.trace import Trace
 from xshare.trace.overlap import overlap
+from xshare.workers import Workers
 
 MIXED = Setting(16, 0, True)
 PRUNED = [(24, 1), (12, 1), (0, 1), (24, 0)]  # the paper's (m, k0), by layer
@@ -146,7 +149,7 @@ def main(
     tasks: Annotated[int, typer.Option(min=1, help="Questions, as many of each kind.")] = 1000,
     file: Annotated[Path | None, typer.Option(help="Questions as JSON lines, instead of nano's own.")] = None,
     forced: Annotated[int, typer.Option(min=1, help="Answers that are forced.")] = 320,
-    tokens: Annotated[int, typer.Option(min=1, help="Tokens of an answer, at most.")] = 420,
+    tokens: Annotated[int, typer.Option(min=1, help="Tokens of an answer, at most.")] = LONGEST,
     trace: Annotated[
         Path | None,
         typer.Option(help="For the overlap: a trace with full logits; recorded from the questions otherwise."),
@@ -170,7 +173,7 @@ def main(
         rows = overlap(found, tops=tops)
         kept.write(overlap=[row | {"domains": len(set(found.header.domains))} for row in rows])
     if not kept.complete:
-        workers = Workers(bench, jobs)
+        workers = Workers(bench.told if jobs == 1 else partial(Bench, job), jobs)
         try:
             study, settings = Study(bench, workers, kept, seconds), [MIXED, Setting(16, 0, False)]
             complete = study.natives(settings)

@@ -31,16 +31,17 @@ from typing import Annotated
 
 import numpy as np
 import typer
-from answers import Bench, Job, Setting, Workers
+from answers import Bench, Job, Setting
 from kept import Kept
 from paper_policies import policy, spelled
 from study import KEY, Cell, Study, run, tasks_of
 
 from xshare.cli.output import engine_arguments, number_table, wide_console
 from xshare.policy import Policy
-from xshare.quality.tasks import given_answer
+from xshare.quality.tasks import LONGEST, given_answer
 from xshare.results import Row
 from xshare.statistics import share_interval
+from xshare.workers import Workers
 
 SETTINGS = [Setting(16, 0, True), Setting(16, 0, False)]
 PAPER = [(24, 1), (0, 1), (0, 2), (24, 0)]  # the paper's (m, k0)
@@ -116,7 +117,7 @@ def main(
     prompts: Annotated[int, typer.Option(min=1, help="Questions, as many of each kind.")] = 320,
     sets: Annotated[int, typer.Option(min=2, help="Sets of mates.")] = 5,
     file: Annotated[Path | None, typer.Option(help="Questions as JSON lines, instead of nano's own.")] = None,
-    tokens: Annotated[int, typer.Option(min=1, help="Tokens of an answer, at most.")] = 420,
+    tokens: Annotated[int, typer.Option(min=1, help="Tokens of an answer, at most.")] = LONGEST,
     jobs: Annotated[int, typer.Option(min=1, help="Processes, each with an engine of its own.")] = 1,
     threads: Annotated[int | None, typer.Option(min=1, help="Threads of the CPU in each.")] = None,
     seconds: Annotated[float | None, typer.Option(help="Begin nothing that would not be done by then.")] = None,
@@ -131,7 +132,7 @@ def main(
     about = bench.engine(0).about
     kept = Kept(json, about, job.setting() | {"sets": sets}, KEY)
     if not kept.complete:
-        workers = Workers(bench, jobs)
+        workers = Workers(bench.told if jobs == 1 else partial(Bench, job), jobs)
         try:
             study = Study(bench, workers, kept, seconds)
             # With no more of a kind than fit into a batch, nobody has other mates.

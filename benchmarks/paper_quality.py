@@ -29,17 +29,20 @@ import sys
 if __name__ == "__main__":
     sys.path.append(sys.path.pop(0))  # this folder last: its select.py would stand in for the standard library's
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from answers import Bench, Job, Setting, Workers
+from answers import Bench, Job, Setting
 from kept import Kept
 from paper_policies import BATCH, DRAFTED, MAIN, REFERENCES, no_op, policy, rivals, spelled
 from study import CONTROL, KEY, LISTS, Cell, Study, Wanted, run, show, tasks_of
 
 from xshare.cli.output import engine_arguments
+from xshare.quality.tasks import LONGEST
 from xshare.results import Row
+from xshare.workers import Workers
 
 PLAIN, DRAFTS = (16, 0), (4, 3)  # batch, drafts
 
@@ -81,7 +84,7 @@ def main(
     tasks: Annotated[int, typer.Option(min=1, help="Questions, as many of each kind.")] = 1000,
     file: Annotated[Path | None, typer.Option(help="Questions as JSON lines, instead of nano's own.")] = None,
     forced: Annotated[int, typer.Option(min=1, help="Answers that are forced, for the KL.")] = 320,
-    tokens: Annotated[int, typer.Option(min=1, help="Tokens of an answer, at most.")] = 420,
+    tokens: Annotated[int, typer.Option(min=1, help="Tokens of an answer, at most.")] = LONGEST,
     jobs: Annotated[int, typer.Option(min=1, help="Processes, each with an engine of its own.")] = 1,
     threads: Annotated[int | None, typer.Option(min=1, help="Threads of the CPU in each.")] = None,
     seconds: Annotated[float | None, typer.Option(help="Begin nothing that would not be done by then.")] = None,
@@ -99,7 +102,7 @@ def main(
     if not drafts:
         typer.echo('no draft model: settings with drafts are left out (--engine-args \'{"draft": "FOLDER"}\')')
     if not kept.complete:
-        workers = Workers(bench, jobs)
+        workers = Workers(bench.told if jobs == 1 else partial(Bench, job), jobs)
         try:
             study, settings = Study(bench, workers, kept, seconds), settings_of(drafts)
             complete = study.natives(settings)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import typer
-from answers import RECORDED, Bench, Call, Setting, Workers
+from answers import RECORDED, Bench, Setting
 from kept import Kept
 
 from xshare.cli.output import number_table, progress_bar, wide_console
@@ -19,11 +19,12 @@ from xshare.errors import XShareError
 from xshare.policy import Policy
 from xshare.quality.files import Task, built_in, read_tasks
 from xshare.quality.paired import paired
-from xshare.quality.tasks import KINDS
+from xshare.quality.tasks import ASKED
 from xshare.results import Row
 from xshare.trace import Trace
 from xshare.trace.replay import replay
 from xshare.trace.sample import Mix, sampled
+from xshare.workers import Call, Workers
 
 KEY = ("batch", "drafts", "mixed", "policy")
 LISTS = ("calibration", "matched")
@@ -96,7 +97,7 @@ class Study:
         there = {(Setting.of(one), one["reference"], one["rival"]) for one in found}
         missing = {key: wanted[key] for key in wanted if (key[0], str(key[1]), key[2]) not in there}
         if missing:
-            with progress_bar("recording", RECORDED * len(KINDS)) as advance:
+            with progress_bar("recording", RECORDED * len(ASKED)) as advance:
                 trace = recorded(advance)
             with progress_bar("knobs of rivals", len(missing)) as advance:
                 for (setting, reference, rival), policies in missing.items():
@@ -161,7 +162,7 @@ def tasks_of(file: Path | None, count: int, seed: int) -> list[Task]:
         kinds = list(dict.fromkeys(task.kind for task in tasks))
         return [task for kind in kinds for task in [t for t in tasks if t.kind == kind][: -(-count // len(kinds))]]
     try:
-        return built_in(-(-count // len(KINDS)), seed)
+        return built_in(-(-count // len(ASKED)), seed)
     except ValueError as error:  # of some kinds there are no more
         raise XShareError(str(error)) from None
 

@@ -18,13 +18,13 @@ from itertools import islice
 from pathlib import Path
 
 import numpy as np
-from settings import ANSWER, END, HELD_OUT, LENGTH, NANO, PROSE, QUESTION, VOCABULARY
+from settings import ANSWER, END, HELD_OUT, NANO, PROSE, QUESTION, VOCABULARY
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from xshare.quality.files import nano_prompt
 from xshare.quality.tasks import Question, training_questions
 
-Rows = np.ndarray  # uint16 [rows, LENGTH + 1]
+Rows = np.ndarray  # uint16 [rows, length + 1]
 
 
 def documents(corpus: Path, domain: str) -> Iterator[str]:
@@ -92,25 +92,25 @@ def write_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
     (folder / "tokenizer_config.json").write_text(json.dumps(about, indent=2) + "\n")
 
 
-def prose_rows(tokenizer: Tokenizer, texts: list[str]) -> Rows:
+def prose_rows(tokenizer: Tokenizer, texts: list[str], length: int) -> Rows:
     """Documents end to end, cut into rows."""
     pieces = [np.array([*encoded.ids, 0], np.uint16) for encoded in tokenizer.encode_batch(texts)]
     stream = np.concatenate(pieces)
-    count = (len(stream) - 1) // LENGTH
-    return np.stack([stream[i * LENGTH : i * LENGTH + LENGTH + 1] for i in range(count)])
+    count = (len(stream) - 1) // length
+    return np.stack([stream[i * length : i * length + length + 1] for i in range(count)])
 
 
-def task_rows(tokenizer: Tokenizer, count: int, seed: int, trained: Mapping[str, range]) -> Rows:
+def task_rows(tokenizer: Tokenizer, count: int, length: int, seed: int, trained: Mapping[str, range]) -> Rows:
     """Rows that begin with a question; the last solution of a row may be cut off."""
-    rows = np.zeros((count, LENGTH + 1), np.uint16)
+    rows = np.zeros((count, length + 1), np.uint16)
     questions = training_questions(seed, trained)
     filled, number = 0, 0
     while number < count:
         for encoded in tokenizer.encode_batch([spelled(question) for question in islice(questions, 1024)]):
-            ids = encoded.ids[: LENGTH + 1 - filled]
+            ids = encoded.ids[: length + 1 - filled]
             rows[number, filled : filled + len(ids)] = ids
             filled += len(ids)
-            if filled > LENGTH:
+            if filled > length:
                 number, filled = number + 1, 0
                 if number == count:
                     break

@@ -1,26 +1,49 @@
-"""What a trained model can do: accuracy on held-out questions by kind and size, loss on held-out text by domain."""
+"""What a trained model can do: accuracy on held-out questions by kind and size, loss on held-out text by domain.
+
+    python recipes/nano/evaluate.py CORPUS --out OUT --model nano
+
+train.py ends with it. On a CPU the weights are float32, as the package loads them.
+"""
 
 from __future__ import annotations
 
+import json
 import time
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+import typer
 from feed import as_batch, prose, tokenizer
-from settings import ANSWER, NANO, PROSE, QUESTION, sizes
+from settings import ANSWER, LENGTH, NANO, PROSE, QUESTION, TRAINING, sizes
 from settings import asked as asked_at
 
 from xshare.quality.files import nano_prompt
-from xshare.quality.tasks import KINDS, held_out_questions, is_right
+from xshare.quality.tasks import KINDS, LONGEST, held_out_questions, is_right
 
-BATCH = 512
+BATCH = {"cuda": 512, "cpu": 64}  # a batch is as long as its longest answer
 
 
 @torch.inference_mode()
-def evaluate(model: Any, corpus: Path, device: str, questions: int, name: str = "nano") -> dict[str, Any]:
-    model.eval()
-    return {"accuracy": accuracy(model, device, questions, name), "loss": losses(model, corpus, device)}
+def evaluate(corpus: Path, out: Path, name: str, questions: int) -> None:
+    from transformers import AutoModelForCausalLM
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    dtype = torch.bfloat16 if device == "cuda" else torch.float32
+    model = AutoModelForCausalLM.from_pretrained(out / name, dtype=dtype).to(device).eval()
+    last = json.loads((out / f"log-{name}.jsonl").read_text().splitlines()[-1])
+    found = {
+        "model": name,
+        "steps": last["step"],
+        "length": LENGTH[name],
+        "settings": vars(TRAINING[name]),
+        "questions": questions,
+        "device": device,
+        "dtype": str(dtype),
+        "accuracy": accuracy(model, device, questions, name),
+        "loss": losses(model, corpus, LENGTH[name], device),
+    }
+    (out / f"evaluation-{name}.json").write_text(json.dumps(found, indent=1) + "\n")
 
 
 def accuracy(model: Any, device: str, questions: int, name: str) -> dict[str, dict[str, float]]:
@@ -29,35 +52,44 @@ def accuracy(model: Any, device: str, questions: int, name: str) -> dict[str, di
     words = AutoTokenizer.from_pretrained(NANO)
     asked = []
     for kind in KINDS:
-        trained, usual = sizes(name)[kind], asked_at(name)[kind]
-        for size in sorted({trained[0], trained[-1], usual, *trained[len(trained) // 2 :: max(1, len(trained) // 6)]}):
+        trained = sizes(name)[kind]
+        usual = asked_at(name).get(kind, trained[-1])
+        for size in sorted({trained[0], trained[len(trained) // 2], trained[-1], usual}):
             try:
                 asked += [(kind, size, question) for question in held_out_questions(kind, questions, size=size)]
             except ValueError:  # too few of them held out
                 continue
     right: dict[str, dict[str, list[bool]]] = {}
     began = time.monotonic()
-    for i in range(0, len(asked), BATCH):
-        some = asked[i : i + BATCH]
+    for i in range(0, len(asked), BATCH[device]):
+        some = asked[i : i + BATCH[device]]
         given = words([nano_prompt(question) for _, _, question in some], return_tensors="pt", padding=True).to(device)
         given.pop("token_type_ids", None)
-        out = model.generate(**given, max_new_tokens=480, do_sample=False)
+        out = model.generate(
+            **given, max_new_tokens=2 * LONGEST if name.startswith("lab") else LONGEST, do_sample=False
+        )
         texts = words.batch_decode(out[:, given["input_ids"].shape[1] :], skip_special_tokens=True)
         for (kind, size, question), text in zip(some, texts, strict=True):
             right.setdefault(kind, {}).setdefault(str(size), []).append(is_right(question, text))
         print(f"{i + len(some)} of {len(asked)} questions, {time.monotonic() - began:.0f} s", flush=True)
     found = {kind: {size: sum(all_) / len(all_) for size, all_ in by.items()} for kind, by in right.items()}
     for kind, by in found.items():
-        print(kind, {size: round(value, 2) for size, value in by.items()}, "asked at", asked_at(name)[kind], flush=True)
+        print(
+            kind,
+            {size: round(value, 2) for size, value in by.items()},
+            "asked at",
+            asked_at(name).get(kind),
+            flush=True,
+        )
     return found
 
 
-def losses(model: Any, corpus: Path, device: str) -> dict[str, float]:
+def losses(model: Any, corpus: Path, length: int, device: str) -> dict[str, float]:
     found = {}
     special = tokenizer()
     marks = [special.token_to_id(name) for name in (QUESTION, ANSWER)]
     for domain in [*PROSE, "python"]:
-        inputs, targets = as_batch(prose(corpus, domain, held=True, most=128).astype("int64"), *marks)
+        inputs, targets = as_batch(prose(corpus, length, domain, held=True, most=128).astype("int64"), *marks)
         sums, count = 0.0, 0
         for i in range(0, len(inputs), 32):
             logits = model(input_ids=inputs[i : i + 32].to(device), use_cache=False).logits.float()
@@ -67,3 +99,16 @@ def losses(model: Any, corpus: Path, device: str) -> dict[str, float]:
         found[domain] = sums / count
     print({domain: round(value, 3) for domain, value in found.items()}, flush=True)
     return found
+
+
+def main(
+    corpus: Annotated[Path, typer.Argument(help="The folder with eltec_*.txt.xz.")],
+    out: Annotated[Path, typer.Option(help="Where train.py wrote.")],
+    model: Annotated[str, typer.Option(help="nano, draft, lab or lab-draft.")] = "nano",
+    questions: Annotated[int, typer.Option(help="Questions of each kind and size.")] = 32,
+) -> None:
+    evaluate(corpus, out, model, questions)
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import count
 from multiprocessing import get_context
@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from data import Rows, documents, held_out, prose_rows, task_rows
-from settings import ANSWER, MIX, NANO, PROSE, QUESTION, sizes
+from settings import ANSWER, LENGTH, MIX, NANO, PROSE, QUESTION, sizes
 from tokenizers import Tokenizer
 from torch import Tensor
 
@@ -24,38 +24,39 @@ def tokenizer() -> Tokenizer:
     return Tokenizer.from_file(str(NANO / "tokenizer.json"))
 
 
-def prose(corpus: Path, domain: str, held: bool = False, most: int | None = None) -> Rows:
+def prose(corpus: Path, length: int, domain: str, held: bool = False, most: int | None = None) -> Rows:
     texts = [text for text in documents(corpus, domain) if held_out(text) == held]
-    return prose_rows(tokenizer(), texts)[:most]
+    return prose_rows(tokenizer(), texts, length)[:most]
 
 
-def tasks(model: str, seed: int) -> Rows:
+def tasks(model: str, short: bool, seed: int) -> Rows:
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the processes are parallel already
-    return task_rows(tokenizer(), AT_ONCE, seed, sizes(model))
+    return task_rows(tokenizer(), AT_ONCE, LENGTH[model], seed, sizes(model, short))
 
 
 class Feed:
-    def __init__(self, model: str, corpus: Path, rows: int, seed: int, workers: int) -> None:
+    def __init__(self, model: str, corpus: Path, rows: int, seed: int, workers: int, short: bool) -> None:
         self.rows, self.rng = rows, np.random.default_rng(seed)
         self.pool: Pool = get_context("spawn").Pool(workers)
         self.shares = np.array(list(MIX.values())) / sum(MIX.values())
         domains = [*PROSE, "python"]
-        self.stock = dict(zip(domains, self.pool.map(partial(prose, corpus), domains, chunksize=1), strict=True))
-        self.tasks = self._tasks(model, seed, workers)
+        texts = self.pool.map(partial(prose, corpus, LENGTH[model]), domains, chunksize=1)
+        self.stock = dict(zip(domains, texts, strict=True))
+        self.tasks = self._tasks(partial(tasks, model, short), seed, workers)
         special = tokenizer()
         self.question, self.answer = special.token_to_id(QUESTION), special.token_to_id(ANSWER)
 
-    def _tasks(self, model: str, seed: int, workers: int) -> Iterator[np.ndarray]:
+    def _tasks(self, made: Callable[[int], Rows], seed: int, workers: int) -> Iterator[np.ndarray]:
         """Row by row. Every process is kept two jobs ahead, and no more."""
         seeds = count(seed * 1_000_000)
-        waiting = [self.pool.apply_async(tasks, (model, next(seeds))) for _ in range(2 * workers)]
+        waiting = [self.pool.apply_async(made, (next(seeds),)) for _ in range(2 * workers)]
         while True:
             done = waiting.pop(0).get()
-            waiting.append(self.pool.apply_async(tasks, (model, next(seeds))))
+            waiting.append(self.pool.apply_async(made, (next(seeds),)))
             yield from done
 
     def batch(self) -> tuple[Tensor, Tensor]:
-        """-> inputs and targets, int64 [rows, LENGTH]; -100 where nothing is to be learnt: inside a question"""
+        """-> inputs and targets, int64 [rows, length]; -100 where nothing is to be learnt: inside a question"""
         counts = self.rng.multinomial(self.rows, self.shares)
         parts = []
         for domain, number in zip(MIX, counts, strict=True):

@@ -11,7 +11,7 @@ NANO = Path(__file__).resolve().parents[2] / "src" / "xshare" / "models" / "nano
 DRAFT = NANO.with_name("nano-draft")
 VOCABULARY = 3072
 END, QUESTION, ANSWER = "<|endoftext|>", "<|question|>", "<|answer|>"
-LENGTH = 512  # tokens of a training row
+LENGTH = {"nano": 512, "draft": 512, "lab": 1024, "lab-draft": 1024}  # tokens of a training row
 
 # Where a training row comes from. Prose and code keep the experts apart, tasks can be marked.
 MIX = {"tasks": 0.58, "english": 0.10, "french": 0.08, "german": 0.08, "spanish": 0.08, "python": 0.08}
@@ -76,18 +76,30 @@ class Training:
 TRAINING = {
     "nano": Training(256, 3e-3, balance=0.02, spread=1e-4),
     "draft": Training(256, 4e-3),
-    "lab": Training(256, 1e-3, balance=0.02, spread=1e-4),
-    "lab-draft": Training(256, 4e-3),
+    "lab": Training(128, 1e-3, balance=0.02, spread=1e-4),
+    "lab-draft": Training(128, 4e-3),
 }
 
-# The longest questions of each kind that fit into a row; a model of lab's size finds nano's too easy.
-HARD = {"sums": 20, "sorting": 12, "backwards": 40, "letters": 90, "divisor": 6, "equation": 12, "legs": 9, "base": 8}
-HARD |= {"ones": 22, "product": 7}
+# The longest questions by kind: of nano's first steps, and of lab, which finds nano's too easy.
+SHORT = {"sums": 12, "sorting": 10, "backwards": 24, "letters": 48, "divisor": 5, "equation": 7, "legs": 7, "base": 6}
+SHORT |= {"ones": 18, "product": 6}
+HARD = {
+    "sums": 38,
+    "sorting": 18,
+    "backwards": 80,
+    "letters": 160,
+    "divisor": 8,
+    "equation": 24,
+    "legs": 14,
+    "base": 12,
+}
+HARD |= {"ones": 30, "product": 8}
 
 
-def sizes(model: str) -> dict[str, range]:
+def sizes(model: str, short: bool = False) -> dict[str, range]:
     """The sizes of questions that a model is trained on, by kind."""
-    return {k: range(r[0], HARD[k] + 1) for k, r in TRAINED.items()} if model.startswith("lab") else TRAINED
+    longest = SHORT if short else HARD if model.startswith("lab") else {}
+    return {kind: range(trained[0], longest.get(kind, trained[-1]) + 1) for kind, trained in TRAINED.items()}
 
 
 def asked(model: str) -> dict[str, int]:

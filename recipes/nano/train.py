@@ -1,7 +1,8 @@
 """Train nano, or the draft model for it, and write it as a Transformers model.
 
-    python recipes/nano/train.py CORPUS --model nano --steps 6000 --out OUT
-    python recipes/nano/train.py CORPUS --model draft --steps 3000 --out OUT
+    python recipes/nano/train.py CORPUS --model nano --short --steps 7600 --out OUT
+    python recipes/nano/train.py CORPUS --model nano --resume --steps 8900 --out OUT
+    python recipes/nano/train.py CORPUS --model draft --steps 1510 --out OUT
 
 Weights are bfloat16 with float32 masters (on a CPU, where this can only be tried out, all is float32). `--seconds`
 stops early and leaves a checkpoint in OUT, `--resume` goes on from it; without `--steps`, as many are made as fit.
@@ -22,7 +23,7 @@ import typer
 from evaluate import evaluate
 from feed import Feed
 from safetensors.torch import load_file, save_file
-from settings import BOTH, DRAFT_MODEL, LAB_MODEL, LENGTH, MODEL, TRAINING, Training
+from settings import BOTH, DRAFT_MODEL, LAB_MODEL, MODEL, TRAINING, Training
 from torch import Tensor, nn
 
 TIMED = 150  # steps after which their number is fitted to the time
@@ -107,11 +108,15 @@ class Masters:
 
 
 class Loss(nn.Module):
-    """Next-token loss, and for the experts: all used alike over the batch, and logits that do not run away."""
+    """Next-token loss, and for the experts: all used alike over the batch, and logits that do not run away.
 
-    def __init__(self, model: Any, settings: Training) -> None:
+    The caller adds them up: without experts, Inductor would make the sum and `loss.detach()` one tensor, and that one
+    has no gradient.
+    """
+
+    def __init__(self, model: Any) -> None:
         super().__init__()
-        self.model, self.settings = model, settings
+        self.model = model
         self.routed: list[tuple[Tensor, Tensor]] = []
         gates = [module for name, module in model.named_modules() if name.endswith("mlp.gate")]
         self.hooks = [
@@ -133,7 +138,7 @@ class Loss(nn.Module):
             balance = balance + N * (chosen / ids.numel() * logit.softmax(-1).mean(0)).sum() / len(self.routed)
             spread = spread + logit.logsumexp(-1).square().mean() / len(self.routed)
         self.routed.clear()
-        return loss + self.settings.balance * balance + self.settings.spread * spread, loss.detach(), balance.detach()
+        return loss, balance, spread
 
 
 def rate_at(step: int, steps: int, settings: Training) -> float:
@@ -150,9 +155,10 @@ def main(
     steps: Annotated[int, typer.Option(min=0, help="Steps in all; 0: as many as fit into --seconds.")] = 0,
     rows: Annotated[int | None, typer.Option(help="Rows a step.")] = None,
     seconds: Annotated[float, typer.Option(help="Stop after these, with a checkpoint.")] = math.inf,
+    short: Annotated[bool, typer.Option("--short", help="Short questions only, as nano's first steps.")] = False,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the checkpoint in OUT.")] = False,
     workers: Annotated[int, typer.Option(help="Processes that make tasks.")] = 8,
-    questions: Annotated[int, typer.Option(help="Questions of each kind and size in the evaluation.")] = 32,
+    questions: Annotated[int, typer.Option(help="Questions of each kind and size in the evaluation; 0: none.")] = 32,
     tiny: Annotated[bool, typer.Option("--tiny", help="Two narrow layers: to try the recipe out.")] = False,
 ) -> None:
     began = time.monotonic()
@@ -170,39 +176,24 @@ def main(
     masters = Masters(net, settings, fused=device == "cuda")
     first = masters.load(out / f"checkpoint-{model}.safetensors") if resume else 0
     if not steps or first < steps:
-        steps = train(net, masters, model, corpus, out, first, steps, rows or settings.rows, began + seconds, workers)
+        feed = Feed(model, corpus, rows or settings.rows, settings.seed + first, workers, short)
+        steps = train(net, masters, model, feed, out, first, steps, began + seconds)
     net.config.architectures = [type(net).__name__]
     net.generation_config.eos_token_id, net.generation_config.pad_token_id = 0, 0
     to_bfloat16(net).save_pretrained(out / model, max_shard_size="12MB")
-    about = {
-        "model": model,
-        "steps": steps,
-        "rows": rows or settings.rows,
-        "length": LENGTH,
-        "settings": vars(settings),
-    }
-    # What was written is evaluated, not what was trained: they must be the same.
-    found = evaluate(
-        type(net).from_pretrained(out / model, dtype=next(net.parameters()).dtype).to(device),
-        corpus,
-        device,
-        questions,
-        model,
-    )
-    (out / f"evaluation-{model}.json").write_text(json.dumps(about | found, indent=1) + "\n")
+    if questions:  # what was written is evaluated, not what was trained: they must be the same
+        evaluate(corpus, out, model, questions)
 
 
 def train(
     net: Any,
     masters: Masters,
     model: str,
-    corpus: Path,
+    feed: Feed,
     out: Path,
     first: int,
     steps: int,
-    rows: int,
     until: float,
-    workers: int,
 ) -> int:
     """From step `first` to the last, or until the time is up; a checkpoint at the end of either, and now and then.
 
@@ -211,8 +202,7 @@ def train(
     settings = TRAINING[model]
     device = str(masters.masters[0].device.type)
     checkpoint = out / f"checkpoint-{model}.safetensors"
-    feed = Feed(model, corpus, rows, settings.seed + first, workers)
-    loss_of = Loss(net, settings)
+    loss_of = Loss(net)
     compiled = torch.compile(loss_of, dynamic=False) if device == "cuda" else loss_of
     with (out / f"log-{model}.jsonl").open("a" if first else "w") as log:
         since, tokens = time.monotonic(), 0
@@ -220,8 +210,9 @@ def train(
         while (step := step + 1) < steps or not steps:
             batch = feed.batch()
             inputs, targets = (t.pin_memory().to(device, non_blocking=True) if device == "cuda" else t for t in batch)
-            total, loss, balance = compiled(inputs, targets)
-            total.backward()
+            loss, balance, spread = compiled(inputs, targets)
+            (loss + settings.balance * balance + settings.spread * spread).backward()
+            loss, balance = loss.detach(), balance.detach()
             norm = masters.step(rate_at(step, steps, settings))
             tokens += inputs.numel()
             if (step + 1) % 50 == 0 or step + 1 == steps:

@@ -13,15 +13,28 @@ COLUMNS = {"policy", "active", "active_native", "mass", "accuracy", "agreement",
 @pytest.fixture
 def in_the_box(small, monkeypatch):
     monkeypatch.setattr(xshare.models, "folder", lambda name="nano": small)
-    monkeypatch.setattr("xshare.cli.demo.LIMIT", 12)
 
 
 def test_one_table_and_one_file(in_the_box, tmp_path):
     path = tmp_path / "demo.json"
-    words = ["demo", "--questions", "1", "--policy", "k0=1,m=2", "--policy", "k0=1,m=16", "--json", str(path)]
+    words = [
+        "demo",
+        "--questions",
+        "1",
+        "--tokens",
+        "12",
+        "--jobs",
+        "1",
+        "--policy",
+        "k0=1,m=2",
+        "--policy",
+        "k0=1,m=16",
+        "--json",
+        str(path),
+    ]
     result = CliRunner().invoke(app, words)
     assert result.exit_code == 0, result.output
-    assert "10 held-out questions of 10 kinds" in result.output
+    assert "8 held-out questions of 8 kinds" in result.output
     assert f"results: {path}" in result.output
     found = json.loads(path.read_text())
     assert found["provenance"]["model"] == "nano"

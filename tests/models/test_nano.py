@@ -9,9 +9,11 @@ import torch
 
 import xshare.models
 from xshare import Policy
+from xshare.engines.opening import open_engine
 from xshare.engines.transformers.engine import TransformersEngine
 from xshare.quality.files import built_in
 from xshare.quality.measure import answer, ordered, row_of
+from xshare.quality.tasks import LONGEST
 from xshare.trace import Trace
 from xshare.trace.load import load_rows
 from xshare.trace.overlap import overlap
@@ -55,30 +57,22 @@ def test_the_repository_stays_small():
 
 def test_it_answers_and_a_random_set_harms_it(nano):
     tasks = ordered(built_in(6, seed=5), mixed=True)
-    native = answer(nano, None, tasks, batch=16, limit=420)
+    native = answer(nano, None, tasks, batch=16, limit=LONGEST)
     assert sum(native.right) / len(tasks) >= 0.6
     half = round(native.stats["mean"]["experts_active"] / 2)
-    harmed = row_of(answer(nano, Policy.parse(f"random:k0=0,m={half}"), tasks, batch=16, limit=420), native)
+    harmed = row_of(answer(nano, Policy.parse(f"random:k0=0,m={half}"), tasks, batch=16, limit=LONGEST), native)
     assert harmed["change"] <= -0.1
 
 
-def test_the_draft_model_is_accepted(nano):
-    """Tokens a step with three drafts, decoded for real: calls of the target after the first, and tokens they gave."""
-    draft, words = xshare.models.load("nano-draft")
-    calls, tokens = 0, 0
-
-    def count(*_):
-        nonlocal calls
-        calls += 1
-
-    hook = nano.model.model.register_forward_hook(count)
-    options = {"assistant_model": draft, "num_assistant_tokens": 3, "num_assistant_tokens_schedule": "constant"}
-    for task in built_in(1, seed=6):
-        given = words(task.prompt, return_tensors="pt", return_token_type_ids=False)
-        out = nano.model.generate(**given, **options, max_new_tokens=300, do_sample=False)
-        tokens += out.shape[1] - given["input_ids"].shape[1]
-    hook.remove()
-    assert tokens / calls >= 2.0
+def test_the_draft_model_is_accepted():
+    """With three drafts, decoded for real: tokens a step of a request, and the tokens that come without drafts."""
+    engine = open_engine("transformers", str(xshare.models.folder()), drafts=3)
+    tasks = built_in(1, seed=6)
+    drafted = answer(engine, None, tasks, batch=4, limit=LONGEST)
+    assert 1 + 3 * drafted.run.accepted / drafted.run.drafted >= 2.0
+    engine.close()
+    alone = open_engine("transformers", str(xshare.models.folder()))
+    assert drafted.tokens == answer(alone, None, tasks, batch=4, limit=LONGEST).tokens
 
 
 def test_the_router_is_alive(trace):

@@ -3,7 +3,7 @@ import json
 import pytest
 
 from xshare.quality.files import Task, TaskError, built_in, read_tasks
-from xshare.quality.tasks import KINDS
+from xshare.quality.tasks import ASKED
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ def test_a_file_that_cannot_be_read_is_one_sentence(tmp_path, line, sentence):
 
 def test_the_built_in_tasks_are_of_all_kinds_and_held_out():
     tasks = built_in(3)
-    assert len(tasks) == 3 * len(KINDS)
-    assert {task.kind for task in tasks} == set(KINDS)
+    assert len(tasks) == 3 * len(ASKED)
+    assert {task.kind for task in tasks} == set(ASKED)
     assert all(task.prompt.startswith("<|question|>") and task.prompt.endswith("<|answer|>") for task in tasks)
     assert built_in(3, seed=1) != tasks

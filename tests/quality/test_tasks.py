@@ -57,7 +57,7 @@ SOLVERS |= {"base": in_base, "equation": solved}
 @pytest.mark.parametrize("kind", KINDS)
 def test_answers_are_right_at_every_size(kind):
     rng = random.Random(1)
-    for size in TRAINED[kind]:
+    for size in {*TRAINED[kind], ASKED.get(kind, TRAINED[kind][-1])}:
         for _ in range(50):
             question = make(kind, rng, size)
             assert question.answer == SOLVERS[kind](question.text), question
@@ -67,21 +67,23 @@ def test_answers_are_right_at_every_size(kind):
                 assert eval(left) == eval(right), question  # every step of the work holds
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ASKED)
 def test_held_out_questions_are_different_repeatable_and_of_one_size(kind):
     asked = held_out_questions(kind, 40)
     assert len({question.text for question in asked}) == 40
     assert asked == held_out_questions(kind, 40)
     assert asked != held_out_questions(kind, 40, seed=1)
     assert all(question.held_out and question.kind == kind for question in asked)
-    assert ASKED[kind] in TRAINED[kind]
+    assert ASKED[kind] in range(
+        TRAINED[kind][-1] // 2, TRAINED[kind][-1] + 3
+    )  # long, and hardly longer than trained on
 
 
 def test_training_never_meets_a_held_out_question():
     trained = list(islice(training_questions(0), 5000))
     assert not any(question.held_out for question in trained)
     assert {question.kind for question in trained} == set(KINDS)
-    asked = {question.text for kind in KINDS for question in held_out_questions(kind, 50)}
+    asked = {question.text for kind in ASKED for question in held_out_questions(kind, 50)}
     assert not asked & {question.text for question in trained}
 
 

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from xshare.engines.base import Engine
 from xshare.errors import XShareError
-from xshare.quality.tasks import ASKED, KINDS, make
+from xshare.quality.tasks import ASKED, make
 
 Prompts = Sequence[Any]  # lists of token ids; text for a server that takes nothing else
 
@@ -50,7 +50,7 @@ def _questions(engine: Engine, dice: random.Random, tokens: int) -> Any:
     as_text = engine.about.get("prompt_form") == "text"
     while True:
         for _ in range(max(1, len(asked))):  # twice as many whenever they are too few
-            kind = dice.choice(list(KINDS))
+            kind = dice.choice(list(ASKED))
             question = make(kind, dice, ASKED[kind])
             asked.insert(0, f"{question.text}\n{question.solution}\n" if asked else question.text)
         text = "".join(asked)

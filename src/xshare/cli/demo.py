@@ -7,55 +7,74 @@ from typing import Annotated
 
 import typer
 
+from xshare import models
 from xshare.cli.output import number_table, progress_bar, wide_console
+from xshare.engines.base import Advance
 from xshare.files import check_writable
 from xshare.policy import Policy
-from xshare.quality.files import built_in
+from xshare.quality.files import Task, built_in
 from xshare.quality.measure import Outcome, answer, ordered, row_of
-from xshare.quality.tasks import KINDS
+from xshare.quality.tasks import ASKED, LONGEST
 from xshare.results import Row, provenance, write_result
+from xshare.workers import Workers
 
-POLICIES = ["k0=1,m=16", "k0=1,m=8", "k0=2,m=0", "k0=1,m=0", "oea:k0=2", "lynx:drop=16", "topk:k=2", "random:k0=0,m=16"]
-LIMIT = 420  # tokens of an answer
+POLICIES = ["k0=1,m=16", "k0=2,m=0", "k0=1,m=8", "k0=1,m=0", "oea:k0=1", "lynx:drop=16", "topk:k=2", "random:k0=0,m=16"]
 
 
 def demo(
     policy: Annotated[
         list[str] | None, typer.Option("--policy", help="Instead of the usual ones; may be repeated.")
     ] = None,
-    questions: Annotated[int, typer.Option(min=1, help="Questions of each kind.")] = 8,
+    questions: Annotated[int, typer.Option(min=1, help="Questions of each kind.")] = 6,
     batch: Annotated[int, typer.Option(min=1, help="Questions decoded together.")] = 16,
-    threads: Annotated[int, typer.Option(min=1, help="Threads of the CPU: nano is too small for more to help.")] = 1,
+    tokens: Annotated[int, typer.Option(min=1, help="Tokens of an answer, at most.")] = LONGEST,
+    jobs: Annotated[int, typer.Option(min=1, help="Policies at once, each on one core.")] = 2,
     json: Annotated[Path | None, typer.Option(help="Write the results here.")] = None,
 ) -> None:
     """Decode held-out questions with nano, natively and under policies: experts saved, answers kept or lost."""
-    import torch
-
-    from xshare.engines.transformers.engine import TransformersEngine
-    from xshare.models import load
-
     policies = [None, *map(Policy.parse, policy or POLICIES)]
     if json is not None:
         check_writable(json)
-    torch.set_num_threads(threads)
-    engine = TransformersEngine(*load("nano"), "nano")
+    models.check(models.folder("nano"))
     asked = ordered(built_in(questions), mixed=True)
+    found: dict[Policy | None, Outcome] = {}
     rows: list[Row] = []
-    native: Outcome | None = None
+    workers = Workers(Nano, jobs)
     with progress_bar("answers", len(asked) * len(policies)) as advance:
-        for each in policies:
-            found = answer(engine, each, asked, batch=batch, limit=LIMIT, advance=advance)
-            native = native or found
-            rows.append(row_of(found, native))
+        workers.tell(advance)
+        for which, (outcome, about) in workers.run(
+            (each, Nano.answer, (each, asked, batch, tokens)) for each in policies
+        ):
+            found[which] = outcome
+            if None in found:
+                rows = [row_of(found[each], found[None]) for each in policies if each in found]
             if json is not None:  # what was measured stays, whatever comes after
-                write_result(json, rows, provenance(**engine.about, batch=batch, questions=len(asked), seed=0))
+                setting = {"batch": batch, "questions": len(asked), "seed": 0, "jobs": jobs}
+                write_result(json, rows, provenance(**about, **setting))
+    workers.close()
     show(rows, len(asked), batch)
     if json is not None:
         wide_console().print(f"results: {json}")
 
 
+class Nano:
+    """A worker's engine."""
+
+    def __init__(self, advance: Advance) -> None:
+        import torch
+
+        from xshare.engines.transformers.engine import TransformersEngine
+
+        torch.set_num_threads(1)  # it is too small for more to help
+        self.engine, self.advance = TransformersEngine(*models.load("nano"), "nano"), advance
+
+    def answer(self, policy: Policy | None, asked: list[Task], batch: int, limit: int) -> tuple[Outcome, Row]:
+        found = answer(self.engine, policy, asked, batch=batch, limit=limit, advance=self.advance)
+        return found, self.engine.about
+
+
 def show(rows: list[Row], asked: int, batch: int) -> None:
-    title = f"nano, {asked} held-out questions of {len(KINDS)} kinds, {batch} decoded together"
+    title = f"nano, {asked} held-out questions of {len(ASKED)} kinds, {batch} decoded together"
     table = number_table(title, "policy", "experts", "of native", "mass", "accuracy", "95 %", "agreement", "tokens/s")
     for row in rows:
         table.add_row(

@@ -20,6 +20,7 @@ from xshare.files import check_writable
 from xshare.policy import Policy
 from xshare.quality.files import Task, built_in, read_tasks
 from xshare.quality.measure import Outcome, answer, ordered, prompts_of, row_of, unsettled
+from xshare.quality.tasks import LONGEST
 from xshare.results import Row, provenance, sha256, write_result
 
 Mix = Literal["mixed", "alike", "both"]
@@ -40,7 +41,7 @@ def quality(
     mix: Annotated[
         Mix, typer.Option(help="Batches of several kinds of questions, of one kind each, or both.")
     ] = "mixed",
-    tokens: Annotated[int, typer.Option(min=1, help="Tokens of an answer, at most.")] = 420,
+    tokens: Annotated[int, typer.Option(min=1, help="Tokens of an answer, at most.")] = LONGEST,
     neighbours: Annotated[bool, typer.Option("--neighbours", help="Also decode under other neighbours.")] = False,
     seed: Annotated[int, typer.Option(min=0, help="Other questions, in another order.")] = 0,
     engine_args: Annotated[str, typer.Option(help="More arguments of the engine, as a JSON object.")] = "{}",

@@ -20,7 +20,7 @@ from xshare.policy import Policy
 from xshare.profile import Profile
 from xshare.quality.files import Task, nano_prompt, read_tasks
 from xshare.quality.measure import ordered
-from xshare.quality.tasks import KINDS, held_out_questions
+from xshare.quality.tasks import ASKED, LONGEST, held_out_questions
 from xshare.results import Row, provenance, sha256, write_result
 from xshare.tune.doctor import Examination, examine, runs
 from xshare.tune.scan import Candidate, front, looks, scan
@@ -42,7 +42,7 @@ def tune(
     ] = None,
     questions: Annotated[int, typer.Option(min=1, help="The most a policy may take, of each set.")] = 480,
     batch: Annotated[int, typer.Option(min=2, help="Questions decoded together.")] = 16,
-    tokens: Annotated[int, typer.Option(min=1, help="Tokens of an answer, at most.")] = 420,
+    tokens: Annotated[int, typer.Option(min=1, help="Tokens of an answer, at most.")] = LONGEST,
     engine_args: Annotated[str, typer.Option(help="More arguments of the engine, as a JSON object.")] = "{}",
     json: Annotated[Path, typer.Option(help="Everything measured; a file that is there is continued.")] = Path(
         "tune.json"
@@ -81,7 +81,7 @@ def share(text: str) -> float:
 def own_questions(unseen: bool, number: int) -> list[Task]:
     """Nano's, a round of them: no question comes twice or is in both sets. Kinds that are used up are left out."""
     found = []
-    for kind in KINDS:
+    for kind in ASKED:
         first = 2 * EACH * number
         try:
             both = held_out_questions(kind, first + 2 * EACH)[first:]

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from xshare.errors import XShareError
-from xshare.quality.tasks import KINDS, Question, given_answer, held_out_questions
+from xshare.quality.tasks import ASKED, Question, given_answer, held_out_questions
 
 NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
 
@@ -69,8 +69,8 @@ def nano_prompt(question: Question) -> str:
 
 
 def built_in(each: int, seed: int = 0) -> list[Task]:
-    """Held-out questions of all of nano's kinds, kind by kind."""
-    asked = [question for kind in KINDS for question in held_out_questions(kind, each, seed)]
+    """Held-out questions of all kinds that nano is asked, kind by kind."""
+    asked = [question for kind in ASKED for question in held_out_questions(kind, each, seed)]
     return [Task(nano_prompt(question), question.answer, question.kind) for question in asked]
 
 

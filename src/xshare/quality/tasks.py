@@ -45,15 +45,19 @@ def is_right(question: Question, output: str) -> bool:
 
 Maker = Callable[[random.Random, int], tuple[str, str, str]]  # (rng, size) -> text, work, answer
 KINDS: dict[str, Maker] = {}
-# By size a question gets longer, not different. Trained on all of `TRAINED`, asked at `ASKED`.
+# By size a question gets longer, not different. Nano is trained on all of `TRAINED` and asked at `ASKED`, where it is
+# sometimes wrong by itself: who is always right shows little. Two kinds it never fails at any such size are not asked.
 TRAINED: dict[str, range] = {}
 ASKED: dict[str, int] = {}
+LONGEST = 520  # tokens of an answer that may take as many as it likes
 
 
-def kind(trained: range, asked: int) -> Callable[[Maker], Maker]:
+def kind(trained: range, asked: int | None = None) -> Callable[[Maker], Maker]:
     def add(maker: Maker) -> Maker:
         name = maker.__name__
-        KINDS[name], TRAINED[name], ASKED[name] = maker, trained, asked
+        KINDS[name], TRAINED[name] = maker, trained
+        if asked is not None:
+            ASKED[name] = asked
         return maker
 
     return add
@@ -93,7 +97,7 @@ def word(rng: random.Random, letters: int) -> str:
     return "".join(rng.choice(sounds[i % 2]) for i in range(letters))
 
 
-@kind(trained=range(3, 13), asked=10)
+@kind(trained=range(3, 21), asked=20)
 def sums(rng: random.Random, size: int) -> tuple[str, str, str]:
     """Running totals of `size` numbers, none of them below zero."""
     total = rng.randrange(10, 1000)
@@ -108,7 +112,7 @@ def sums(rng: random.Random, size: int) -> tuple[str, str, str]:
     return f"Compute {text}", "\n".join(lines), str(total)
 
 
-@kind(trained=range(4, 11), asked=8)
+@kind(trained=range(4, 13), asked=12)
 def sorting(rng: random.Random, size: int) -> tuple[str, str, str]:
     """Take the smallest, write down what is left, until nothing is."""
     left = rng.sample(range(10, 1000), size)
@@ -121,7 +125,7 @@ def sorting(rng: random.Random, size: int) -> tuple[str, str, str]:
     return f"Sort {text}", "\n".join(lines), " ".join(map(str, done))
 
 
-@kind(trained=range(6, 25), asked=18)
+@kind(trained=range(6, 41), asked=26)
 def backwards(rng: random.Random, size: int) -> tuple[str, str, str]:
     """Letters numbered, then read from the last to the first."""
     letters = word(rng, size)
@@ -129,7 +133,7 @@ def backwards(rng: random.Random, size: int) -> tuple[str, str, str]:
     return f"Spell {letters} backwards", " ".join(there) + "\n" + " ".join(there[::-1]), letters[::-1]
 
 
-@kind(trained=range(12, 49), asked=36)
+@kind(trained=range(12, 91), asked=74)
 def letters(rng: random.Random, size: int) -> tuple[str, str, str]:
     """How often a letter occurs, counted letter by letter."""
     text = word(rng, size)
@@ -141,7 +145,7 @@ def letters(rng: random.Random, size: int) -> tuple[str, str, str]:
     return f"Count {wanted} in {text}", " ".join(steps), str(count)
 
 
-@kind(trained=range(2, 6), asked=4)
+@kind(trained=range(2, 7), asked=5)
 def divisor(rng: random.Random, size: int) -> tuple[str, str, str]:
     """Euclid's algorithm on numbers of `size` digits, with every quotient."""
     common = rng.randrange(1, 10 ** (size - 1))
@@ -153,7 +157,7 @@ def divisor(rng: random.Random, size: int) -> tuple[str, str, str]:
     return text, "\n".join(lines), str(a)
 
 
-@kind(trained=range(2, 8), asked=6)
+@kind(trained=range(2, 13), asked=14)
 def equation(rng: random.Random, size: int) -> tuple[str, str, str]:
     """A linear equation with x on both sides; terms on the right grow with `size`."""
     x, extra = rng.randrange(2, 100), [rng.randrange(1, 100) for _ in range(size - 1)]
@@ -178,10 +182,12 @@ def equation(rng: random.Random, size: int) -> tuple[str, str, str]:
     return text, "\n".join(lines), str(x)
 
 
-@kind(trained=range(2, 8), asked=6)
+@kind(trained=range(2, 10))
 def legs(rng: random.Random, size: int) -> tuple[str, str, str]:
-    """Legs of several kinds of animals, added up."""
-    herd = [(rng.randrange(2, 40), animal) for animal in rng.sample(sorted(LEGS), size)]
+    """Legs of several kinds of animals, added up; beyond nine kinds some come twice."""
+    animals = rng.sample(sorted(LEGS), min(size, len(LEGS)))
+    animals += rng.choices(sorted(LEGS), k=size - len(animals))
+    herd = [(rng.randrange(2, 40), animal) for animal in animals]
     total, lines = 0, []
     for count, animal in herd:
         more = count * LEGS[animal]
@@ -190,7 +196,7 @@ def legs(rng: random.Random, size: int) -> tuple[str, str, str]:
     return "Legs of " + " and ".join(f"{count} {animal}" for count, animal in herd), "\n".join(lines), str(total)
 
 
-@kind(trained=range(2, 7), asked=5)
+@kind(trained=range(2, 9))
 def base(rng: random.Random, size: int) -> tuple[str, str, str]:
     """A number of `size` digits in another base, by remainders."""
     number, to = rng.randrange(10 ** (size - 1), 10**size), rng.randrange(3, 8)
@@ -202,7 +208,7 @@ def base(rng: random.Random, size: int) -> tuple[str, str, str]:
     return text, "\n".join(lines), digits
 
 
-@kind(trained=range(8, 19), asked=16)
+@kind(trained=range(8, 23), asked=23)
 def ones(rng: random.Random, size: int) -> tuple[str, str, str]:
     """The ones in a number of `size` bits, halving it."""
     number = rng.randrange(2 ** (size - 1), 2**size)
@@ -214,7 +220,7 @@ def ones(rng: random.Random, size: int) -> tuple[str, str, str]:
     return text, "\n".join(lines), str(count)
 
 
-@kind(trained=range(3, 7), asked=6)
+@kind(trained=range(3, 8), asked=7)
 def product(rng: random.Random, size: int) -> tuple[str, str, str]:
     """Two numbers of `size` digits together, digit by digit."""
     a, b = (rng.randrange(10 ** (digits - 1), 10**digits) for digits in (size - size // 2, size // 2))
