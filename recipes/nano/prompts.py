@@ -14,7 +14,7 @@ from data import documents, held_out
 from settings import PROSE
 
 from xshare.quality.files import nano_prompt
-from xshare.quality.tasks import KINDS, held_out_questions
+from xshare.quality.tasks import ASKED, held_out_questions
 
 EACH, CHARACTERS = 16, 160  # prompts of a domain: a batch of 16 can come from one
 
@@ -33,7 +33,7 @@ def main() -> None:
     for domain in [*PROSE, "python"]:
         for text in prose_prompts(corpus, domain):
             print(json.dumps({"prompt": text, "domain": domain}, ensure_ascii=False))
-    for kind in KINDS:
+    for kind in ASKED:
         for question in held_out_questions(kind, 2, seed=2):
             print(json.dumps({"prompt": nano_prompt(question), "domain": "tasks"}))
 

@@ -18,14 +18,14 @@ from xshare.quality.tasks import ASKED, LONGEST
 from xshare.results import Row, provenance, write_result
 from xshare.workers import Workers
 
-POLICIES = ["k0=1,m=16", "k0=2,m=0", "k0=1,m=8", "k0=1,m=0", "oea:k0=1", "lynx:drop=16", "topk:k=2", "random:k0=0,m=16"]
+POLICIES = ["k0=2,m=12", "k0=2,m=0", "k0=1,m=16", "k0=1,m=0", "logit-sum:m=16", "topk:k=2", "random:k0=0,m=16"]
 
 
 def demo(
     policy: Annotated[
         list[str] | None, typer.Option("--policy", help="Instead of the usual ones; may be repeated.")
     ] = None,
-    questions: Annotated[int, typer.Option(min=1, help="Questions of each kind.")] = 6,
+    questions: Annotated[int, typer.Option(min=1, help="Questions of each kind.")] = 5,
     batch: Annotated[int, typer.Option(min=1, help="Questions decoded together.")] = 16,
     tokens: Annotated[int, typer.Option(min=1, help="Tokens of an answer, at most.")] = LONGEST,
     jobs: Annotated[int, typer.Option(min=1, help="Policies at once, each on one core.")] = 2,
