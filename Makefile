@@ -82,6 +82,7 @@ nano-evidence: setup
 	  --plot docs/plots/nano_curve_single.svg
 	$(NANO) --overlap --json evidence/nano_overlap.json --plot docs/plots/nano_overlap.svg
 	$(BIN)/xshare demo --json evidence/demo.json
+	$(BIN)/python recipes/nano/accepted.py > recipes/nano/accepted.json
 	$(MAKE) docs
 
 clean:

@@ -20,7 +20,14 @@ from xshare.quality.tasks import ASKED
 from xshare.statistics import spelled_mean
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = ["README.md", "docs/evidence.md", "docs/kernels.md"]
+PAGES = [
+    "README.md",
+    "docs/evidence.md",
+    "docs/kernels.md",
+    "docs/nano.md",
+    "docs/vllm.md",
+    "src/xshare/models/nano/README.md",
+]
 Row = dict[str, Any]
 
 
@@ -121,22 +128,29 @@ def demo_table(name: str) -> str:
     return markdown(titles, cells)
 
 
-def evaluation() -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((ROOT / "recipes" / "nano" / "evaluation-nano.json").read_text())
+def recipe(name: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((ROOT / "recipes" / "nano" / f"{name}.json").read_text())
     return found
 
 
 def nano_accuracy_table(_: str) -> str:
     cells = [
-        [kind, ", ".join(f"{size}: {value:.0%}" for size, value in by.items()), str(ASKED[kind])]
-        for kind, by in evaluation()["accuracy"].items()
+        [kind, ", ".join(f"{size}: {value:.0%}" for size, value in by.items()), str(ASKED.get(kind, "not asked"))]
+        for kind, by in recipe("evaluation-nano")["accuracy"].items()
     ]
     return markdown(["kind", "right, by size", "asked at"], cells)
 
 
 def nano_loss_table(_: str) -> str:
-    cells = [[domain, f"{loss:.3f}", f"{math.exp(loss):.1f}"] for domain, loss in evaluation()["loss"].items()]
+    cells = [
+        [domain, f"{loss:.3f}", f"{math.exp(loss):.1f}"] for domain, loss in recipe("evaluation-nano")["loss"].items()
+    ]
     return markdown(["held-out text", "loss a token", "perplexity"], cells)
+
+
+def nano_accepted_table(_: str) -> str:
+    found = recipe("accepted")["accepted"]
+    return markdown([*found], [[f"{length:.2f}" for length in found.values()]])
 
 
 KERNELS = ["floor", "reference", "compiled", "fused", "fused-off"]
@@ -157,6 +171,7 @@ TABLES: dict[str, Callable[[str], str]] = {
     "demo": demo_table,
     "nano_accuracy": nano_accuracy_table,
     "nano_loss": nano_loss_table,
+    "nano_accepted": nano_accepted_table,
 }
 
 FILES = quality_tables.tables() | speed_tables.tables()

@@ -66,12 +66,12 @@ def test_it_answers_and_a_random_set_harms_it(nano):
 
 def test_the_draft_model_is_accepted():
     """With three drafts, decoded for real: tokens a step of a request, and the tokens that come without drafts."""
-    engine = open_engine("transformers", str(xshare.models.folder()), drafts=3)
+    engine = open_engine("transformers", "nano", drafts=3)
     tasks = built_in(1, seed=6)
     drafted = answer(engine, None, tasks, batch=4, limit=LONGEST)
     assert 1 + 3 * drafted.run.accepted / drafted.run.drafted >= 2.0
     engine.close()
-    alone = open_engine("transformers", str(xshare.models.folder()))
+    alone = open_engine("transformers", "nano")
     assert drafted.tokens == answer(alone, None, tasks, batch=4, limit=LONGEST).tokens
 
 

@@ -1,0 +1,29 @@
+"""How well nano's draft model knows it: tokens a step with three drafts, by kind of question, decoded for real.
+
+python recipes/nano/accepted.py > recipes/nano/accepted.json
+"""
+
+from __future__ import annotations
+
+import json
+
+from xshare.engines.opening import open_engine
+from xshare.quality.files import built_in
+from xshare.quality.measure import answer
+from xshare.quality.tasks import ASKED, LONGEST
+
+QUESTIONS, BATCH, DRAFTS = 8, 4, 3
+
+
+def main() -> None:
+    engine = open_engine("transformers", "nano", drafts=DRAFTS)
+    found = {"questions": QUESTIONS, "batch": BATCH, "drafts": DRAFTS, "accepted": {}}
+    for kind in ASKED:
+        tasks = [task for task in built_in(QUESTIONS) if task.kind == kind]
+        run = answer(engine, None, tasks, batch=BATCH, limit=LONGEST).run
+        found["accepted"][kind] = round(1 + DRAFTS * run.accepted / run.drafted, 2)
+    print(json.dumps(found, indent=1))
+
+
+if __name__ == "__main__":
+    main()
