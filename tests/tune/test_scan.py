@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 
 from xshare import Policy
@@ -29,8 +31,14 @@ def test_the_front_leaves_out_what_is_beaten():
     assert front([*FAMILY[::-1], beaten]) == FAMILY
 
 
+def test_kl_goes_before_weight_where_it_is_known():
+    heavy, better = (replace(each, kl=kl) for each, kl in zip(FAMILY[1:3], (0.3, 0.1), strict=True))
+    light = replace(FAMILY[0], kl=0.2)
+    assert front([heavy, better, light]) == [light, better]
+
+
 def test_the_grid_stays_below_k():
-    assert {policy.warmup for policy in grid(64, 4)} == {1, 2}
+    assert {policy.warmup for policy in grid(64, 4)} == {1, 2, 3}
     assert {policy.warmup for policy in grid(64, 2)} == {1}
     assert max(policy.batch_budget for policy in grid(64, 4)) == 32
 
@@ -45,4 +53,6 @@ def test_a_real_engine(engine):
         assert len(each.active) == len(each.mass) == 2
         assert all(a <= n + 1e-9 for a, n in zip(each.active, each.native, strict=True))
     by_layer = [each for each in found if each.budgets is not None]
-    assert all(each.name.startswith("k0=1,m=[") for each in by_layer)
+    assert all(each.name.startswith(("k0=1,m=[", "k0=2,m=[")) for each in by_layer)
+    at = {str(each.policy): each.kl for each in found if each.budgets is None}
+    assert 0 <= at["k0=1,m=8"] < at["k0=1,m=0"]

@@ -27,6 +27,7 @@ from xshare.tune.scan import Candidate, front, looks, scan
 from xshare.tune.search import Search, Tried
 
 EACH = 4  # questions of each kind in a round
+SCANNED = 48  # tokens of an answer, when candidates are looked at
 Objective = Literal["otps", "experts"]
 
 
@@ -40,7 +41,7 @@ def tune(
     tasks: Annotated[
         Path | None, typer.Option(help="JSON lines with question and answer; nano's own otherwise.")
     ] = None,
-    questions: Annotated[int, typer.Option(min=1, help="The most a policy may take, of each set.")] = 480,
+    questions: Annotated[int, typer.Option(min=1, help="The most a policy may take, of each set.")] = 160,
     batch: Annotated[int, typer.Option(min=2, help="Questions decoded together.")] = 16,
     tokens: Annotated[int, typer.Option(min=1, help="Tokens of an answer, at most.")] = LONGEST,
     engine_args: Annotated[str, typer.Option(help="More arguments of the engine, as a JSON object.")] = "{}",
@@ -91,6 +92,18 @@ def own_questions(unseen: bool, number: int) -> list[Task]:
     return found
 
 
+def to_sample(found: Candidate) -> Row:
+    budgets = None if found.budgets is None else list(found.budgets)
+    figures = [found.active, found.native, found.mass]
+    return {"scan": str(found.policy), "budgets": budgets, "figures": figures, "kl": found.kl}
+
+
+def from_sample(sample: Row) -> Candidate:
+    budgets = None if sample["budgets"] is None else tuple(sample["budgets"])
+    active, native, mass = map(tuple, sample["figures"])
+    return Candidate(Policy.parse(sample["scan"]), budgets, active, native, mass, sample["kl"])
+
+
 class Tuning:
     def __init__(
         self,
@@ -137,18 +150,14 @@ class Tuning:
         self.show(profile)
 
     def scanned(self) -> list[Candidate]:
-        known = [Candidate(Policy.parse(s["scan"]), s["budgets"] and tuple(s["budgets"]), *map(tuple, s["figures"]))
-                 for s in self.samples if "scan" in s]  # fmt: skip
+        known = [from_sample(sample) for sample in self.samples if "scan" in sample]
         if known:
             return known
-        workload = Workload(self.batch, self.batch, None, 48, 24, "questions", 0)
         about = self.engine.about
+        prompts = [self.engine.encode(task.prompt) for task in self.rounds(False, 0)[: self.batch]]
         with progress_bar("policies", looks(about["experts"], about["top_k"])) as advance:
-            found = scan(self.engine, workload.prompts_of(self.engine, 0), 24, advance)
-        self.samples += [
-            {"scan": str(c.policy), "budgets": c.budgets and list(c.budgets), "figures": [c.active, c.native, c.mass]}
-            for c in found
-        ]
+            found = scan(self.engine, prompts, min(SCANNED, self.limit), advance)
+        self.samples += map(to_sample, found)
         self.write()
         return found
 
@@ -186,7 +195,7 @@ class Tuning:
     def row(self, candidate: Candidate, tried: Tried | None) -> Row:
         row: Row = {"policy": candidate.name, "active": candidate.mean_active, "active_native": candidate.mean_native}
         known = self.law is not None or self.objective == "experts"
-        row |= {"mass": candidate.mean_mass, "predicted": self.gain(candidate) if known else None}
+        row |= {"mass": candidate.mean_mass, "kl": candidate.kl, "predicted": self.gain(candidate) if known else None}
         row["state"] = "not tried"
         for name, trial in (("search", tried and tried.search), ("unseen", tried and tried.unseen)):
             if trial and trial.right:
@@ -205,13 +214,14 @@ class Tuning:
     def show(self, profile: Path) -> None:
         about, console = self.engine.about, wide_console()
         title = f"{about['model']} on {about['engine']}: at most {self.max_drop:.1%} of the answers may be lost"
-        table = number_table(title, "policy", "experts", "mass", "gain", "change", "95 %", "unseen", "95 %", "")
+        table = number_table(title, "policy", "experts", "mass", "KL", "gain", "change", "95 %", "unseen", "95 %", "")
         rows = {row["policy"]: row for row in self.rows()}
         for candidate in front(self.candidates):
             row = rows[candidate.name]
             cells = [
                 f"{row['active']:.1f} of {row['active_native']:.1f}",
                 f"{row['mass']:.3f}",
+                "-" if row["kl"] is None else f"{row['kl']:.4f}",
                 f"{row['predicted']:.2f}x",
             ]
             for name in ("search", "unseen"):

@@ -1,4 +1,8 @@
-"""Cheap signals first: what each policy would load and keep, from short runs, before any answer is judged."""
+"""Cheap signals first: what each policy would load, keep and change, from short runs, before any answer is judged.
+
+Gating weight kept is the cheapest, and not enough: a token that loses its second expert may be lost while the batch
+keeps nearly all of its weight. Where the engine can be forced, KL from native's next tokens says more.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +22,12 @@ class Candidate:
     active: tuple[float, ...]  # by layer
     native: tuple[float, ...]
     mass: tuple[float, ...]
+    kl: float | None = None  # of native's next tokens from the policy's, in nats a token; None where it is not known
+
+    @property
+    def harm(self) -> float:
+        """What orders candidates: less is better."""
+        return 1 - self.mean_mass if self.kl is None else self.kl
 
     @property
     def name(self) -> str:
@@ -41,19 +51,28 @@ class Candidate:
 def grid(num_experts: int, top_k: int) -> list[Policy]:
     """Warm-ups below k and batch budgets up to half of the experts."""
     budgets = list(dict.fromkeys(round(share * num_experts) for share in SHARES))
-    return [Policy(warmup=k0, batch_budget=m) for k0 in range(1, min(3, top_k)) for m in budgets]
+    return [Policy(warmup=k0, batch_budget=m) for k0 in range(1, min(4, top_k)) for m in budgets]
 
 
 def look(
-    engine: Engine, prompts: Sequence[Sequence[int]], policy: Policy, budgets: Sequence[int] | None, tokens: int
+    engine: Engine,
+    prompts: Sequence[Sequence[int]],
+    answers: Sequence[Sequence[int]],
+    policy: Policy,
+    budgets: Sequence[int] | None,
 ) -> Candidate:
-    """A short run of one batch -> what it loaded and kept."""
+    """One batch decodes native's answers, or where it cannot be forced answers as long -> what it loaded and kept."""
     engine.use(policy, budgets)
-    engine.run(prompts, limit=tokens, batch=len(prompts), to_the_end=True)
+    kl = None
+    if engine.forces:
+        forced = engine.diverge(prompts, answers, len(prompts))
+        kl = forced.kl / forced.tokens
+    else:
+        engine.run(prompts, limit=max(map(len, answers)), batch=len(prompts), to_the_end=True)
     stats = engine.stats()
     own = None if budgets is None else tuple(budgets)
-    figures = (tuple(stats[name]) for name in ("experts_active", "experts_native", "mass_kept"))
-    return Candidate(policy, own, *figures)
+    active, native, mass = (tuple(stats[name]) for name in ("experts_active", "experts_native", "mass_kept"))
+    return Candidate(policy, own, active, native, mass, kl)
 
 
 def scan(
@@ -63,23 +82,30 @@ def scan(
     advance: Callable[[int], None] = lambda done: None,
 ) -> list[Candidate]:
     """The grid, and budgets by layer that load as much as some of it and keep more."""
+    engine.use(None)
+    answers = [answer.tokens for answer in engine.run(prompts, limit=tokens, batch=len(prompts)).answers]
     found = []
     for policy in grid(engine.about["experts"], engine.about["top_k"]):
-        found.append(look(engine, prompts, policy, None, tokens))
+        found.append(look(engine, prompts, answers, policy, None))
         advance(1)
-    one = [candidate for candidate in found if candidate.policy.warmup == 1]
-    for like in one[1:-1:2]:
-        budgets = allocate(one, like.mean_active)
-        if len(set(budgets)) > 1:
-            found.append(look(engine, prompts, like.policy, budgets, tokens))
-        advance(1)
+    for family in by_layer(found):
+        for like in family[1:-1:2]:
+            budgets = allocate(family, like.mean_active)
+            if len(set(budgets)) > 1:
+                found.append(look(engine, prompts, answers, like.policy, budgets))
+            advance(1)
     return found
+
+
+def by_layer(found: Sequence[Candidate]) -> list[list[Candidate]]:
+    """Those that differ in m alone, by their warm-up; with the largest there is little left to divide."""
+    return [[each for each in found if each.policy.warmup == k0] for k0 in (1, 2)]
 
 
 def looks(num_experts: int, top_k: int) -> int:
     """How often `scan` calls `advance`."""
     policies = grid(num_experts, top_k)
-    return len(policies) + len([p for p in policies if p.warmup == 1][1:-1:2])
+    return len(policies) + sum(len([p for p in policies if p.warmup == k0][1:-1:2]) for k0 in (1, 2))
 
 
 def allocate(family: Sequence[Candidate], target: float) -> list[int]:
@@ -102,9 +128,9 @@ def allocate(family: Sequence[Candidate], target: float) -> list[int]:
 
 
 def front(found: Sequence[Candidate]) -> list[Candidate]:
-    """Those that no other beats in both experts and weight, fewest experts first."""
+    """Those that no other beats in both experts and harm, fewest experts first."""
     best: list[Candidate] = []
-    for candidate in sorted(found, key=lambda c: (c.mean_active, -c.mean_mass)):
-        if not best or candidate.mean_mass > best[-1].mean_mass:
+    for candidate in sorted(found, key=lambda c: (c.mean_active, c.harm)):
+        if not best or candidate.harm < best[-1].harm:
             best.append(candidate)
     return best
