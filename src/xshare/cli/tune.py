@@ -34,8 +34,9 @@ Objective = Literal["otps", "experts"]
 def tune(
     max_drop: Annotated[str, typer.Option(help="Accuracy that may be lost, in points: 1%.")] = "1%",
     objective: Annotated[
-        Objective, typer.Option(help="Tokens a second by the latency law, or experts saved.")
-    ] = "otps",
+        Objective | None,
+        typer.Option(help="Tokens a second by the latency law, or experts saved; by itself otps, on a CPU experts."),
+    ] = None,
     engine: Annotated[str, typer.Option(help="transformers or vllm.")] = "transformers",
     model: Annotated[str | None, typer.Option(help="A folder, or nano.")] = None,
     tasks: Annotated[
@@ -58,6 +59,8 @@ def tune(
     given = None if tasks is None else read_tasks(tasks)
     options = engine_arguments(engine_args)
     opened = open_engine(engine, model, policies=[Policy(warmup=1)], options=options)
+    if objective is None:  # a step on a CPU is not bound by loading experts, and says nothing about one on a GPU
+        objective = "experts" if str(opened.about["device"]).startswith("cpu") else "otps"
     setting: Row = {"batch": batch, "tokens": tokens, "engine_args": options, "objective": objective}
     setting["tasks"] = "nano's" if tasks is None else f"{tasks.name} {sha256(tasks)[:12]}"
     fingerprint = opened.about | setting | {"xshare": __version__}
@@ -124,12 +127,14 @@ class Tuning:
         self.tried: list[Tried] = []
         self.candidates: list[Candidate] = []
         self.law: Examination | None = None
+        self.slower = 0  # policies that would be no faster than native routing
 
     def run(self, profile: Path) -> None:
         self.candidates = self.scanned()
         if self.objective == "otps":
             self.law = self.examined()
         bold = [c for c in front(self.candidates) if self.gain(c) > 1.0]
+        self.slower = len(front(self.candidates)) - len(bold)
         answered = [sample for sample in self.samples if "right" in sample]
         with progress_bar("answers", len(bold) * 2 * len(self.rounds(False, 0))) as advance:
             search = Search(
@@ -249,11 +254,11 @@ class Tuning:
         if counted:
             missing, each = min(counted, key=lambda pair: pair[0])
             return f"undecided: {each.candidate.name} needs about {missing} more questions"
+        slower = f"{self.slower} of {self.slower + len(tried)} policies would be no faster than native routing here"
         if not tried:
-            return "no operating window: no policy would be faster than native routing here"
-        return (
-            f"no operating window: all of {len(tried)} policies lose more than {self.max_drop:.1%}, or too close to it"
-        )
+            return f"no operating window: {slower}"
+        lose = f"all of {len(tried)} policies that were tried lose more than {self.max_drop:.1%}, or too close to it"
+        return f"no operating window: {lose}" + (f"; {slower}" if self.slower else "")
 
     def write_profile(self, holds: Tried, path: Path) -> None:
         change = holds.unseen.change

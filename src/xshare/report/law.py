@@ -20,6 +20,7 @@ class Law:
     """Measured steps of one regime, and the line through them; no line through fewer than three sizes."""
 
     regime: str
+    but_batch: str  # the same without the batch: such are drawn together
     active: list[float]
     step_ms: list[float]
 
@@ -44,7 +45,9 @@ def laws(file: ResultFile) -> Iterator[Law]:
         found = [(number(row.get("active")), number(row.get("step_ms"))) for row in rows if row.get("layer") is None]
         pairs = [(active, ms) for active, ms in found if active is not None and ms is not None]
         if len(pairs) > 1:
-            yield Law(spelled(regime) or "all rows", [x for x, _ in pairs], [y for _, y in pairs])
+            but_batch = {name: value for name, value in regime.items() if name != "batch"}
+            names = (spelled(regime) or "all rows", spelled(but_batch))
+            yield Law(*names, [x for x, _ in pairs], [y for _, y in pairs])
 
 
 def draw_laws(found: list[Law]) -> tuple[Any, Any]:

@@ -113,11 +113,13 @@ def _layers(files: list[ResultFile]) -> Html:
 def _law(files: list[ResultFile]) -> Html:
     figures: list[Html] = []
     for file in files:
-        if found := list(laws(file)):
-            said = "; ".join(law.spelled() for law in found)
+        found = list(laws(file))
+        for conditions in dict.fromkeys(law.but_batch for law in found):
+            alike = [law for law in found if law.but_batch == conditions]
+            said = "; ".join(law.spelled() for law in alike)
             name = f"law{len(figures)}"
             label = f"Time of a step against active experts: {said}"
-            figures.append(plot(partial(draw_laws, found), name, label, f"{file.name}. {said}."))
+            figures.append(plot(partial(draw_laws, alike), name, label, f"{file.name}. {said}."))
     return _grid(figures, "Time of a decode step against the experts it loads, and the line step = a + b·T.")
 
 

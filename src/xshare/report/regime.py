@@ -9,11 +9,19 @@ from xshare.results import Row
 
 COLUMNS = (
     *("model", "shape", "engine", "task", "dataset", "batch", "concurrency", "rate", "draft", "drafts", "devices"),
-    *("mix", "mixed", "skew", "correlation", "presence"),
+    *("drafter", "regime", "mix", "mixed", "skew", "correlation", "presence"),
 )
-BARE = {"model", "shape", "engine", "task", "dataset"}  # values that say by themselves what they are
+BARE = {"model", "shape", "engine", "task", "dataset", "regime"}  # values that say by themselves what they are
 # Not worth a word.
-USUAL = ({"draft": 0}, {"drafts": 0}, {"devices": 1}, {"mix": "random"}, {"mixed": True}, {"presence": False})
+USUAL = (
+    {"draft": 0},
+    {"drafts": 0},
+    {"drafter": "none"},
+    {"devices": 1},
+    {"mix": "random"},
+    {"mixed": True},
+    {"presence": False},
+)
 Regime = dict[str, Any]
 
 
