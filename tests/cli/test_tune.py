@@ -49,9 +49,9 @@ def test_a_strict_bound_is_undecided_or_has_no_window_and_says_so(tmp_path, mode
     assert "undecided: " in result.output or "no operating window" in result.output
     assert not (tmp_path / "profile.yaml").exists()
     rows = json.loads((tmp_path / "tune.json").read_text())["rows"]
-    bold = next(row for row in rows if row["policy"] == "k0=1,m=0")
-    assert bold["state"] in ("fails", "undecided")
-    assert bold["search_low"] < -0.005
+    tried = [row for row in rows if row["state"] != "not tried"]
+    assert tried
+    assert all(row["state"] in ("fails", "undecided") and row["search_low"] < -0.005 for row in tried)
 
 
 def test_a_wide_bound_is_met_on_unseen_questions_and_gone_on_with(tmp_path, model, task_file):

@@ -42,7 +42,7 @@ def tune(
     tasks: Annotated[
         Path | None, typer.Option(help="JSON lines with question and answer; nano's own otherwise.")
     ] = None,
-    questions: Annotated[int, typer.Option(min=1, help="The most a policy may take, of each set.")] = 160,
+    questions: Annotated[int, typer.Option(min=1, help="The most a policy may take, of each set.")] = 128,
     batch: Annotated[int, typer.Option(min=2, help="Questions decoded together.")] = 16,
     tokens: Annotated[int, typer.Option(min=1, help="Tokens of an answer, at most.")] = LONGEST,
     engine_args: Annotated[str, typer.Option(help="More arguments of the engine, as a JSON object.")] = "{}",
@@ -136,7 +136,7 @@ class Tuning:
         bold = [c for c in front(self.candidates) if self.gain(c) > 1.0]
         self.slower = len(front(self.candidates)) - len(bold)
         answered = [sample for sample in self.samples if "right" in sample]
-        with progress_bar("answers", len(bold) * 2 * len(self.rounds(False, 0))) as advance:
+        with progress_bar("answers", 2 * len(bold).bit_length() * self.questions) as advance:
             search = Search(
                 self.engine,
                 self.rounds,
@@ -235,7 +235,8 @@ class Tuning:
                 cells.append(f"{row[f'{name}_low']:+.1%} to {row[f'{name}_high']:+.1%}" if there else "")
             table.add_row(candidate.name, *cells, row["state"])
         console.print(table)
-        holds = next((each for each in self.tried if each.state == "holds"), None)
+        all_ = [each for each in self.tried if each.state == "holds"]
+        holds = min(all_, key=lambda each: each.candidate.mean_active, default=None)
         if holds is not None:
             self.write_profile(holds, profile)
             saved = 1 - holds.candidate.mean_active / holds.candidate.mean_native
@@ -252,7 +253,7 @@ class Tuning:
         open_ = [(each.missing, each) for each in tried if each.state == "undecided"]
         counted = [(missing, each) for missing, each in open_ if missing is not None]
         if counted:
-            missing, each = min(counted, key=lambda pair: pair[0])
+            missing, each = min(counted, key=lambda pair: pair[1].candidate.mean_active)
             return f"undecided: {each.candidate.name} needs about {missing} more questions"
         slower = f"{self.slower} of {self.slower + len(tried)} policies would be no faster than native routing here"
         if not tried:

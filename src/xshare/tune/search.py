@@ -1,7 +1,9 @@
 """From cheap signals to a decision: the boldest policy whose loss, judged by its interval, stays within the allowed.
 
-Candidates are tried from the boldest to the mildest, on questions in rounds, paired with native routing. One that holds
-on the questions it was found with is tried again on questions that nobody has looked at: only that counts.
+Candidates stand from the boldest to the mildest, and harm is taken to fall along them: they are tried from the middle
+on, bolder ones after one that holds or may, milder ones after any other. They answer questions in rounds, paired with
+native routing. One that holds on the questions it was found with is tried again on questions that nobody has looked
+at: only that counts. Should none hold so far, milder ones are tried until one does.
 """
 
 from __future__ import annotations
@@ -70,6 +72,13 @@ class Tried:
         return "fails" if "fails" in states else "holds" if states == {"holds"} else "undecided"
 
     @property
+    def may_hold(self) -> bool:
+        """It holds, or what it lost so far is within the allowed."""
+        if self.state == "undecided" and self.search.right:
+            return min(trial.change.change for trial in (self.search, self.unseen) if trial.right) >= -self.max_drop
+        return self.state == "holds"
+
+    @property
     def missing(self) -> int | None:
         """About how many more questions would decide, in both sets together; None where none would."""
         if self.unseen.right:
@@ -95,21 +104,43 @@ class Search:
         """`most`: questions a candidate may take in each set. `kept`: rounds answered before; `keep` gets new ones."""
         self.engine, self.rounds, self.max_drop, self.most = engine, rounds, max_drop, most
         self.batch, self.limit, self.keep, self.advance = batch, limit, keep, advance
+        self.turn = 0  # candidates that came to the unseen questions
         self.known: dict[tuple[str, bool, int], list[bool]] = {
             (row["policy"], row["unseen"], row["round"]): row["right"] for row in kept
         }
 
     def run(self, candidates: list[Candidate]) -> Iterator[Tried]:
-        """Boldest first; ends with the first that holds."""
-        turn = 0
-        for candidate in candidates:
-            tried = Tried(candidate, Trial(False), Trial(True, turn + 1), self.max_drop)
-            if self.judge(candidate, tried.search) == "holds":
-                turn += 1
-                self.judge(candidate, tried.unseen)
-            yield tried
-            if tried.state == "holds":
-                return
+        found: dict[int, Tried] = {}  # by place
+        yield from self.halve(candidates, found, 0, lambda tried: tried.may_hold)
+        if self.could_hold() and not any(tried.state == "holds" for tried in found.values()):
+            undecided = [place for place, tried in found.items() if tried.state == "undecided"]
+            milder = 1 + max(undecided, default=len(candidates))
+            yield from self.halve(candidates, found, milder, lambda tried: tried.state == "holds")
+
+    def halve(
+        self, candidates: list[Candidate], found: dict[int, Tried], low: int, will_do: Callable[[Tried], bool]
+    ) -> Iterator[Tried]:
+        """None before `low` will do, and from `high` on nothing bolder is found."""
+        high = len(candidates)
+        while low < high:
+            middle = (low + high) // 2
+            if middle not in found:
+                found[middle] = self.trial(candidates[middle])
+                yield found[middle]
+            low, high = (low, middle) if will_do(found[middle]) else (middle + 1, high)
+
+    def trial(self, candidate: Candidate) -> Tried:
+        tried = Tried(candidate, Trial(False), Trial(True, self.turn + 1), self.max_drop)
+        if self.judge(candidate, tried.search) == "holds":
+            self.turn += 1
+            self.judge(candidate, tried.unseen)
+        return tried
+
+    def could_hold(self) -> bool:
+        """Whether so many questions could decide at all, if none of them were lost."""
+        each = len(self.rounds(False, 0))
+        best = Trial(False, looks=-(-self.most // each), native=[True] * self.most, right=[True] * self.most)
+        return best.state(self.max_drop) == "holds"
 
     def judge(self, candidate: Candidate, trial: Trial) -> State:
         """Rounds of questions until the interval says something, or they are used up."""
