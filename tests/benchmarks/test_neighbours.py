@@ -31,7 +31,7 @@ def test_only_shared_sets_follow_the_mates(small, tmp_path, monkeypatch, capsys)
     monkeypatch.setattr(neighbours, "PAPER", [(0, 1)])
     path = tmp_path / "neighbours.json"
     options = {
-        "prompts": 30,
+        "prompts": 32,
         "sets": 2,
         "file": None,
         "tokens": 10,
@@ -50,7 +50,7 @@ def test_only_shared_sets_follow_the_mates(small, tmp_path, monkeypatch, capsys)
         assert (row["distinct"] == 1) == control, name
         assert (row["kl_spread"] < 1e-8) == control, name
         assert row["accuracy_least"] <= row["accuracy"] <= row["accuracy_most"]
-        assert row["prompts"] == 30
+        assert row["prompts"] == 32
         assert row["mixed"]
     assert rows["native"]["kl"] == pytest.approx(0, abs=1e-9)
     assert rows["topk:k=2"]["kl"] > 1e-5

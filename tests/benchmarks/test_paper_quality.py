@@ -52,7 +52,7 @@ def few(monkeypatch):
 
 def run(small, drafter, path, **options):
     arguments = json.dumps({"dtype": "float32"} | ({"draft": str(drafter)} if drafter else {}))
-    given = {"tasks": 20, "file": None, "forced": 20, "tokens": 8, "jobs": 1, "threads": 1, "seconds": None, "seed": 0}
+    given = {"tasks": 24, "file": None, "forced": 24, "tokens": 8, "jobs": 1, "threads": 1, "seconds": None, "seed": 0}
     paper_quality.main(str(small), arguments, **(given | options), json=path)
     return json.loads(path.read_text()) if path.exists() else None
 
@@ -116,7 +116,7 @@ def test_every_cell_has_its_row_and_the_controls_hold(small, drafter, tmp_path, 
     assert settings == {(16, 0, True), (16, 0, False), (4, 3, True), (4, 3, False)}
     for row in rows:
         assert row["model"] == "nano"  # the folder's name, not where it lies
-        assert row["questions"] == 20
+        assert row["questions"] == 24
         assert (row["accepted"] is not None) == (row["drafts"] > 0)
         still = row["method"] == "native" or row["paper"] == "no-op control"
         assert (row["agreement"] == 1) == still, row["policy"]
