@@ -21,7 +21,7 @@ settings.load_profile("ci" if os.environ.get("CI") else "default")
 @pytest.fixture(scope="session")
 def small(tmp_path_factory):
     """A folder with a model in the form of nano, for what needs no trained one: two layers, and nano's tokenizer."""
-    transformers = pytest.importorskip("transformers")
+    transformers = pytest.importorskip("transformers", reason="Transformers is not installed")
     torch.manual_seed(0)
     words = xshare.models.folder("nano")
     config = transformers.Qwen3MoeConfig(

@@ -56,3 +56,9 @@ def test_a_real_engine(engine):
     assert all(each.name.startswith(("k0=1,m=[", "k0=2,m=[")) for each in by_layer)
     at = {str(each.policy): each.kl for each in found if each.budgets is None}
     assert 0 <= at["k0=1,m=8"] < at["k0=1,m=0"]
+
+
+def test_answers_of_one_token_leave_nothing_to_be_forced(engine):
+    prompts = [engine.encode(f"Compute {i} + {i}") for i in range(6)]
+    found = scan(engine, prompts, 1)  # as if every answer ended at once
+    assert all(each.kl is None for each in found)

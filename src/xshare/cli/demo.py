@@ -46,8 +46,9 @@ def demo(
             (each, Nano.answer, (each, asked, batch, tokens)) for each in policies
         ):
             found[which] = outcome
-            if None in found:
-                rows = [row_of(found[each], found[None]) for each in policies if each in found]
+            if None not in found:  # native is what the others are held against
+                continue
+            rows = [row_of(found[each], found[None]) for each in policies if each in found]
             if json is not None:  # what was measured stays, whatever comes after
                 setting = {"batch": batch, "questions": len(asked), "seed": 0, "jobs": jobs}
                 write_result(json, rows, provenance(**about, **setting))

@@ -127,14 +127,12 @@ class Tuning:
         self.tried: list[Tried] = []
         self.candidates: list[Candidate] = []
         self.law: Examination | None = None
-        self.slower = 0  # policies that would be no faster than native routing
 
     def run(self, profile: Path) -> None:
         self.candidates = self.scanned()
         if self.objective == "otps":
             self.law = self.examined()
         bold = [c for c in front(self.candidates) if self.gain(c) > 1.0]
-        self.slower = len(front(self.candidates)) - len(bold)
         answered = [sample for sample in self.samples if "right" in sample]
         with progress_bar("answers", 2 * len(bold).bit_length() * self.questions) as advance:
             search = Search(
@@ -161,7 +159,7 @@ class Tuning:
         about = self.engine.about
         prompts = [self.engine.encode(task.prompt) for task in self.rounds(False, 0)[: self.batch]]
         with progress_bar("policies", looks(about["experts"], about["top_k"])) as advance:
-            found = scan(self.engine, prompts, min(SCANNED, self.limit), advance)
+            found = scan(self.engine, prompts, SCANNED, advance)
         self.samples += map(to_sample, found)
         self.write()
         return found
@@ -235,8 +233,8 @@ class Tuning:
                 cells.append(f"{row[f'{name}_low']:+.1%} to {row[f'{name}_high']:+.1%}" if there else "")
             table.add_row(candidate.name, *cells, row["state"])
         console.print(table)
-        all_ = [each for each in self.tried if each.state == "holds"]
-        holds = min(all_, key=lambda each: each.candidate.mean_active, default=None)
+        holding = [each for each in self.tried if each.state == "holds"]
+        holds = min(holding, key=lambda each: each.candidate.mean_active, default=None)
         if holds is not None:
             self.write_profile(holds, profile)
             saved = 1 - holds.candidate.mean_active / holds.candidate.mean_native
@@ -255,11 +253,13 @@ class Tuning:
         if counted:
             missing, each = min(counted, key=lambda pair: pair[1].candidate.mean_active)
             return f"undecided: {each.candidate.name} needs about {missing} more questions"
-        slower = f"{self.slower} of {self.slower + len(tried)} policies would be no faster than native routing here"
+        gains = [self.gain(candidate) for candidate in front(self.candidates)]
+        left_out = sum(gain <= 1.0 for gain in gains)
+        slower = f"{left_out} of {len(gains)} policies would be no faster than native routing here"
         if not tried:
             return f"no operating window: {slower}"
         lose = f"all of {len(tried)} policies that were tried lose more than {self.max_drop:.1%}, or too close to it"
-        return f"no operating window: {lose}" + (f"; {slower}" if self.slower else "")
+        return f"no operating window: {lose}" + (f"; {slower}" if left_out else "")
 
     def write_profile(self, holds: Tried, path: Path) -> None:
         change = holds.unseen.change

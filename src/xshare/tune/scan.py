@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from xshare.engines.base import Engine
 from xshare.policy import Policy
 
+DIVIDED = (1, 2)  # warm-ups whose budgets are divided among layers, too: beyond them little is left to divide
 SHARES = (0.0, 1 / 16, 1 / 8, 3 / 16, 1 / 4, 3 / 8, 1 / 2)  # of N, as batch budgets
 
 
@@ -60,15 +61,16 @@ def look(
     answers: Sequence[Sequence[int]],
     policy: Policy,
     budgets: Sequence[int] | None,
+    tokens: int,
 ) -> Candidate:
-    """One batch decodes native's answers, or where it cannot be forced answers as long -> what it loaded and kept."""
+    """One batch decodes native's answers, or so many tokens where it cannot be forced -> what it loaded and kept."""
     engine.use(policy, budgets)
     kl = None
-    if engine.forces:
+    if answers:
         forced = engine.diverge(prompts, answers, len(prompts))
         kl = forced.kl / forced.tokens
     else:
-        engine.run(prompts, limit=max(map(len, answers)), batch=len(prompts), to_the_end=True)
+        engine.run(prompts, limit=tokens, batch=len(prompts), to_the_end=True)
     stats = engine.stats()
     own = None if budgets is None else tuple(budgets)
     active, native, mass = (tuple(stats[name]) for name in ("experts_active", "experts_native", "mass_kept"))
@@ -82,30 +84,31 @@ def scan(
     advance: Callable[[int], None] = lambda done: None,
 ) -> list[Candidate]:
     """The grid, and budgets by layer that load as much as some of it and keep more."""
-    engine.use(None)
-    answers = [answer.tokens for answer in engine.run(prompts, limit=tokens, batch=len(prompts)).answers]
+    answers: list[list[int]] = []
+    if engine.forces:
+        engine.use(None)
+        all_ = [answer.tokens for answer in engine.run(prompts, limit=tokens, batch=len(prompts)).answers]
+        long = [i for i, answer in enumerate(all_) if len(answer) > 1]  # the first token comes with the prompt
+        if long:
+            prompts, answers = [prompts[i] for i in long], [all_[i] for i in long]
     found = []
     for policy in grid(engine.about["experts"], engine.about["top_k"]):
-        found.append(look(engine, prompts, answers, policy, None))
+        found.append(look(engine, prompts, answers, policy, None, tokens))
         advance(1)
-    for family in by_layer(found):
+    for k0 in DIVIDED:
+        family = [candidate for candidate in found if candidate.policy.warmup == k0 and candidate.budgets is None]
         for like in family[1:-1:2]:
             budgets = allocate(family, like.mean_active)
             if len(set(budgets)) > 1:
-                found.append(look(engine, prompts, answers, like.policy, budgets))
+                found.append(look(engine, prompts, answers, like.policy, budgets, tokens))
             advance(1)
     return found
-
-
-def by_layer(found: Sequence[Candidate]) -> list[list[Candidate]]:
-    """Those that differ in m alone, by their warm-up; with the largest there is little left to divide."""
-    return [[each for each in found if each.policy.warmup == k0] for k0 in (1, 2)]
 
 
 def looks(num_experts: int, top_k: int) -> int:
     """How often `scan` calls `advance`."""
     policies = grid(num_experts, top_k)
-    return len(policies) + sum(len([p for p in policies if p.warmup == k0][1:-1:2]) for k0 in (1, 2))
+    return len(policies) + sum(len([p for p in policies if p.warmup == k0][1:-1:2]) for k0 in DIVIDED)
 
 
 def allocate(family: Sequence[Candidate], target: float) -> list[int]:

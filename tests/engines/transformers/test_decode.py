@@ -5,7 +5,7 @@ import torch
 
 from xshare.engines.transformers.decode import decode
 
-pytest.importorskip("transformers")
+pytest.importorskip("transformers", reason="Transformers is not installed")
 
 
 @pytest.fixture(scope="module")

@@ -294,7 +294,7 @@ def engine(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         for name, value in ENVIRONMENT.items():
             patch.setenv(name, value)
-        vllm = pytest.importorskip("vllm")
+        vllm = pytest.importorskip("vllm", reason="vLLM is not installed")
         from vllm.distributed import cleanup_dist_env_and_memory
         from vllm.model_executor.model_loader import get_model_loader
 

@@ -2,16 +2,12 @@
 
 import pytest
 
-import xshare.models
 from xshare import Policy
 from xshare.engines.opening import open_engine
 from xshare.quality.files import built_in
 from xshare.quality.tasks import LONGEST
 
-pytestmark = [
-    pytest.mark.engine,
-    pytest.mark.skipif(not (xshare.models.folder() / "SHA256SUMS").exists(), reason="nano's weights are not here"),
-]
+pytestmark = pytest.mark.engine
 POLICY = Policy.parse("k0=1,m=8")
 
 
