@@ -11,13 +11,16 @@ import sys
 if __name__ == "__main__":
     sys.path.append(sys.path.pop(0))  # this folder last: in it, select.py would stand in for the standard library's
 
+import gc
 import json
 import os
 import random
 import subprocess
 import tempfile
 import time
+from itertools import pairwise
 from pathlib import Path
+from statistics import median
 from types import TracebackType
 from typing import Any, Self
 
@@ -149,7 +152,10 @@ class Child:
         return found
 
     def decode(self, batch: int, steps: int, seed: int) -> dict[str, float]:
-        """So many steps of a batch whose requests have all begun -> seconds, tokens, steps that lacked a request."""
+        """So many steps of a batch whose requests have all begun -> seconds, tokens, steps that lacked a request.
+
+        `middle`: the median of its steps, seconds, which says whether a slow decode was slow throughout.
+        """
         from vllm import SamplingParams
 
         from xshare.engines.vllm.dummy import BLOCK
@@ -166,20 +172,24 @@ class Child:
             prompt.append(blocks[number % len(blocks)] * BLOCK + dice.randrange(BLOCK))
             engine.add_request(name, {"prompt_token_ids": prompt}, params)
         have: dict[str, int] = {}
-        begun, at_begin, done, short = 0.0, 0, 0, 0
-        while done < steps:
+        ends: list[float] = []  # of the steps, after the one with which the last request begins
+        at_begin, short = 0, 0
+        gc.collect()
+        gc.disable()  # in either engine: a collection takes as long as several steps
+        while len(ends) <= steps:
             outputs = engine.step()
             have |= {output.request_id: len(output.outputs[0].token_ids) for output in outputs}
-            if begun:
-                done += bool(outputs)  # scheduled ahead, a call may come back before there is anything
-                short += 0 < len(outputs) < batch
-            elif len(have) == batch:
-                begun, at_begin = time.perf_counter(), sum(have.values())
-        seconds = time.perf_counter() - begun
+            if len(have) < batch or not outputs:  # scheduled ahead, a call may come back before there is anything
+                continue
+            short += bool(ends) and len(outputs) < batch
+            at_begin = at_begin or sum(have.values())
+            ends.append(time.perf_counter())
+        gc.enable()
         engine.abort_request(names)
         for _ in range(4):  # what was scheduled ahead still runs; nothing of it may be left when the policy changes
             engine.step()
-        return {"seconds": seconds, "steps": steps, "tokens": sum(have.values()) - at_begin, "short": short}
+        found = {"seconds": ends[-1] - ends[0], "middle": median(b - a for a, b in pairwise(ends)), "steps": steps}
+        return found | {"tokens": sum(have.values()) - at_begin, "short": short}
 
 
 def arguments(options: dict[str, Any], folder: Path) -> dict[str, Any]:

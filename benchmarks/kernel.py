@@ -2,6 +2,7 @@
 
     python benchmarks/kernel.py [--json evidence/kernel.json]
     python benchmarks/kernel.py --earlier evidence/kernel.json --plot docs/plots/kernel.svg
+    python benchmarks/kernel.py --trials [--cold]
 
 A graph of LAYERS layers of [router GEMM -> selection -> score + top-k] is replayed, and the same graph without it; the
 difference over LAYERS is `marginal_us`. `us` is the selection alone, replayed back to back. Medians of interleaved
@@ -12,6 +13,10 @@ replays; `spread_us` is the middle half of the paired differences.
   compiled   the same under torch.compile (10 s of compiling a shape; --compile 0 leaves it out)
   fused      the kernel, gate open
   fused-off  the kernel, gate closed
+
+--trials times ways to a shorter launch instead (launch.TRIALS, each and all), on the points with a bound: `fused` is
+without any, at the beginning and again at the end. --cold reads 128 MiB before every router GEMM, as a model's experts
+do, so that neither the control nor the kernel is in the cache.
 """
 
 from __future__ import annotations
@@ -34,7 +39,7 @@ from torch import Tensor
 
 from xshare import BatchLayout, Placement, Policy, RouterSpec
 from xshare.cli.output import number_table, progress_bar, wide_console
-from xshare.kernels.launch import Control, FusedSelection
+from xshare.kernels.launch import TRIALS, Control, FusedSelection
 from xshare.methods import decide_routing
 from xshare.report.plot import check_plot, plot_kernel
 from xshare.results import Row, provenance, write_result
@@ -55,7 +60,7 @@ def nothing(x):  # type: ignore[no-untyped-def]
 class Shape:
     """One point of the grid: a router of N experts, n rows, and a policy."""
 
-    def __init__(self, n: int, experts: int, k: int, router: str, policy: str) -> None:
+    def __init__(self, n: int, experts: int, k: int, router: str, policy: str, cold: bool = False) -> None:
         self.n, self.experts, self.k, self.router = n, experts, k, router
         self.policy = Policy.parse(policy)
         self.bias = torch.randn(experts, device="cuda") * 0.1
@@ -70,14 +75,23 @@ class Shape:
             torch.randn(experts, HIDDEN, device="cuda", dtype=torch.bfloat16) * scale for _ in range(LAYERS)
         ]
         self.logits = torch.empty(n, experts, device="cuda", dtype=torch.bfloat16)
-        self.selection = FusedSelection(
-            experts, k, n, "cuda", self.spec.scoring, self.spec.correction_bias, rows_per_request=each
-        )
+        self.flood = torch.zeros(2**25, device="cuda") if cold else None
+        self.each, self.selection = each, self.make()
         self.control = Control("cuda")
         self.control.set_policy(self.policy)
         self.control.set_step(n, self.starts)
         self.control.set_gate(True)
         self.control.push()
+
+    def make(self, *trial: str) -> FusedSelection:
+        rule = (self.spec.scoring, self.spec.correction_bias)
+        return FusedSelection(
+            self.experts, self.k, self.n, "cuda", *rule, rows_per_request=self.each, trial=frozenset(trial)
+        )
+
+    def tried(self, *trial: str) -> Call:
+        selection = self.make(*trial)
+        return lambda logits: selection.launch(logits, self.control)
 
     def reference(self, logits: Tensor) -> object:
         step = prepare(logits, self.spec, self.layout, self.placement)
@@ -90,6 +104,8 @@ class Shape:
     def chain(self, select: Call | None) -> Callable[[], None]:
         def layers() -> None:
             for weight in self.weights:
+                if self.flood is not None:
+                    self.flood.sum()
                 torch.mm(self.hidden, weight.t(), out=self.logits)
                 if select is not None:
                     select(self.logits)
@@ -165,22 +181,27 @@ def grid() -> list[tuple[int, int, int, str, str]]:
     return list(dict.fromkeys(named + batch + more))
 
 
-def measured(json: Path | None, compile: int) -> list[Row]:
+def measured(json: Path | None, compile: int, trials: bool, cold: bool) -> list[Row]:
     rows: list[Row] = []
-    points = grid()
+    points = grid()[:3] if trials else grid()
     with progress_bar("shapes", len(points)) as advance:
         for number, point in enumerate(points):
-            shape = Shape(*point)
-            impls: dict[str, Call] = {"floor": lambda logits: nothing[(1,)](logits), "reference": shape.reference}
-            if number < compile:
-                torch._dynamo.reset()  # of the shapes before: beyond a number of them it gives up and runs uncompiled
-                impls["compiled"] = torch.compile(shape.reference, dynamic=False)
-            impls |= {"fused": shape.fused, "fused-off": shape.fused}
+            shape = Shape(*point, cold=cold)
+            impls: dict[str, Call] = {"floor": lambda logits: nothing[(1,)](logits)}
+            if trials:
+                impls |= {"fused": shape.fused} | {f"fused-{trial}": shape.tried(trial) for trial in TRIALS}
+                impls |= {"fused-all": shape.tried(*TRIALS), "fused-again": shape.fused}
+            else:
+                impls["reference"] = shape.reference
+                if number < compile:
+                    torch._dynamo.reset()  # of the shapes before: beyond a number of them it gives up, uncompiled
+                    impls["compiled"] = torch.compile(shape.reference, dynamic=False)
+                impls |= {"fused": shape.fused, "fused-off": shape.fused}
             rows += [measure(shape, impl, select) for impl, select in impls.items()]
             advance(1)
             if json is not None:  # a long run leaves what it has
                 stamp = provenance(
-                    gpu=torch.cuda.get_device_name(), triton=triton.__version__, layers=LAYERS, seed=None
+                    gpu=torch.cuda.get_device_name(), triton=triton.__version__, layers=LAYERS, seed=None, cold=cold
                 )
                 write_result(json, rows, stamp)
     return rows
@@ -191,16 +212,19 @@ def main(
     compile: Annotated[int, typer.Option(help="On how many shapes to time the compiled reference.")] = len(grid()),
     earlier: Annotated[Path | None, typer.Option(help="Show these rows instead of measuring.")] = None,
     plot: Annotated[Path | None, typer.Option(help="Draw the rows here (.svg or .png).")] = None,
+    trials: Annotated[bool, typer.Option("--trials", help="Time ways to a shorter launch instead.")] = False,
+    cold: Annotated[bool, typer.Option("--cold", help="With the cache full of other things.")] = False,
 ) -> None:
     if plot is not None:
         check_plot(plot)
-    rows = measured(json, compile) if earlier is None else read_json(earlier.read_text())["rows"]
+    rows = measured(json, compile, trials, cold) if earlier is None else read_json(earlier.read_text())["rows"]
     names = list(dict.fromkeys(row["impl"] for row in rows))
     table = number_table("marginal microseconds a layer (alone)", "router, policy", "n", "N", "k", *names)
     for point in dict.fromkeys(tuple(row[name] for name in POINT) for row in rows):
         n, N, k, router, policy = point
         at = {row["impl"]: row for row in rows if tuple(row[name] for name in POINT) == point}
-        cells = [f"{at[i]['marginal_us']:.1f} ({at[i]['us']:.1f})" if i in at else "" for i in names]
+        digits = 2 if "fused-all" in at else 1  # trials differ by tenths
+        cells = [f"{at[i]['marginal_us']:.{digits}f} ({at[i]['us']:.{digits}f})" if i in at else "" for i in names]
         table.add_row(f"{router} {policy}", str(n), str(N), str(k), *cells)
     wide_console().print(table)
     if plot is not None:

@@ -165,6 +165,17 @@ class Pair:
         return pairs, {policy: Counted.of(each) for policy, each in counted.items() if each}
 
 
+def decodes(pairs: dict[str, Any]) -> dict[str, list[list[float]]]:
+    """Every pair as it came: ms a step over the whole decode and of its median step, of either engine."""
+    return {
+        policy: [
+            [round(1000 * ms, 4) for each in two for ms in (each["seconds"] / each["steps"], each["middle"])]
+            for two in all_pairs
+        ]
+        for policy, all_pairs in pairs.items()
+    }
+
+
 def run_piece(
     piece: Piece, cells: list[tuple[str, int]], regimes: dict[str, Row], kept: Kept, steps: int, repeats: int
 ) -> None:
@@ -197,6 +208,7 @@ def run_piece(
             run = cell | about | regimes[regime] | {"steps": steps, "repeats": repeats, "prompt_tokens": PROMPT}
             run |= {"layers": layers, "accepted": ACCEPTED if piece.drafts and not tiny else None}
             run |= {"copy_gb_s": bandwidth / 1e9 if bandwidth else None, "seconds": time.perf_counter() - began}
+            run["decodes"] = decodes(pairs)
             stamp = provenance()
             kept.add(rows, run | {"command": " ".join(stamp["argv"]), "time": stamp["time"], "git": stamp["git"]})
             for row in rows:

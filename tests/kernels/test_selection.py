@@ -13,7 +13,7 @@ from xshare import BatchLayout, LayoutError, Placement, Policy, PolicyError, Rou
 
 pytest.importorskip("triton", reason="Triton has no wheel for this platform")
 
-from xshare.kernels.launch import Control, FusedSelection
+from xshare.kernels.launch import TRIALS, Control, FusedSelection
 
 GPU = torch.cuda.is_available()
 DEVICE = "cuda" if GPU else "cpu"
@@ -178,6 +178,24 @@ def test_many_blocks(text):
     assert torch.equal(masked, logits.masked_fill(~want.selected, torch.finfo(torch.float32).min))
 
 
+@pytest.mark.parametrize("trial", [*TRIALS, "all"] if GPU else ["all"])
+@pytest.mark.parametrize("kernel", [Kernel(128, 16, BF16), Kernel(17, 13, each=4), Kernel(20, 90, devices=2)], ids=str)
+def test_trials_change_no_bit(kernel, trial):
+    """`ahead` runs on a GPU alone; the others under the interpreter too."""
+    chosen = frozenset(TRIALS if trial == "all" else [trial])
+    _, logits, _, placement = case(kernel, 0)
+    router, options = kernel.spec(), {"rows_per_request": kernel.each, "fill": kernel.fill}
+    options["placement"] = placement if kernel.devices else None
+    plain, tried = (make(router, logits, trial=each, **options) for each in (frozenset(), chosen))
+    for seed in range(CASES // 4):
+        policy, logits, starts, _ = case(kernel, seed)
+        _, want = fused(router, policy, logits, starts, plain)
+        _, left = fused(router, policy, logits, starts, tried)
+        assert torch.equal(left.nan_to_num(), want.nan_to_num()), (seed, str(policy))
+        assert torch.equal(tried.keep, plain.keep)
+        assert torch.equal(tried.mass.nan_to_num(), plain.mass.nan_to_num())
+
+
 def test_kept_mass_and_masked_bias():
     bias = torch.linspace(-0.2, 0.2, 24)
     logits = torch.randn(6, 24, generator=torch.Generator().manual_seed(2))
@@ -320,6 +338,51 @@ def test_a_captured_graph_follows_its_control():
             graph.replay()
             want = xshare.route(logits, router, Policy.parse(text), layout=layout_of(n, starts)).selected
             assert torch.equal(selection.keep.cpu(), want), (text, starts)
+
+
+@on_gpu
+@pytest.mark.parametrize("trial", [(), TRIALS])
+@pytest.mark.parametrize("n", [16, 64])
+def test_layers_in_a_graph_wait_for_one_another(n, trial):
+    """GEMM -> selection -> reader, layer after layer on shared scratch: who starts early waits for what it needs."""
+    N, hidden = 128, 512
+    noise = torch.Generator(DEVICE).manual_seed(11)
+    # Small whole numbers over 16: no GEMM rounds them, whichever is chosen inside a graph and outside.
+    weights = [torch.randint(-2, 3, (hidden, N), device=DEVICE, generator=noise).bfloat16() / 16 for _ in range(12)]
+    given, logits = torch.zeros(n, hidden, device=DEVICE).bfloat16(), torch.empty(n, N, device=DEVICE).bfloat16()
+    control, first = Control(DEVICE), None
+    layers = []
+    for _ in weights:
+        layers.append(FusedSelection(N, 4, n, DEVICE, trial=frozenset(trial), like=first))
+        first = first or layers[0]
+    left = [torch.empty_like(logits) for _ in weights]
+
+    def step():
+        for weight, layer, out in zip(weights, layers, left, strict=True):
+            torch.mm(given, weight, out=logits)
+            layer.launch(logits, control)
+            torch.add(logits, 0, out=out)
+
+    step()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step()
+    alone = FusedSelection(N, 4, n, DEVICE, trial=frozenset())
+    for turn in range(CASES // 5):
+        given.random_(-2, 3, generator=noise)
+        control.set_policy(Policy.parse(["k0=1,m=8", "k0=1,m=24", "k0=0,m=64", "k0=1,tau=0.7"][turn % 4]))
+        control.set_step(n - turn % 3)
+        control.set_gate(turn % 7 != 0)
+        control.push()
+        graph.replay()
+        torch.cuda.synchronize()
+        for weight, layer, out in zip(weights, layers, left, strict=True):
+            torch.mm(given, weight, out=logits)
+            torch.cuda.synchronize()
+            alone.launch(logits, control)
+            assert torch.equal(out, logits), turn
+            assert torch.equal(layer.keep, alone.keep), turn
 
 
 @on_gpu

@@ -22,21 +22,30 @@ def leave_votes(high, low, count, halves, counts, first, TILE: tl.constexpr, BQ:
 
 
 @triton.jit
-def add_up(halves, counts, TILE: tl.constexpr, BN: tl.constexpr):
-    """-> column sums u float64 [BN] and counts int32 [BN] of the TILE rows in scratch"""
+def add_up(halves, counts, TILE: tl.constexpr, BN: tl.constexpr, NEAR: tl.constexpr, SIGNS: tl.constexpr):
+    """-> column sums u [BN], float64 or (SIGNS) int64, and counts int32 [BN] of the TILE rows in scratch
+
+    NEAR: this program wrote all of them, and may find them in its own multiprocessor's cache.
+    """
     cols = tl.arange(0, BN)
+    WHERE: tl.constexpr = "" if NEAR else ".cg"
     high, low, count = tl.zeros([BN], tl.float32), tl.zeros([BN], tl.float32), tl.zeros([BN], tl.int32)
     for row in tl.static_range(TILE):
-        high += tl.load(halves + row * BN + cols, cache_modifier=".cg")
-        low += tl.load(halves + (TILE + row) * BN + cols, cache_modifier=".cg")
-        count += tl.load(counts + row * BN + cols, cache_modifier=".cg")
-    return join(high, low), count
+        high += tl.load(halves + row * BN + cols, cache_modifier=WHERE)
+        low += tl.load(halves + (TILE + row) * BN + cols, cache_modifier=WHERE)
+        count += tl.load(counts + row * BN + cols, cache_modifier=WHERE)
+    # Whole numbers either way, to the keys' integers with or without a detour through float64.
+    u = high.to(tl.int32).to(tl.int64) * 65536 + low.to(tl.int32) if SIGNS else join(high, low)
+    return u, count
 
 
 @triton.jit
-def places(key):
+def places(key, SIGNS: tl.constexpr):
     """How many keys are larger than each. As integers: a float64 compare takes 22 cycles, and N x N of them most of a
-    launch."""
+    launch. SIGNS counts differences below zero: adding a comparison up compiles to a chain of two instructions, one
+    waiting for the other, adding up a sign to half of one."""
+    if SIGNS:
+        return -tl.sum(((key[None, :] - key[:, None]) >> 63).to(tl.int32), axis=0)
     return tl.sum((key[:, None] > key[None, :]).to(tl.int32), axis=0)
 
 
@@ -49,7 +58,7 @@ def before(place, what):
 @triton.jit
 def choose(
     u, count, m, m_g, tau, devices, num_devices, N: tl.constexpr, BN: tl.constexpr, TOP_K: tl.constexpr,
-    DEVICES: tl.constexpr, ROUNDS: tl.constexpr,
+    DEVICES: tl.constexpr, ROUNDS: tl.constexpr, SIGNS: tl.constexpr,
 ):  # fmt: skip
     """Column sums and counts -> S, bool [BN], topped up to TOP_K."""
     cols = tl.arange(0, BN)
@@ -59,7 +68,7 @@ def choose(
     size = 0
     if (m < TOP_K) | (m_g >= 0) | (tau >= 0):  # a block-wide sum that a budget of k or more does not need
         size = tl.sum(S0.to(tl.int32), axis=0)
-    place = places(unique_keys(u, candidate, cols))
+    place = places(unique_keys(u, candidate, cols), SIGNS)
     S = S0
     if DEVICES and m_g >= 0:
         device = tl.load(devices + cols, mask=inside, other=-1)
@@ -75,8 +84,9 @@ def choose(
         short = TOP_K - tl.sum(S.to(tl.int32), axis=0)
         S = S | (inside & (before(place, (candidate & (S == 0)).to(tl.int32)) < short))
     elif tau >= 0:
-        reached = tl.sum(tl.where(S0, u, 0.0), axis=0) + before(place, tl.where(candidate, u, 0.0))  # at its turn
-        target = tau * tl.sum(u, axis=0)
+        sums = u.to(tl.float64)
+        reached = tl.sum(tl.where(S0, sums, 0.0), axis=0) + before(place, tl.where(candidate, sums, 0.0))  # at its turn
+        target = tau * tl.sum(sums, axis=0)
         if tau >= 1:
             target = target + 1e300  # all, those without score too
         S = S0 | (inside & ((reached < target) | (place < TOP_K - size)))
