@@ -2,7 +2,6 @@
 
     python benchmarks/kernel.py [--json evidence/kernel.json]
     python benchmarks/kernel.py --earlier evidence/kernel.json --plot docs/plots/kernel.svg
-    python benchmarks/kernel.py --trials [--cold]
 
 A graph of LAYERS layers of [router GEMM -> selection -> score + top-k] is replayed, and the same graph without it; the
 difference over LAYERS is `marginal_us`. `us` is the selection alone, replayed back to back. Medians of interleaved
@@ -14,9 +13,8 @@ replays; `spread_us` is the middle half of the paired differences.
   fused      the kernel, gate open
   fused-off  the kernel, gate closed
 
---trials times ways to a shorter launch instead (launch.TRIALS, each and all), on the points with a bound: `fused` is
-without any, at the beginning and again at the end. --cold reads 128 MiB before every router GEMM, as a model's experts
-do, so that neither the control nor the kernel is in the cache.
+--cold reads 128 MiB before every router GEMM, as a model's experts do: neither the control nor the kernel is then in
+the cache.
 """
 
 from __future__ import annotations
@@ -39,7 +37,7 @@ from torch import Tensor
 
 from xshare import BatchLayout, Placement, Policy, RouterSpec
 from xshare.cli.output import number_table, progress_bar, wide_console
-from xshare.kernels.launch import TRIALS, Control, FusedSelection
+from xshare.kernels.launch import Control, FusedSelection
 from xshare.methods import decide_routing
 from xshare.report.plot import check_plot, plot_kernel
 from xshare.results import Row, provenance, write_result
@@ -76,22 +74,13 @@ class Shape:
         ]
         self.logits = torch.empty(n, experts, device="cuda", dtype=torch.bfloat16)
         self.flood = torch.zeros(2**25, device="cuda") if cold else None
-        self.each, self.selection = each, self.make()
+        rule = (self.spec.scoring, self.spec.correction_bias)
+        self.selection = FusedSelection(experts, k, n, "cuda", *rule, rows_per_request=each)
         self.control = Control("cuda")
         self.control.set_policy(self.policy)
         self.control.set_step(n, self.starts)
         self.control.set_gate(True)
         self.control.push()
-
-    def make(self, *trial: str) -> FusedSelection:
-        rule = (self.spec.scoring, self.spec.correction_bias)
-        return FusedSelection(
-            self.experts, self.k, self.n, "cuda", *rule, rows_per_request=self.each, trial=frozenset(trial)
-        )
-
-    def tried(self, *trial: str) -> Call:
-        selection = self.make(*trial)
-        return lambda logits: selection.launch(logits, self.control)
 
     def reference(self, logits: Tensor) -> object:
         step = prepare(logits, self.spec, self.layout, self.placement)
@@ -181,22 +170,17 @@ def grid() -> list[tuple[int, int, int, str, str]]:
     return list(dict.fromkeys(named + batch + more))
 
 
-def measured(json: Path | None, compile: int, trials: bool, cold: bool) -> list[Row]:
+def measured(json: Path | None, compile: int, cold: bool) -> list[Row]:
     rows: list[Row] = []
-    points = grid()[:3] if trials else grid()
+    points = grid()
     with progress_bar("shapes", len(points)) as advance:
         for number, point in enumerate(points):
             shape = Shape(*point, cold=cold)
-            impls: dict[str, Call] = {"floor": lambda logits: nothing[(1,)](logits)}
-            if trials:
-                impls |= {"fused": shape.fused} | {f"fused-{trial}": shape.tried(trial) for trial in TRIALS}
-                impls |= {"fused-all": shape.tried(*TRIALS), "fused-again": shape.fused}
-            else:
-                impls["reference"] = shape.reference
-                if number < compile:
-                    torch._dynamo.reset()  # of the shapes before: beyond a number of them it gives up, uncompiled
-                    impls["compiled"] = torch.compile(shape.reference, dynamic=False)
-                impls |= {"fused": shape.fused, "fused-off": shape.fused}
+            impls: dict[str, Call] = {"floor": lambda logits: nothing[(1,)](logits), "reference": shape.reference}
+            if number < compile:
+                torch._dynamo.reset()  # of the shapes before: beyond a number of them it gives up and runs uncompiled
+                impls["compiled"] = torch.compile(shape.reference, dynamic=False)
+            impls |= {"fused": shape.fused, "fused-off": shape.fused}
             rows += [measure(shape, impl, select) for impl, select in impls.items()]
             advance(1)
             if json is not None:  # a long run leaves what it has
@@ -212,19 +196,17 @@ def main(
     compile: Annotated[int, typer.Option(help="On how many shapes to time the compiled reference.")] = len(grid()),
     earlier: Annotated[Path | None, typer.Option(help="Show these rows instead of measuring.")] = None,
     plot: Annotated[Path | None, typer.Option(help="Draw the rows here (.svg or .png).")] = None,
-    trials: Annotated[bool, typer.Option("--trials", help="Time ways to a shorter launch instead.")] = False,
     cold: Annotated[bool, typer.Option("--cold", help="With the cache full of other things.")] = False,
 ) -> None:
     if plot is not None:
         check_plot(plot)
-    rows = measured(json, compile, trials, cold) if earlier is None else read_json(earlier.read_text())["rows"]
+    rows = measured(json, compile, cold) if earlier is None else read_json(earlier.read_text())["rows"]
     names = list(dict.fromkeys(row["impl"] for row in rows))
     table = number_table("marginal microseconds a layer (alone)", "router, policy", "n", "N", "k", *names)
     for point in dict.fromkeys(tuple(row[name] for name in POINT) for row in rows):
         n, N, k, router, policy = point
         at = {row["impl"]: row for row in rows if tuple(row[name] for name in POINT) == point}
-        digits = 2 if "fused-all" in at else 1  # trials differ by tenths
-        cells = [f"{at[i]['marginal_us']:.{digits}f} ({at[i]['us']:.{digits}f})" if i in at else "" for i in names]
+        cells = [f"{at[i]['marginal_us']:.1f} ({at[i]['us']:.1f})" if i in at else "" for i in names]
         table.add_row(f"{router} {policy}", str(n), str(N), str(k), *cells)
     wide_console().print(table)
     if plot is not None:

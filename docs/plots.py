@@ -1,4 +1,4 @@
-"""Draw what policies do to the answers, from evidence/*.json: docs/plots/*.svg.
+"""Draw what policies do to speed and answers, from evidence/*.json: docs/plots/*.svg.
 
 python docs/plots.py [--evidence evidence] [--out docs/plots]
 
@@ -126,11 +126,37 @@ def neighbours(found: Row) -> tuple[Any, Any]:
     return figure, axes
 
 
+def speed(found: Row) -> tuple[Any, Any]:
+    """Gain against active experts at batch 16, the law of each regime, and the paper's ranges for the same policies."""
+    title = "gpt-oss-120b's shape on an H200, batch 16, no drafts"
+    figure, axes = new_axes(title, "active experts a layer", "output tokens a second, against unmodified vLLM")
+    for place, regime in enumerate(("independent", "fitted")):
+        rows = [r for r in found["rows"] if (r["piece"], r["regime"], r["batch"]) == ("plain", regime, 16)]
+        native = next(row for row in rows if row["method"] == "native")
+        shown = [row for row in rows if row["method"] in ("xshare", "noop")]
+        x, y = [row["active"] for row in shown], [row["ratio"] for row in shown]
+        color = f"C{place}"
+        axes.errorbar(x, y, yerr=bars(shown, "ratio"), fmt=MARKERS[place], color=color, capsize=2, label=regime)
+        line = [min(x) + step * (native["active"] - min(x)) / 40 for step in range(41)]
+        left = [native["step_ms"] - native["b"] * (native["active"] - at) for at in line]
+        law = [native["step_ms"] / ms for ms in left]
+        axes.plot(
+            line, law, "-", color=color, linewidth=1, label=f"{regime}: {native['a']:.2f} + {native['b']:.4f} T ms"
+        )
+        said = [row for row in shown if row["paper_high"]]
+        low, high = [row["paper_low"] for row in said], [row["paper_high"] for row in said]
+        name = "the paper's range" if place == 0 else None
+        axes.vlines([row["active"] for row in said], low, high, color="grey", linewidth=5, alpha=0.4, label=name)
+    return figure, axes
+
+
 def plots(found: Row) -> dict[str, Draw]:
     """Those that a result file has something for."""
     if "points" in found:
         drawn: dict[str, Draw] = {"mass_and_kl": scatter, "token_overlap": overlap, "pruned_layers": layers}
         return {name: draw for name, draw in drawn.items() if found[LISTS[name]]}
+    if found["rows"] and "piece" in found["rows"][0]:
+        return {"speed": speed}
     if found["rows"] and "changed" in found["rows"][0]:
         return {"neighbours": neighbours}
     settings = dict.fromkeys((r["batch"], r["drafts"], r["mixed"]) for r in found["rows"] if r["method"] != "native")
@@ -177,7 +203,7 @@ def main(
     names = [
         f"{name}{suffix}.json" for suffix in ("", "_lab") for name in ("paper_quality", "assumptions", "neighbours")
     ]
-    for path in draw([evidence / name for name in names], out):
+    for path in draw([evidence / name for name in ("paper_speed.json", *names)], out):
         typer.echo(f"{path}: {path.stat().st_size / 1000:.0f} kB")
 
 

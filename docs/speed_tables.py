@@ -117,6 +117,25 @@ def devices(found: Row, regime: str) -> Table:
     return titles, cells
 
 
+def ep_claims(found: Row) -> Table:
+    """The paper's two rows for R1 beside ours at as many rows, with its fill and with `level`."""
+    titles = ["rows", "claim", "paper", "ours, `rounds`", "ours, `level`", "verdict"]
+    at = {(row["rows"], row["policy"]): row for row in found["rows"] if row["regime"] == "independent"}
+    cells = []
+    for (rows, policy), native in at.items():
+        if policy != "native" or not native["paper_active"]:
+            continue
+        level, rounds = at[rows, "k0=1,m=0,mg=5"], at[rows, "k0=1,m=0,mg=5,fill=rounds"]
+        for what, name in (("active experts", "active"), ("on the fullest device", "peak")):
+            said = (native[f"paper_{name}"], rounds[f"paper_{name}"])
+            ours = [(native[name], row[name]) for row in (rounds, level)]
+            cuts = [1 - after / before for before, after in (said, *ours)]
+            verdict = "more" if cuts[1] >= cuts[0] else "`level` more" if cuts[2] >= cuts[0] else "less"
+            texts = [f"{b:.1f} to {a:.1f} ({-cut:+.0%})" for (b, a), cut in zip((said, *ours), cuts, strict=True)]
+            cells.append([str(rows), what, *texts, verdict])
+    return titles, cells
+
+
 def _gain(ratio: float | None) -> str:
     return "" if ratio is None else f"{100 * (ratio - 1):+.1f} %"
 
@@ -150,6 +169,7 @@ def tables() -> dict[str, tuple[str, Callable[[Row], Table]]]:
         "controls": ("paper_speed", controls),
         "laws": ("paper_speed", laws),
         "fit_routing": ("fit_routing", fit),
+        "ep_claims": ("paper_ep", ep_claims),
     }
     for regime in ("independent", "fitted"):
         for drafter in ("none", "fixed", "eagle3"):

@@ -13,7 +13,7 @@ from xshare import BatchLayout, LayoutError, Placement, Policy, PolicyError, Rou
 
 pytest.importorskip("triton", reason="Triton has no wheel for this platform")
 
-from xshare.kernels.launch import TRIALS, Control, FusedSelection
+from xshare.kernels.launch import Control, FusedSelection
 
 GPU = torch.cuda.is_available()
 DEVICE = "cuda" if GPU else "cpu"
@@ -178,24 +178,6 @@ def test_many_blocks(text):
     assert torch.equal(masked, logits.masked_fill(~want.selected, torch.finfo(torch.float32).min))
 
 
-@pytest.mark.parametrize("trial", [*TRIALS, "all"] if GPU else ["all"])
-@pytest.mark.parametrize("kernel", [Kernel(128, 16, BF16), Kernel(17, 13, each=4), Kernel(20, 90, devices=2)], ids=str)
-def test_trials_change_no_bit(kernel, trial):
-    """`ahead` runs on a GPU alone; the others under the interpreter too."""
-    chosen = frozenset(TRIALS if trial == "all" else [trial])
-    _, logits, _, placement = case(kernel, 0)
-    router, options = kernel.spec(), {"rows_per_request": kernel.each, "fill": kernel.fill}
-    options["placement"] = placement if kernel.devices else None
-    plain, tried = (make(router, logits, trial=each, **options) for each in (frozenset(), chosen))
-    for seed in range(CASES // 4):
-        policy, logits, starts, _ = case(kernel, seed)
-        _, want = fused(router, policy, logits, starts, plain)
-        _, left = fused(router, policy, logits, starts, tried)
-        assert torch.equal(left.nan_to_num(), want.nan_to_num()), (seed, str(policy))
-        assert torch.equal(tried.keep, plain.keep)
-        assert torch.equal(tried.mass.nan_to_num(), plain.mass.nan_to_num())
-
-
 def test_kept_mass_and_masked_bias():
     bias = torch.linspace(-0.2, 0.2, 24)
     logits = torch.randn(6, 24, generator=torch.Generator().manual_seed(2))
@@ -341,9 +323,8 @@ def test_a_captured_graph_follows_its_control():
 
 
 @on_gpu
-@pytest.mark.parametrize("trial", [(), TRIALS])
 @pytest.mark.parametrize("n", [16, 64])
-def test_layers_in_a_graph_wait_for_one_another(n, trial):
+def test_layers_in_a_graph_wait_for_one_another(n):
     """GEMM -> selection -> reader, layer after layer on shared scratch: who starts early waits for what it needs."""
     N, hidden = 128, 512
     noise = torch.Generator(DEVICE).manual_seed(11)
@@ -353,7 +334,7 @@ def test_layers_in_a_graph_wait_for_one_another(n, trial):
     control, first = Control(DEVICE), None
     layers = []
     for _ in weights:
-        layers.append(FusedSelection(N, 4, n, DEVICE, trial=frozenset(trial), like=first))
+        layers.append(FusedSelection(N, 4, n, DEVICE, like=first))
         first = first or layers[0]
     left = [torch.empty_like(logits) for _ in weights]
 
@@ -368,7 +349,7 @@ def test_layers_in_a_graph_wait_for_one_another(n, trial):
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         step()
-    alone = FusedSelection(N, 4, n, DEVICE, trial=frozenset())
+    alone = FusedSelection(N, 4, n, DEVICE)
     for turn in range(CASES // 5):
         given.random_(-2, 3, generator=noise)
         control.set_policy(Policy.parse(["k0=1,m=8", "k0=1,m=24", "k0=0,m=64", "k0=1,tau=0.7"][turn % 4]))

@@ -1,12 +1,12 @@
 """The fused selection, column by column: votes -> S, one expert a thread.
 
-Column sums stay below 2^41 and are exact in float64; keys (a sum, then the lower index) are 64-bit integers.
+Column sums are integers below 2^41; keys (a sum, then the lower index) are 64-bit integers.
 """
 
 import triton
 import triton.language as tl
 
-from xshare.kernels.rows import VOTER, join, unique_keys
+from xshare.kernels.rows import VOTER, unique_keys
 
 
 @triton.jit
@@ -22,8 +22,8 @@ def leave_votes(high, low, count, halves, counts, first, TILE: tl.constexpr, BQ:
 
 
 @triton.jit
-def add_up(halves, counts, TILE: tl.constexpr, BN: tl.constexpr, NEAR: tl.constexpr, SIGNS: tl.constexpr):
-    """-> column sums u [BN], float64 or (SIGNS) int64, and counts int32 [BN] of the TILE rows in scratch
+def add_up(halves, counts, TILE: tl.constexpr, BN: tl.constexpr, NEAR: tl.constexpr):
+    """-> column sums u int64 [BN] and counts int32 [BN] of the TILE rows in scratch
 
     NEAR: this program wrote all of them, and may find them in its own multiprocessor's cache.
     """
@@ -34,19 +34,15 @@ def add_up(halves, counts, TILE: tl.constexpr, BN: tl.constexpr, NEAR: tl.conste
         high += tl.load(halves + row * BN + cols, cache_modifier=WHERE)
         low += tl.load(halves + (TILE + row) * BN + cols, cache_modifier=WHERE)
         count += tl.load(counts + row * BN + cols, cache_modifier=WHERE)
-    # Whole numbers either way, to the keys' integers with or without a detour through float64.
-    u = high.to(tl.int32).to(tl.int64) * 65536 + low.to(tl.int32) if SIGNS else join(high, low)
-    return u, count
+    return high.to(tl.int32).to(tl.int64) * 65536 + low.to(tl.int32), count
 
 
 @triton.jit
-def places(key, SIGNS: tl.constexpr):
+def places(key):
     """How many keys are larger than each. As integers: a float64 compare takes 22 cycles, and N x N of them most of a
-    launch. SIGNS counts differences below zero: adding a comparison up compiles to a chain of two instructions, one
+    launch. Differences below zero are counted: adding a comparison up compiles to a chain of two instructions, one
     waiting for the other, adding up a sign to half of one."""
-    if SIGNS:
-        return -tl.sum(((key[None, :] - key[:, None]) >> 63).to(tl.int32), axis=0)
-    return tl.sum((key[:, None] > key[None, :]).to(tl.int32), axis=0)
+    return -tl.sum(((key[None, :] - key[:, None]) >> 63).to(tl.int32), axis=0)
 
 
 @triton.jit
@@ -58,7 +54,7 @@ def before(place, what):
 @triton.jit
 def choose(
     u, count, m, m_g, tau, devices, num_devices, N: tl.constexpr, BN: tl.constexpr, TOP_K: tl.constexpr,
-    DEVICES: tl.constexpr, ROUNDS: tl.constexpr, SIGNS: tl.constexpr,
+    DEVICES: tl.constexpr, ROUNDS: tl.constexpr,
 ):  # fmt: skip
     """Column sums and counts -> S, bool [BN], topped up to TOP_K."""
     cols = tl.arange(0, BN)
@@ -68,7 +64,7 @@ def choose(
     size = 0
     if (m < TOP_K) | (m_g >= 0) | (tau >= 0):  # a block-wide sum that a budget of k or more does not need
         size = tl.sum(S0.to(tl.int32), axis=0)
-    place = places(unique_keys(u, candidate, cols), SIGNS)
+    place = places(unique_keys(u, candidate, cols))
     S = S0
     if DEVICES and m_g >= 0:
         device = tl.load(devices + cols, mask=inside, other=-1)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -25,9 +24,6 @@ MAX_ROWS = 256
 FEW_ROWS = 16
 SCORINGS = {"softmax": rows.SOFTMAX.value, "sigmoid": rows.SIGMOID.value, "given": rows.GIVEN.value}
 Array = npt.NDArray[np.int32]
-# Ways to a shorter launch that are not measured yet; none changes a bit. XSHARE_TRIAL=ahead,near,signs takes them.
-TRIALS = ("ahead", "near", "signs")
-TRIAL = frozenset(os.environ.get("XSHARE_TRIAL", "").split(",")) & frozenset(TRIALS)
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
@@ -129,7 +125,6 @@ class FusedSelection:
     with_mass: bool = True
     seen: Tensor | None = None  # [rows, N]: where to leave the logits as they came, at steps that are sampled
     budget: Tensor | None = None  # int32 [1]: this layer's own m in place of the control's, unless it is below zero
-    trial: frozenset[str] = TRIAL
     like: FusedSelection | None = None  # another layer's: share its scratch memory, as layers run one after another
 
     def __post_init__(self) -> None:
@@ -177,7 +172,7 @@ class FusedSelection:
         self.stats = scratch(2 * self.rows, torch.float32)  # each row's best logit and total
         self.halves, self.counts = scratch(2 * tile, torch.float32), scratch(tile, torch.int32)
         columns = self.blocks * self.block_n
-        self.sums, self.totals = scratch(columns, torch.float64), scratch(columns, torch.int32)
+        self.sums, self.totals = scratch(columns, torch.int64), scratch(columns, torch.int32)
         self.arrivals = scratch(1, torch.int64)  # counted up for as long as an engine serves
 
     def check(self, policy: Policy) -> None:
@@ -204,10 +199,9 @@ class FusedSelection:
             "DEVICES": self.placement is not None, "ROUNDS": self.fill == "rounds",
             "MASK_LOGITS": self.mask_logits, "MASK_BIAS": self.scoring == "sigmoid", "MASS": self.with_mass,
             "SEEN": self.seen is not None, "OWN": self.budget is not None,
-            "LOWEST": torch.finfo(logits.dtype).min, "SIGNS": "signs" in self.trial, "num_warps": self.warps,
+            "LOWEST": torch.finfo(logits.dtype).min, "num_warps": self.warps,
         }  # fmt: skip
-        early = (kernel.AHEAD if "ahead" in self.trial else kernel.WAIT).value
-        rules |= {"EARLY": early, "launch_pdl": True} if self.early else {"EARLY": 0}
+        rules |= {"EARLY": True, "launch_pdl": True} if self.early else {"EARLY": False}
         inputs = (logits, logits.stride(0), n, self.bias)
         policy = (control.words, control.tau, self.devices, self.num_devices)
         seen, budget = (
@@ -216,7 +210,6 @@ class FusedSelection:
         )
         outputs = (self.keep, self.masked_bias, self.mass, seen, budget)
         if self.one_tile:
-            rules["NEAR"] = "near" in self.trial
             kernel.select_in_one_tile[(1,)](*inputs, *policy, *outputs, self.halves, self.counts, **rules)
             return
         scratch = (self.stats, self.halves, self.counts, self.sums, self.totals, self.arrivals)

@@ -15,10 +15,9 @@ from xshare.kernels.rows import LOWEST_FLOAT, SIGMOID, SOFTMAX, addresses, as_ro
 
 GATE, ROWS, REQUESTS, K0, M, MR, MG, SAMPLE = (tl.constexpr(i) for i in range(8))  # the control words
 
-# Programmatic dependent launch: a kernel starts while the one in front of it still runs, and waits for it, at once or
-# with the control, the layer's budget and the bias asked for ahead: these change between steps, never right in front.
-# Logits, outputs and scratch are touched after the wait only: kernels in front write the first and read the others.
-WAIT, AHEAD = tl.constexpr(1), tl.constexpr(2)
+# EARLY, programmatic dependent launch: a kernel starts while the one in front of it still runs, and waits for it before
+# it touches logits, outputs or scratch, which kernels in front write or read. The control, the layer's budget and the
+# bias change between steps, never right in front, and may be asked for ahead of the wait.
 
 
 @triton.jit
@@ -100,10 +99,9 @@ def select_in_one_tile(
     TOP_K: tl.constexpr, SCORING: tl.constexpr, GROUPS: tl.constexpr, KEEP_GROUPS: tl.constexpr,
     DEVICES: tl.constexpr, ROUNDS: tl.constexpr, MASK_LOGITS: tl.constexpr, MASK_BIAS: tl.constexpr,
     MASS: tl.constexpr, SEEN: tl.constexpr, OWN: tl.constexpr, LOWEST: tl.constexpr, EARLY: tl.constexpr,
-    SIGNS: tl.constexpr, NEAR: tl.constexpr,
 ):  # fmt: skip
     """Few rows and no requests: one program, one tile, in registers from the first step to the last."""
-    if EARLY == WAIT:
+    if EARLY:  # nothing ahead of it: measured, it made this kernel no faster
         tl.extra.cuda.gdc_wait()
     # Asked for at once, before anything is waited for: each trip to memory costs half a microsecond.
     end = tl.minimum(tl.load(control + ROWS), present)
@@ -113,9 +111,7 @@ def select_in_one_tile(
         m = _own_budget(budget_ptr, m)
     cols = tl.arange(0, BN)
     bias = tl.load(bias_ptr + cols, mask=cols < N, other=0.0)
-    if EARLY == AHEAD:
-        tl.extra.cuda.gdc_wait()
-    gate = tl.load(control + GATE)  # of the words' cache line; asked for ahead, ptxas waits for it before the logits
+    gate = tl.load(control + GATE)
     rows, place, there, x = _rows_at(logits, stride, 0, present, N, BR, BN, SPAN)
     if gate == 0:
         _leave_open(0, present, keep, bias, masked_bias, mass, N, BR, BN, MASK_BIAS, MASS)
@@ -126,8 +122,8 @@ def select_in_one_tile(
         high, low, count = fold(high, BQ), fold(low, BQ), fold(count, BQ)
         leave_votes(high, low, count, halves, counts, 0, BQ, BQ, BN)
         tl.debug_barrier()
-        u, count = add_up(halves, counts, BQ, BN, NEAR, SIGNS)
-        S = choose(u, count, m, m_g, tau, devices, num_devices, N, BN, TOP_K, DEVICES, ROUNDS, SIGNS)
+        u, count = add_up(halves, counts, BQ, BN, True)
+        S = choose(u, count, m, m_g, tau, devices, num_devices, N, BN, TOP_K, DEVICES, ROUNDS)
         if MASK_LOGITS:
             _mask_rows(logits, place, there, x, S, LOWEST)
         if MASS:
@@ -149,7 +145,6 @@ def select_in_blocks(
     TOP_K: tl.constexpr, SCORING: tl.constexpr, GROUPS: tl.constexpr, KEEP_GROUPS: tl.constexpr,
     DEVICES: tl.constexpr, ROUNDS: tl.constexpr, MASK_LOGITS: tl.constexpr, MASK_BIAS: tl.constexpr,
     MASS: tl.constexpr, SEEN: tl.constexpr, OWN: tl.constexpr, LOWEST: tl.constexpr, EARLY: tl.constexpr,
-    SIGNS: tl.constexpr,
 ):  # fmt: skip
     """More rows, or requests: every program takes QUOTA requests, all meet, and each then finishes BR rows.
 
@@ -157,8 +152,6 @@ def select_in_blocks(
     they cannot (Triton's interpreter runs one after another), PART 1 votes and PART 2 does the rest, in two launches;
     PART 0 is both.
     """
-    if EARLY == WAIT:
-        tl.extra.cuda.gdc_wait()
     block = tl.program_id(0)
     cols = tl.arange(0, BN)
     end = tl.minimum(tl.load(control + ROWS), present)
@@ -168,9 +161,9 @@ def select_in_blocks(
         m = _own_budget(budget_ptr, m)
     last = end if EACH == 0 else tl.load(control + REQUESTS)
     bias = tl.load(bias_ptr + cols, mask=cols < N, other=0.0)
-    if EARLY == AHEAD:
+    if EARLY:
         tl.extra.cuda.gdc_wait()
-    gate = tl.load(control + GATE)
+    gate = tl.load(control + GATE)  # of the words' cache line; asked for ahead, ptxas waits for it before the logits
     rows, place, there, x = _rows_at(logits, stride, block * BR, present, N, BR, BN, SPAN)
     if gate == 0:
         _leave_open(block * BR, present, keep, bias, masked_bias, mass, N, BR, BN, MASK_BIAS, MASS)
@@ -187,7 +180,7 @@ def select_in_blocks(
                 counts += block * BQ * BN
                 leave_votes(high, low, count, halves, counts, 0, BQ, BQ, BN)
                 tl.debug_barrier()
-                u, count = add_up(halves, counts, BQ, BN, False, SIGNS)
+                u, count = add_up(halves, counts, BQ, BN, False)
                 tl.store(sums + block * BN + cols, u)
                 tl.store(totals + block * BN + cols, count)
         if PART != 1:
@@ -200,9 +193,9 @@ def select_in_blocks(
                     arrived = tl.atomic_add(arrivals, 0, sem="acquire", scope="gpu")
                 tl.debug_barrier()
             if DIRECT:
-                u, count = add_up(halves, counts, BLOCKS * BQ, BN, False, SIGNS)
+                u, count = add_up(halves, counts, BLOCKS * BQ, BN, False)
             else:
-                u, count = tl.zeros([BN], tl.float64), tl.zeros([BN], tl.int32)
+                u, count = tl.zeros([BN], tl.int64), tl.zeros([BN], tl.int32)
                 for other in range(BLOCKS):
                     u += tl.load(sums + other * BN + cols, cache_modifier=".cg")
                     count += tl.load(totals + other * BN + cols, cache_modifier=".cg")
@@ -210,7 +203,7 @@ def select_in_blocks(
             if MASS:
                 top = tl.load(stats + 2 * rows, mask=rows < end, other=0.0, cache_modifier=".cg")
                 total = tl.load(stats + 2 * rows + 1, mask=rows < end, other=0.0, cache_modifier=".cg")
-            S = choose(u, count, m, m_g, tau, devices, num_devices, N, BN, TOP_K, DEVICES, ROUNDS, SIGNS)
+            S = choose(u, count, m, m_g, tau, devices, num_devices, N, BN, TOP_K, DEVICES, ROUNDS)
             if MASK_LOGITS:
                 _mask_rows(logits, place, there, x, S, LOWEST)
             if MASS:
