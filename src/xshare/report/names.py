@@ -14,7 +14,7 @@ PLACES = [(7, 0), (-7, 0)] + [
 
 
 def put_names(figure: Any, axes: Any, names: dict[Spot, str], lines: list[list[Spot]]) -> None:
-    """Clear of the other names and points, inside the axes, and off the `lines` if there is such a place."""
+    """Inside the axes, and clear of the other names and points and off the `lines` if there is such a place."""
     from matplotlib.path import Path
     from matplotlib.transforms import Bbox
 
@@ -27,7 +27,7 @@ def put_names(figure: Any, axes: Any, names: dict[Spot, str], lines: list[list[S
     def harm(box: Any) -> float:
         out = not (inside.x0 < box.x0 and box.x1 < inside.x1 and inside.y0 < box.y0 and box.y1 < inside.y1)
         crossed = sum(path.intersects_bbox(box, filled=False) for path in paths)
-        return float(4 * out + 2 * sum(box.overlaps(other) for other in taken) + crossed)
+        return float(1000 * out + 2 * sum(box.overlaps(other) for other in taken) + crossed)
 
     for spot, name in names.items():
         note = axes.annotate(name, spot, textcoords="offset points", fontsize=9, va="center", in_layout=False)
