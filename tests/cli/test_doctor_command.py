@@ -1,8 +1,12 @@
 import json
 
+import pytest
 from typer.testing import CliRunner
 
+import xshare.cli.doctor
+from xshare import __version__
 from xshare.cli import app
+from xshare.errors import XShareError
 
 
 def test_table_verdict_and_file(small, tmp_path):
@@ -28,3 +32,58 @@ def test_table_verdict_and_file(small, tmp_path):
     pruned = next(row for row in found["rows"] if row["policy"] == "k0=1,m=0")
     assert pruned["predicted"] is not None
     assert pruned["active"] < pruned["active_native"]
+
+
+def test_a_file_that_cannot_be_continued_is_refused_before_the_engine_is_up(tmp_path, monkeypatch):
+    def never(*args, **options):
+        raise AssertionError("an engine was started")
+
+    monkeypatch.setattr("xshare.cli.doctor.open_engine", never)
+    path = tmp_path / "doctor.json"
+
+    def refused(text, *words):
+        path.write_text(text)
+        result = CliRunner().invoke(app, ["doctor", *words, "--json", str(path)])
+        assert isinstance(result.exception, XShareError), result.exception
+        assert path.read_text() == text
+        return str(result.exception)
+
+    def result_file(**fingerprint):
+        return json.dumps({"provenance": {"fingerprint": fingerprint}, "rows": [], "samples": []})
+
+    assert "holds no results that could be gone on with" in refused("no JSON")
+    assert "holds no results that could be gone on with" in refused('{"rows": []}')
+    assert "was measured with other settings" in refused(result_file(engine="vllm", tasks="nano's"))
+    setting = {"batch": 16, "prompts": "questions", "prompt_tokens": 64, "tokens": 32, "seed": 0, "engine_args": {}}
+    earlier = {"engine": "vllm", "model": "nano", "xshare": __version__} | setting
+    assert "tokens 32 instead of 8" in refused(result_file(**earlier), "--tokens", "8")
+    assert "engine vllm instead of transformers" in refused(result_file(**earlier), "--engine", "transformers")
+    with pytest.raises(AssertionError, match="an engine was started"):  # the model is known only then
+        CliRunner().invoke(app, ["doctor", "--json", str(path)], catch_exceptions=False)
+
+
+def test_a_file_that_cannot_be_read(tmp_path, monkeypatch):
+    def denied(self, *args, **options):
+        raise PermissionError(13, "Permission denied")
+
+    path = tmp_path / "doctor.json"
+    path.touch()
+    monkeypatch.setattr("pathlib.Path.read_text", denied)  # root would read it whatever its mode
+    result = CliRunner().invoke(app, ["doctor", "--json", str(path)])
+    assert str(result.exception) == f"{str(path)!r} cannot be read: Permission denied"
+
+
+def test_what_experts_weigh_is_said_to_be_unknown_where_it_is(small, monkeypatch):
+    open_engine = xshare.cli.doctor.open_engine
+
+    def opened(*args, **options):
+        engine = open_engine(*args, **options)
+        engine.about["expert_bytes"] = None
+        return engine
+
+    monkeypatch.setattr("xshare.cli.doctor.open_engine", opened)
+    words = ["doctor", "--engine", "transformers", "--model", str(small), "--batch", "4", "--tokens", "4"]
+    result = CliRunner().invoke(app, [*words, "--repeats", "1", "--prompt-tokens", "8"])
+    assert result.exit_code == 0, result.output
+    assert "bandwidth  not known" in result.output
+    assert "GB/s" not in result.output

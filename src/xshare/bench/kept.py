@@ -28,6 +28,18 @@ def samples_kept(path: Path | None, fingerprint: Row, name: str = "samples") -> 
     return kept
 
 
+def check_kept(path: Path, known: Row) -> None:
+    """Refuse a file that cannot be continued, as far as can be known before an engine is up: that takes a minute."""
+    try:
+        earlier = json.loads(path.read_text())["provenance"]["fingerprint"] if path.exists() else {}
+        same = {name: earlier[name] for name in earlier if name not in known}
+    except OSError as error:
+        raise XShareError(f"{str(path)!r} cannot be read: {error.strerror}") from None
+    except (ValueError, KeyError, TypeError):
+        same = {}  # no result file, which is refused below
+    samples_kept(path, same | known)
+
+
 def differences(earlier: dict[str, Any], now: dict[str, Any]) -> str:
     """`tokens 32 instead of 64`, of every setting that is another."""
     return ", ".join(

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from xshare import __version__
-from xshare.bench.kept import samples_kept
+from xshare.bench.kept import check_kept, samples_kept
 from xshare.bench.paired import compare, control_of, variants
 from xshare.bench.rows import rows_of
 from xshare.bench.workload import Workload
@@ -46,10 +46,11 @@ def bench(
     policies = [Policy.parse(text) for text in policy or []]
     if rate is not None and not rate > 0:
         raise XShareError(f"rate must be above 0 requests a second, not {rate:g}")
-    if json is not None:
-        check_writable(json)
     options = engine_arguments(engine_args)
     workload = Workload(batch, requests or batch, rate, prompt_tokens, tokens, prompts, seed)
+    if json is not None:
+        check_writable(json)
+        check_kept(json, asdict(workload) | {"engine_args": options, "xshare": __version__})
     opened = open_engine(engine, model, drafts=drafts, policies=policies, options=options)
     try:
         run(opened, policies, workload, repeats, options, json)

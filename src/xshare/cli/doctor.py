@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from xshare import __version__
-from xshare.bench.kept import samples_kept
+from xshare.bench.kept import check_kept, samples_kept
 from xshare.bench.workload import Workload
 from xshare.cli.output import check_local, engine_arguments, number_table, progress_bar, wide_console
 from xshare.engines.opening import open_engine
@@ -39,16 +39,18 @@ def doctor(
 ) -> None:
     """Force the number of active experts, fit step = a + b * T, and say whether selection is worth it here."""
     check_local(engine)
-    if json is not None:
-        check_writable(json)
     asked = [Policy.parse(text) for text in policy or POLICIES]
     options = engine_arguments(engine_args)
+    setting: Row = {"batch": batch, "prompts": prompts, "prompt_tokens": prompt_tokens, "tokens": tokens, "seed": seed}
+    setting |= {"engine_args": options, "xshare": __version__}
+    if json is not None:
+        check_writable(json)
+        check_kept(json, setting | {"engine": engine})
     opened = open_engine(engine, model, policies=[*asked, Policy(batch_budget=1)], options=options)
     about = opened.about
     workload = Workload(batch, batch, None, prompt_tokens, tokens, prompts, seed)
-    setting: Row = {"batch": batch, "prompts": prompts, "prompt_tokens": prompt_tokens, "tokens": tokens, "seed": seed}
-    fingerprint = about | setting | {"engine_args": options, "xshare": __version__}
-    samples = samples_kept(json, fingerprint)
+    fingerprint = about | setting
+    samples: list[Row] = []
 
     def keep(sample: Row) -> None:
         samples.append(sample)
@@ -56,6 +58,7 @@ def doctor(
             write_result(json, [], provenance(**about, seed=seed, fingerprint=fingerprint), samples=samples)
 
     try:
+        samples += samples_kept(json, fingerprint)
         with progress_bar("runs", runs(about["experts"], about["top_k"], batch, len(asked), repeats)) as advance:
             given = workload.prompts_of(opened, 0)
             found = examine(
@@ -113,7 +116,9 @@ def show(found: Examination, about: dict[str, Any], worth: bool, why: str) -> No
     console.print(table)
     console.print(f"law        {found.law}; experts are {max(0.0, found.law.share(found.wanted)):.0%} of a step")
     console.print(f"overhead   selection that keeps everything takes {found.overhead - 1:+.1%} of a step")
-    if found.bandwidth_gbps is not None:
+    if found.expert_bytes is None:
+        console.print("bandwidth  not known: this engine keeps its experts in a form whose size cannot be told")
+    elif found.bandwidth_gbps is not None:
         share = found.bandwidth_gbps / found.copy_gbps
         console.print(
             f"bandwidth  experts are read at {found.bandwidth_gbps:.0f} GB/s, {share:.0%} of this device's "

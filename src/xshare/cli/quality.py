@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from xshare import __version__
-from xshare.bench.kept import samples_kept
+from xshare.bench.kept import check_kept, samples_kept
 from xshare.cli.output import engine_arguments, number_table, progress_bar, wide_console
 from xshare.engines.base import Advance, Engine
 from xshare.engines.opening import open_engine
@@ -24,7 +24,7 @@ from xshare.quality.tasks import LONGEST
 from xshare.results import Row, provenance, sha256, write_result
 
 Mix = Literal["mixed", "alike", "both"]
-FORCED = ("kl", "kl_top", "perplexity")
+FORCED = ("kl", "perplexity")
 
 
 def quality(
@@ -52,17 +52,18 @@ def quality(
     """Task accuracy, paired with native's; agreement, divergence, KL; batches of one kind or mixed."""
     policies: list[Policy | None] = [None, *map(Policy.parse, policy or [])]
     asked = built_in(questions, seed) if tasks is None else read_tasks(tasks)
+    options = engine_arguments(engine_args)
+    setting: Row = {"batch": batch, "tokens": tokens, "seed": seed, "questions": len(asked), "engine_args": options}
+    setting["tasks"] = f"nano's, {questions} of each kind" if tasks is None else f"{tasks.name} {sha256(tasks)[:12]}"
     if json is not None:
         check_writable(json)
-    options = engine_arguments(engine_args)
+        check_kept(json, setting)
     opened = open_engine(engine, model, policies=[each for each in policies if each is not None], options=options)
     if (running := opened.about.get("policy")) is not None:  # a server that cannot be changed: measured as it is
         if policy:
             opened.close()
             raise XShareError(f"this server runs {running} and cannot be changed: leave the policies out")
         policies = [None if running == "native" else Policy.parse(running)]
-    setting: Row = {"batch": batch, "tokens": tokens, "seed": seed, "questions": len(asked), "engine_args": options}
-    setting["tasks"] = f"nano's, {questions} of each kind" if tasks is None else f"{tasks.name} {sha256(tasks)[:12]}"
     fingerprint = opened.about | setting | {"xshare": __version__}
     samples = samples_kept(json, fingerprint)
     mixes = [True, False] if mix == "both" else [mix == "mixed"]
@@ -174,7 +175,6 @@ class Study:
         ]
         if tokens := sum(part.tokens for part in parts):
             found["kl"] = sum(part.kl for part in parts) / tokens
-            found["kl_top"] = next(part.top for part in parts if part.tokens)
             found["perplexity"] = exp(sum(part.surprise for part in parts) / tokens)
         return found, [key | found]
 
@@ -214,8 +214,6 @@ def show(rows: list[Row], about: dict[str, Any], setting: Row) -> None:
         "change: against native on the same questions, with McNemar's p; agreement: share of native's tokens decoded "
         "before the first that differs; KL: of native's next-token distribution, teacher-forced, in nats."
     )
-    if (top := rows[0]["kl_top"]) is not None:
-        console.print(f"KL tells native's {top} likeliest tokens apart, and takes all others as one: a lower bound.")
     if rows[0]["kl"] is None:
         console.print("KL is measured in process, and in vLLM without drafts.")
     if settled:

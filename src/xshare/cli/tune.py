@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from xshare import __version__
-from xshare.bench.kept import samples_kept
+from xshare.bench.kept import check_kept, samples_kept
 from xshare.bench.workload import Workload
 from xshare.cli.output import check_local, engine_arguments, number_table, progress_bar, wide_console
 from xshare.engines.base import Engine
@@ -58,12 +58,13 @@ def tune(
         check_writable(path)
     given = None if tasks is None else read_tasks(tasks)
     options = engine_arguments(engine_args)
+    setting: Row = {"batch": batch, "tokens": tokens, "engine_args": options}
+    setting["tasks"] = "nano's" if tasks is None else f"{tasks.name} {sha256(tasks)[:12]}"
+    check_kept(json, setting)
     opened = open_engine(engine, model, policies=[Policy(warmup=1)], options=options)
     if objective is None:  # a step on a CPU is not bound by loading experts, and says nothing about one on a GPU
         objective = "experts" if str(opened.about["device"]).startswith("cpu") else "otps"
-    setting: Row = {"batch": batch, "tokens": tokens, "engine_args": options, "objective": objective}
-    setting["tasks"] = "nano's" if tasks is None else f"{tasks.name} {sha256(tasks)[:12]}"
-    fingerprint = opened.about | setting | {"xshare": __version__}
+    fingerprint = opened.about | setting | {"objective": objective, "xshare": __version__}
     kept = samples_kept(json, fingerprint)
     try:
         Tuning(opened, given, allowed, objective, questions, batch, tokens, json, fingerprint, kept).run(profile)

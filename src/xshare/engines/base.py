@@ -56,8 +56,6 @@ class Divergence:
     surprise: float = 0.0  # of the text under the policy, and natively
     surprise_native: float = 0.0
     same: int = 0  # positions at which both would go on with the same token
-    # The KL tells so many of native's likeliest tokens apart and takes the others as one: a lower bound. None: exact.
-    top: int | None = None
 
 
 class Engine(Protocol):

@@ -85,6 +85,7 @@ def started(small):
 
 def test_in_process_with_drafts(started):
     assert started.about["experts"] == 16
+    assert started.about["expert_bytes"] == 2 * 3 * 64 * 32 * 4  # layers, matrices, float32
     assert (started.about["top_k"], started.about["layers"], started.about["drafts"]) == (4, 2, 2)
     run = checked(started)
     assert run.drafted == pytest.approx(2 * 7 * 11, abs=14)  # none for the last token

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from xshare.cli import app
 from xshare.engines.opening import open_engine
-from xshare.engines.vllm.forced import KEY, Forcing, told_apart
+from xshare.engines.vllm.forced import KEY, Forcing, Row
 from xshare.engines.vllm.runner import _reading_v2
 from xshare.engines.vllm.settings import Settings
 from xshare.engines.vllm.state import State
@@ -68,13 +68,14 @@ def test_a_policy_is_measured_as_in_transformers(vllm, prompts, engine):
     assert vllm.stats()["mean"]["experts_active"] < vllm.stats()["mean"]["experts_native"]
 
 
-def test_of_a_large_vocabulary_the_likeliest_tokens_are_told_apart(vllm, prompts, monkeypatch):
-    exact = forced(vllm, PRUNED, prompts)
-    monkeypatch.setattr("xshare.engines.vllm.forced.TOP", 1024)
-    some = forced(vllm, PRUNED, prompts)
-    assert some.top == 1024
-    assert 0.1 * exact.kl < some.kl < exact.kl  # its distribution is flat: nothing was learnt
-    assert (some.same, some.surprise) == (exact.same, exact.surprise)
+def test_a_large_vocabulary_is_compared_in_parts_and_whole(vllm, prompts, monkeypatch):
+    whole = forced(vllm, PRUNED, prompts)
+    monkeypatch.setattr("xshare.engines.vllm.forced.AT_ONCE", 3 * 3072)  # three rows: the last part is smaller
+    parts = forced(vllm, PRUNED, prompts)
+    assert parts.top is None
+    assert (parts.tokens, parts.same) == (whole.tokens, whole.same)
+    assert parts.kl == pytest.approx(whole.kl, rel=1e-9)
+    assert parts.surprise == pytest.approx(whole.surprise, rel=1e-9)
 
 
 def test_the_second_model_runner_is_read_as_well():
@@ -100,7 +101,7 @@ def test_the_second_model_runner_is_read_as_well():
     model = Model()
     state = State(Settings(policy=PRUNED), torch.device("cpu"), 0, 16)
     state.layers = [SimpleNamespace(router=SimpleNamespace(top_k=4), follow_replicas=lambda: None)]
-    state.forcing = Forcing(model)
+    state.forcing = Forcing(model, state.device)
     prepare_inputs = _reading_v2(SimpleNamespace(prepare_inputs=lambda *given: next(batches)), state)
     found = []
     for step in (read, decoded):
@@ -110,14 +111,63 @@ def test_the_second_model_runner_is_read_as_well():
     assert list(state.forcing.first) == [(1, 1), (0, 1)]  # the decode step alone
 
 
-class Model(torch.nn.Module):
-    def compute_logits(self, hidden):
-        return torch.zeros(len(hidden), 16)
+class Model:
+    def __init__(self, head=None):
+        self.head, self.calls = torch.zeros(1, 16) if head is None else head, 0
+
+    def compute_logits(self, hidden_states):
+        self.calls += 1
+        return hidden_states @ self.head
 
 
-def test_the_other_tokens_are_taken_as_one():
-    log = torch.tensor([0.1, 0.4, 0.2, 0.3]).double().log()
-    assert told_apart(log, torch.tensor([1, 3])).exp().tolist() == pytest.approx([0.4, 0.3, 0.3])
+def pass_over(forcing, hidden, tokens):
+    """A decode step of two answers, rows of other requests between them."""
+    forcing.decoding = True
+    forcing.rows = [Row(1, tokens[0], (0, 1)), Row(3, tokens[1], (1, 1))]
+    return forcing.model.compute_logits(hidden)
+
+
+def test_the_numbers_are_those_of_the_whole_distributions():
+    head = torch.randn(8, 500)
+    model = Model(head)
+    forcing = Forcing(model, torch.device("cpu"))
+    first, second = torch.randn(2, 4, 8).unbind()
+    p, q = ((hidden[[1, 3]] @ head).double().softmax(-1) for hidden in (first, second))
+    pass_over(forcing, first, [7, 300])
+    assert [len(kept) for kept in forcing.first.values()] == [8, 8]  # hidden states, whatever the vocabulary
+    logits = pass_over(forcing, second, [7, 300])
+    assert logits[[1, 3]].argmax(-1).tolist() == [7, 300]
+    assert torch.equal(logits[[0, 2]], second[[0, 2]] @ head)  # nobody told these
+    assert not forcing.first
+    found = forcing.end()
+    assert found["tokens"] == 2
+    assert found["kl"] == pytest.approx(float((p * (p / q).log()).sum()), rel=1e-5)
+    assert found["surprise"] == pytest.approx(-float(q[0, 7].log() + q[1, 300].log()), rel=1e-5)
+    assert found["surprise_native"] == pytest.approx(-float(p[0, 7].log() + p[1, 300].log()), rel=1e-5)
+    assert found["same"] == int((p.argmax(-1) == q.argmax(-1)).sum())
+
+
+def test_nothing_is_read_back_while_it_is_forced():
+    """Tensors of no device refuse to be read: what waits for the device would fail here."""
+    forcing = Forcing(Model(torch.empty(8, 500, device="meta")), torch.device("meta"))
+    for _ in range(2):
+        pass_over(forcing, torch.empty(4, 8, device="meta"), [7, 300])
+    assert forcing.tokens == 2
+
+
+def test_a_rank_without_logits_takes_part():
+    """Logits are gathered from all ranks: each must ask for them as often as the one that gets them."""
+
+    class Elsewhere(Model):
+        def compute_logits(self, hidden_states):
+            super().compute_logits(hidden_states)
+
+    here, elsewhere = Model(torch.randn(8, 16)), Elsewhere(torch.randn(8, 16))
+    for model in (here, elsewhere):
+        forcing = Forcing(model, torch.device("cpu"))
+        for _ in range(2):
+            pass_over(forcing, torch.randn(4, 8), [3, 4])
+    assert here.calls == elsewhere.calls == 3
 
 
 def test_nothing_is_forced_afterwards(vllm, prompts):

@@ -39,7 +39,8 @@ def add_worker_methods(worker_class: Any) -> None:
     def xshare_force(self: Any) -> None:
         from xshare.engines.vllm.forced import Forcing
 
-        state_of(self).forcing = Forcing(self.model_runner.get_model())
+        state = state_of(self)
+        state.forcing = Forcing(self.model_runner.get_model(), state.device)
 
     def xshare_forced(self: Any) -> dict[str, Any]:
         state = state_of(self)

@@ -2,14 +2,14 @@
 
 Selection acts on decode steps alone, so that a text read as a prompt would show nothing of it. The tokens are forced
 where the model gives its logits, as both model runners of every version ask for them: nothing is there while nobody
-forces, and what is compared are the logits themselves.
+forces, and what is compared are the logits themselves, where they are. Only sums leave the device.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import asdict
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,9 +18,7 @@ from xshare.engines.base import Advance, Divergence, quiet
 from xshare.errors import ModelError
 
 KEY = "xshare_forced"  # in a request's extra_args: its number, and the tokens of its answer
-# Of a larger vocabulary the native pass keeps so many of the likeliest tokens, and the others as one: 64 KiB a position
-# and not megabytes, for all positions of a batch.
-TOP = 4096
+AT_ONCE = 1 << 22  # probabilities that are compared together: a float64 of each is 32 MiB, and a few of them are needed
 
 
 def diverge(
@@ -64,31 +62,35 @@ def decode(llm: Any, prompts: Sequence[Sequence[int]], answers: Sequence[Sequenc
         raise ModelError("this engine's tokens cannot be forced: is batch-sharded sampling on, or another plugin?")
 
 
-@dataclass(frozen=True)
-class Natively:
-    """One position's next token as the native pass saw it."""
+class Row(NamedTuple):
+    """One of a step's rows of logits, and what is to come out of it."""
 
-    top: Tensor | None  # ids of the tokens that are told apart, None for all
-    log: Tensor  # log-probabilities of those, and of all others as one
-    surprise: float
-    best: int
+    row: int
+    token: int
+    where: tuple[int, int]  # the answer's number, and the token's place in it
 
 
 class Forcing:
-    """In a worker: puts itself in front of the sampler, and compares the second pass with the first."""
+    """In a worker: puts itself in front of the sampler, and compares the second pass with the first.
 
-    def __init__(self, model: Any) -> None:
-        self.model, self.native_logits = model, model.compute_logits
+    A step is short, so that nothing here waits for the device. Of the first pass hidden states are kept, from which the
+    model gives the same logits again: those would be a vocabulary a position, and soon fill the device.
+    """
+
+    def __init__(self, model: Any, device: torch.device) -> None:
+        self.model, self.native_logits, self.device = model, model.compute_logits, device
         self.told: dict[str, tuple[int, int, list[int]]] = {}  # by request: number, length of its prompt, answer
-        self.rows: list[tuple[int, int, int, int]] = []  # of the step: row, number, place in the answer, its token
+        self.rows: list[Row] = []  # of the step
         self.decoding = False
-        self.first: dict[tuple[int, int], Natively] = {}  # by number and place, until the second pass comes by
-        self.found = Divergence()
+        self.first: dict[tuple[int, int], Tensor] = {}  # [d], by where, until the second pass comes by
+        self.tokens = 0
+        self.sums = torch.zeros(4, dtype=torch.float64, device=device)  # kl, surprise, surprise_native, same
         model.compute_logits = self.compute_logits
 
     def end(self) -> dict[str, Any]:
         del self.model.compute_logits  # the class's own is behind it
-        return asdict(self.found)
+        kl, surprise, surprise_native, same = self.sums.tolist()
+        return asdict(Divergence(self.tokens, kl, surprise, surprise_native, int(same)))
 
     def step(self, scheduled: Any, order: Sequence[str]) -> None:
         """A step begins: what the scheduler said, and whose each row of its logits is."""
@@ -106,41 +108,42 @@ class Forcing:
             self.decoding &= computed[request] >= prompt and tokens == 1
             place = computed[request] + tokens - prompt
             if 0 <= place < len(answer):  # not in the middle of a prompt
-                self.rows.append((row, number, place, answer[place]))
+                self.rows.append(Row(row, answer[place], (number, place)))
 
-    def compute_logits(self, *args: Any, **options: Any) -> Any:
-        logits = self.native_logits(*args, **options)
-        if logits is None or not self.rows:  # another rank has them
+    def compute_logits(self, hidden_states: Tensor) -> Tensor | None:
+        logits: Tensor | None = self.native_logits(hidden_states)
+        if not self.rows:
             return logits
-        rows, numbers, places, wanted = map(list, zip(*self.rows, strict=True))
         if self.decoding:
-            for log, number, place, token in zip(
-                logits[rows].double().log_softmax(-1).cpu(), numbers, places, wanted, strict=True
-            ):
-                self.compare((number, place), log, token)
-        logits[rows] = -torch.inf
-        logits[rows, wanted] = 0
+            known = [row for row in self.rows if row.where in self.first]
+            new = [row for row in self.rows if row.where not in self.first]
+            if new:
+                rows, _ = self.sent(new)
+                self.first.update(zip((row.where for row in new), hidden_states[rows], strict=True))
+            if known:
+                native = self.native_logits(torch.stack([self.first.pop(row.where) for row in known]))
+                self.tokens += len(known)
+                if logits is not None:
+                    self.compare(native, logits, *self.sent(known))
+        if logits is not None:  # or else another rank has them, and it takes all ranks to get them
+            rows, wanted = self.sent(self.rows)
+            logits[rows] = -torch.inf
+            logits[rows, wanted] = 0
         return logits
 
-    def compare(self, where: tuple[int, int], log: Tensor, token: int) -> None:
-        """A position, [vocabulary]: seen for the first time it is kept, and then held against that."""
-        first = self.first.pop(where, None)
-        best, surprise = int(log.argmax()), -float(log[token])
-        if first is None:
-            top = log.topk(TOP).indices if len(log) > TOP else None
-            self.first[where] = Natively(top, told_apart(log, top), surprise, best)
-            return
-        p, q = first.log, told_apart(log, first.top)
-        self.found.tokens += 1
-        self.found.kl += float((p.exp() * (p - q)).sum())
-        self.found.surprise += surprise
-        self.found.surprise_native += first.surprise
-        self.found.same += best == first.best
-        self.found.top = None if first.top is None else TOP
+    def sent(self, rows: Sequence[Row]) -> Tensor:
+        """Row and token of each, on the device, [2, n]."""
+        found = torch.tensor([[row.row for row in rows], [row.token for row in rows]])
+        if self.device.type == "cuda":
+            found = found.pin_memory()  # a copy from elsewhere would wait for all that the device has to do
+        return found.to(self.device, non_blocking=True)
 
-
-def told_apart(log: Tensor, top: Tensor | None) -> Tensor:
-    """[vocabulary] -> [top + 1]: the others' probabilities summed."""
-    if top is None:
-        return log
-    return torch.cat([log[top], log.index_fill(0, top, -torch.inf).logsumexp(0, keepdim=True)])
+    def compare(self, native: Tensor, logits: Tensor, rows: Tensor, wanted: Tensor) -> None:
+        """Native's logits [n, vocabulary] with those of `rows`, where the tokens `wanted` follow."""
+        at_once = max(1, AT_ONCE // native.shape[-1])
+        for start in range(0, len(rows), at_once):
+            some = slice(start, start + at_once)
+            p, q = (each.double().log_softmax(-1) for each in (native[some], logits[rows[some]]))
+            surprise, surprise_native = (-each.gather(-1, wanted[some].unsqueeze(-1)).sum() for each in (q, p))
+            same = (p.argmax(-1) == q.argmax(-1)).sum().double()
+            self.sums += torch.stack([(p.exp() * (p - q)).sum(), surprise, surprise_native, same])

@@ -13,6 +13,7 @@ How S reaches the engine's own routing rule, which does the refinement:
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -22,6 +23,7 @@ from xshare.batch import Placement
 from xshare.engines.vllm import ops
 from xshare.engines.vllm.routers import first_replicas, has_replicas
 from xshare.engines.vllm.settings import SettingsError
+from xshare.engines.vllm.weights import expert_bytes
 from xshare.policy import Policy
 from xshare.router import RouterSpec
 from xshare.routing import Routing, route
@@ -44,11 +46,9 @@ class Layer:
         self.seen: Tensor | None = None  # [max_rows, N], the logits of a sampled step; made by metrics
         self.selections: dict[int, Any] = {}  # rows -> kernels.launch.FusedSelection, on a GPU
 
-    @property
-    def expert_bytes(self) -> int:
-        """The weights of one expert on this rank; 0 where a backend keeps them in a form of its own."""
-        weights = [int(weight.nbytes) for weight in self.runner.routed_experts.parameters()]
-        return sum(weights) // max(1, int(self.runner.moe_config.num_local_experts))
+    @cached_property
+    def expert_bytes(self) -> int | None:
+        return expert_bytes(self.runner)
 
     @property
     def path(self) -> str:

@@ -82,6 +82,12 @@ class State:
         """Known once the layers are."""
         return max(layer.router.top_k for layer in self.layers)
 
+    @property
+    def expert_bytes(self) -> int | None:
+        """Of one expert in all layers together, None where some layer's are not known."""
+        found = [layer.expert_bytes for layer in self.layers]
+        return sum(size for size in found if size is not None) if None not in found else None
+
     # Every step
 
     def one_row_each(self, requests: int) -> Array:
@@ -209,6 +215,6 @@ class State:
             "layers": [layer.name for layer in self.layers],
             "experts": max((layer.num_experts for layer in self.layers), default=0),
             "top_k": max((layer.router.top_k for layer in self.layers), default=0),
-            "expert_bytes": sum(layer.expert_bytes for layer in self.layers) or None,
+            "expert_bytes": self.expert_bytes,
             **(self.samples.means() if self.samples is not None else {}),
         }

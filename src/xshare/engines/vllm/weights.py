@@ -1,0 +1,30 @@
+"""What a step reads for one expert: its weights as the engine holds them, in whatever form its kernel takes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+# Bits a weight that are believed: int4 and MXFP4 are above 4, and unquantised weights are as wide as the activations.
+# Anything else is a backend that keeps its weights elsewhere, or twice.
+FEWEST_BITS, SLACK = 3.0, 1.25  # biases and scales are counted too
+
+
+def expert_bytes(runner: Any) -> int | None:
+    """Of one expert on this rank, or None where they are not found."""
+    experts, moe = runner.routed_experts, runner.moe_config
+    method = getattr(experts.quant_method, "old_quant_method", experts.quant_method)
+    # What triton_kernels swizzled (MXFP4) is no parameter any more: weights are attributes, their scales the method's.
+    holders = [experts, *(getattr(method, f"{name}_precision_config", None) for name in ("w13", "w2"))]
+    swizzled = [tensor for holder in holders if holder is not None for tensor in _swizzled(holder)]
+    size = sum(int(tensor.nbytes) for tensor in (*experts.parameters(), *swizzled)) / moe.num_local_experts
+    matrices = 3 if moe.is_act_and_mul else 2
+    bits = 8 * size / (matrices * moe.hidden_dim * moe.intermediate_size_per_partition)
+    return round(size) if FEWEST_BITS <= bits <= SLACK * 8 * moe.in_dtype.itemsize else None
+
+
+def _swizzled(holder: Any) -> list[Tensor]:
+    """Tensors inside the attributes that are a triton_kernels Tensor."""
+    inside = [getattr(getattr(value, "storage", None), "data", None) for value in vars(holder).values()]
+    return [tensor for tensor in inside if isinstance(tensor, Tensor)]
