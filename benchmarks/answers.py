@@ -55,12 +55,14 @@ class Job:
     forced: int  # answers that are forced, for the KL
     seed: int = 0
     threads: int | None = None
+    lanes: int = 1  # batches in a pass
 
     def setting(self) -> Row:
         """What tells results apart."""
         mark = hashlib.sha256(repr(self.tasks).encode()).hexdigest()[:16]
         return {"questions": len(self.tasks), "tasks": mark, "tokens": self.limit, "forced": self.forced} | {
-            "seed": self.seed
+            "seed": self.seed,
+            "lanes": self.lanes,
         }
 
     def open(self, drafts: int) -> TransformersEngine:
@@ -72,6 +74,7 @@ class Job:
             torch.use_deterministic_algorithms(True, warn_only=True)
         engine = open_engine("transformers", self.model, drafts=drafts, options=self.options)
         assert isinstance(engine, TransformersEngine)
+        engine.lanes = self.lanes
         # By their names: where a folder lies does not matter, and its files are told by their marks.
         engine.about |= {name: Path(engine.about[name]).name for name in ("model", "drafter") if name in engine.about}
         return engine

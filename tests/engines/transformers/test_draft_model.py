@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+from tiny import make
 
 import xshare
 from xshare import Policy
@@ -64,6 +65,22 @@ def test_drafts_change_no_token(loaded, drafter, prompts, plain, batch):
     assert found.rows == sum(map(len, wanted)) - len(wanted)  # the first token of each comes from its prompt
     assert 0 < found.accepted < found.drafted
     assert found.rows == found.accepted + found.drafted // DRAFTS  # one of the model's own a request and step
+
+
+@pytest.mark.parametrize("kind", ["gpt_oss", "deepseek"])
+def test_drafts_change_no_token_whatever_the_cache_holds(tiny, prompts, kind):
+    """With a sliding window, which must not count rejected drafts, and with values of another width than keys."""
+    model, drafter = tiny(kind), make(kind, seed=1)
+    short = [[token % 60 + 3 for token in prompt] for prompt in prompts]
+    options = {"ends": -1, "limit": 50, "batch": 4}
+    plain = decode(model, short, **options).tokens
+    noisy = copy.deepcopy(model)
+    with torch.no_grad():
+        for ours, other in zip(noisy.parameters(), drafter.parameters(), strict=True):
+            ours.lerp_(other, 0.05)
+    found = decode(model, short, **options, drafter=noisy, drafts=DRAFTS)
+    assert found.tokens == plain
+    assert 0 < found.accepted < found.drafted
 
 
 def test_a_drafter_that_knows_all_is_always_accepted(loaded, prompts, plain):

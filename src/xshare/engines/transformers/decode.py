@@ -17,6 +17,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from xshare.engines.transformers.state import State
+
+HOLES = 32  # that rejected drafts may leave in every sequence before ranks are closed, which moves all that is cached
+
 
 @dataclass
 class Decoded:
@@ -37,7 +41,7 @@ class Decoded:
 class Batch:
     """The sequences under way."""
 
-    caches: list[Any] = field(default_factory=list)  # DynamicCaches: the model's and, if there is one, its drafter's
+    caches: list[Any] = field(default_factory=list)  # the model's and, if there is one, its drafter's
     mask: Tensor = field(default_factory=lambda: torch.zeros(0, 0, dtype=torch.long))  # [sequences, cached], 0: padding
     last: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.long))  # [sequences], not yet cached
     who: list[int] = field(default_factory=list)
@@ -49,8 +53,8 @@ class Batch:
             return
         width = max(self.mask.shape[1], new.mask.shape[1])
         for mine, other in zip(self._layers(), new._layers(), strict=True):
-            mine.keys = torch.cat([_widen(mine.keys, width), _widen(other.keys, width)])
-            mine.values = torch.cat([_widen(mine.values, width), _widen(other.values, width)])
+            keys = torch.cat([_widen(mine.keys, width), _widen(other.keys, width)])
+            mine.put(keys, torch.cat([_widen(mine.values, width), _widen(other.values, width)]))
         self.mask = torch.cat([_pad(self.mask, width), _pad(new.mask, width)])
         self.last, self.who = torch.cat([self.last, new.last]), self.who + new.who
 
@@ -58,10 +62,10 @@ class Batch:
         """Only these, and of the cache only what any of them needs."""
         index = torch.tensor(rows, dtype=torch.long, device=self.mask.device)
         self.who, self.last, self.mask = [self.who[row] for row in rows], self.last[index], self.mask[index]
-        padding = int((self.mask.sum(0) == 0).sum()) if rows else 0  # always on the left
+        padding = int(self.mask.amax(0).argmax()) if rows else 0  # columns on the left that nobody needs
         self.mask = self.mask[:, padding:]
         for layer in self._layers():
-            layer.keys, layer.values = layer.keys[index, :, padding:], layer.values[index, :, padding:]
+            layer.put(layer.keys[index, :, padding:], layer.values[index, :, padding:])
 
     def close_ranks(self) -> None:
         """Rejected drafts have left holes: what is cached moves to the right over them, and padding is left again."""
@@ -69,8 +73,7 @@ class Batch:
         self.mask = self.mask.gather(1, order)
         index = order[:, None, :, None]
         for layer in self._layers():
-            layer.keys = layer.keys.take_along_dim(index, dim=2)
-            layer.values = layer.values.take_along_dim(index, dim=2)
+            layer.put(layer.keys.take_along_dim(index, dim=2), layer.values.take_along_dim(index, dim=2))
 
     def _layers(self) -> list[Any]:
         return [layer for cache in self.caches for layer in cache.layers]
@@ -97,11 +100,17 @@ def decode(
     drafter: Any = None,
     drafts: int = 0,
     advance: Callable[[int], None] = lambda done: None,
+    state: State | None = None,
+    lanes: int = 1,
 ) -> Decoded:
     """Decode all prompts, `batch` at a time, each until the token `ends` or `limit` tokens.
 
     A prompt is there from the start, or `arrivals` seconds after it. `drafter` is a model with the same tokens that
     proposes `drafts` of them a sequence and step. `advance` is told how many more have ended.
+
+    `lanes` batches go through one pass, each with a set of its own, for which the model's `state` is told of them: a
+    pass of many rows takes little longer than one of few. Sequences that go on close ranks, so that only the last batch
+    is not full.
     """
     found = Decoded([[] for _ in prompts], [[] for _ in prompts])
     due = arrivals or [0.0] * len(prompts)
@@ -128,7 +137,7 @@ def decode(
 
     while waiting or live.who:
         now = time.perf_counter() - start
-        here = [who for who in waiting[: batch - len(live.who)] if due[who] <= now]
+        here = [who for who in waiting[: batch * lanes - len(live.who)] if due[who] <= now]
         if here:
             new = read_prompts(models, {who: prompts[who] for who in here})
             waiting = waiting[len(here) :]
@@ -139,25 +148,29 @@ def decode(
             time.sleep(max(0.0, due[waiting[0]] - now))
             continue
         sequences = len(live.who)
+        if state is not None and lanes > 1:
+            state.lanes = [place // batch for place in range(sequences)]
         began = time.perf_counter()
         tokens = verify(models, live, drafts) if drafts else step(model, live)
         found.seconds += time.perf_counter() - began
         written = write_down(live, tokens)
-        found.steps, found.rows = found.steps + 1, found.rows + written
+        found.steps, found.rows = found.steps + -(-sequences // batch), found.rows + written
         if drafts:
             found.drafted, found.accepted = found.drafted + sequences * drafts, found.accepted + written - sequences
+    if state is not None:
+        state.lanes = None
     return found
 
 
 def read_prompts(models: Sequence[Any], prompts: dict[int, Sequence[int]]) -> Batch:
     """Prompts by number -> sequences with their first token, which the first of the models says."""
-    from transformers import DynamicCache
+    from xshare.engines.transformers.cache import new_cache
 
     width = max(len(prompt) for prompt in prompts.values())
     tokens = torch.tensor([[0] * (width - len(prompt)) + list(prompt) for prompt in prompts.values()])
     mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts.values()])
     tokens, mask = tokens.to(models[0].device), mask.to(models[0].device)
-    caches = [DynamicCache() for _ in models]  # without a configuration: layers with a sliding window keep all, too
+    caches = [new_cache() for _ in models]
     first, *_ = [read(model, cache, tokens, mask, keep=1) for model, cache in zip(models, caches, strict=True)]
     return Batch(caches, mask, first.squeeze(1), list(prompts))
 
@@ -198,5 +211,11 @@ def verify(models: Sequence[Any], live: Batch, drafts: int) -> list[list[int]]:
     held = torch.arange(drafts + 1, device=mask.device) <= accepted
     live.mask = torch.cat([live.mask, held.to(mask.dtype)], dim=1)
     live.last = said.gather(1, accepted).squeeze(1)
-    live.close_ranks()
+    # Nobody reads a hole, but a sliding window, which counts positions of the cache, would count it.
+    if int((live.mask.shape[1] - live.mask.sum(1)).min()) > HOLES or any(map(slides, models)):
+        live.close_ranks()
     return [row[: count + 1] for row, (count,) in zip(said.tolist(), accepted.tolist(), strict=True)]
+
+
+def slides(model: Any) -> bool:
+    return getattr(model.config.get_text_config(), "sliding_window", None) is not None

@@ -27,6 +27,7 @@ def expert_bytes(model: Any, routers: list[Router]) -> int:
 
 class TransformersEngine:
     forces = True
+    lanes = 1  # batches that go through one pass: no way to serve, but to find out sooner what becomes of many answers
 
     def __init__(self, model: Any, tokenizer: Any, name: str, drafter: Any = None, drafts: int = 0) -> None:
         """`drafter`: a model with the same tokens, which proposes `drafts` of them a request and step."""
@@ -51,12 +52,13 @@ class TransformersEngine:
             "expert_bytes": expert_bytes(model, routers),
             "config": model_hash(model.config.get_text_config()),
         }
-        self.attached: Attached = apply(model, NATIVE, bypass=False, drafts=drafts)
+        self.use(None)
 
     def use(self, policy: Policy | None, budgets: Sequence[int] | None = None) -> None:
         # Natively too the layers are counted: a policy that leaves all as it is.
         acting = NATIVE if policy is None else policy
-        self.attached = apply(self.model, acting, budgets=budgets, bypass=False, drafts=self.drafts)
+        self.attached: Attached = apply(self.model, acting, budgets=budgets, bypass=False, drafts=self.drafts)
+        self._share(True)
 
     def run(
         self,
@@ -79,6 +81,8 @@ class TransformersEngine:
             drafter=self.drafter,
             drafts=self.drafts,
             advance=advance,
+            state=self.attached.state,
+            lanes=self.lanes,
         )
         texts = self.tokenizer.batch_decode(found.tokens, skip_special_tokens=True)
         answers = [
@@ -107,3 +111,10 @@ class TransformersEngine:
 
     def close(self) -> None:
         remove(self.model)
+        self._share(False)
+
+    def _share(self, on: bool) -> None:
+        from xshare.engines.transformers.attention import share
+
+        for model in [self.model, self.drafter] if self.drafts else [self.model]:
+            share(model, on)

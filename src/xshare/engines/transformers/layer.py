@@ -7,9 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from xshare.algorithms import load
 from xshare.engines.transformers.routers import Router
 from xshare.engines.transformers.state import State
-from xshare.routing import Routing, route
+from xshare.routing import Routing, fit, mark, prepare, route
 
 FIGURES = ("experts_native", "experts_selected", "experts_active", "mass_kept", "top1_kept", "max_load", "excluded")
 Triple = tuple[Tensor, Tensor, Tensor]
@@ -38,28 +39,30 @@ class Layer:
         if len(logits) != state.rows:
             state.mismatch(len(logits))
             return None
-        rows = self._by_step(logits)  # [steps, n, N]
-        routing = route(rows.detach(), self.router.spec(), self.policy, layout=state.layout, placement=state.placement)
-        self._count(routing)
-        own_weights, own_ids = settle(routing, self._by_step(weights), self._by_step(ids))
-        return logits, self._by_row(own_weights), self._by_row(own_ids)
-
-    def _by_step(self, rows: Tensor) -> Tensor:
-        """[rows, x] -> [steps, n, x]: of each sequence the same positions, one or more; a sequence's are neighbours."""
-        steps, width = self.state.steps, self.state.width
-        if steps == 1:
-            return rows.unsqueeze(0)
-        return rows.view(-1, steps, width, rows.shape[-1]).transpose(0, 1).flatten(1, 2)
-
-    def _by_row(self, rows: Tensor) -> Tensor:
-        if self.state.steps == 1:
-            return rows.squeeze(0)
-        return rows.view(len(rows), -1, self.state.width, rows.shape[-1]).transpose(0, 1).flatten(0, 2)
-
-    def _count(self, routing: Routing) -> None:
+        places = state.places
+        rows = places.by_step(logits).detach()  # [steps, n, N]
+        if self.policy.method == "native":
+            self._count_native(rows)
+            return None
+        routing = route(rows, self.router.spec(), self.policy, layout=state.layout, placement=state.placement)
         counts = (routing.active_native.sum(-1), routing.selected.sum(-1), routing.active.sum(-1))
-        shares = (routing.mass, routing.top1_kept, routing.max_load, routing.excluded)
-        figures = torch.stack([figure.double() for figure in (*counts, *shares)])  # [figures, steps]
+        self._count(*counts, routing.mass, routing.top1_kept, routing.max_load, routing.excluded)
+        own_weights, own_ids = settle(routing, places.by_step(weights), places.by_step(ids))
+        return logits, places.by_row(own_weights), places.by_row(own_ids)
+
+    def _count_native(self, rows: Tensor) -> None:
+        """What `route` would report of a policy that changes nothing, without routing again."""
+        layout, placement = fit(rows, self.state.layout, self.state.placement)
+        step = prepare(rows, self.router.spec(), layout, placement)
+        assert step.native is not None
+        active = mark(step.native.ids, step.voting, step.num_experts)
+        experts, all_kept = active.sum(-1), step.score.new_ones(len(rows))
+        max_load = load(active, placement.devices, placement.num_devices).amax(-1)
+        excluded = (layout.voting & ~step.usable).sum(-1)
+        self._count(experts, experts, experts, all_kept, all_kept, max_load, excluded)
+
+    def _count(self, *each: Tensor) -> None:
+        figures = torch.stack(each).double()  # [figures, steps]
         if self.state.open is not None:
             figures = figures * self.state.open.to(figures.device)
         self.latest = figures
@@ -85,7 +88,7 @@ def settle(routing: Routing, weights: Tensor, ids: Tensor) -> tuple[Tensor, Tens
     inside = routing.selected.unsqueeze(-2).expand(*ids.shape[:-1], -1).gather(-1, ids.long()).all(-1)
     ours, theirs = (w.double().sort(dim=-1).values for w in (routing.weights, weights))
     rounding = max(1e-5, 4 * torch.finfo(weights.dtype).eps)
-    same = inside & torch.isclose(ours, theirs, rtol=rounding, atol=0).all(-1)
+    same = inside & ((ours - theirs).abs() <= rounding * theirs).all(-1)  # isclose is slower, and they are positive
     keep = same.unsqueeze(-1)
     return torch.where(keep, weights, routing.weights.to(weights.dtype)), torch.where(
         keep, ids, routing.ids.to(ids.dtype)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from xshare.batch import BatchLayout, Placement
 from xshare.engines.transformers.passes import Generation, Pass
+from xshare.engines.transformers.places import Places
 from xshare.errors import LayoutError
 from xshare.policy import Policy
 
@@ -35,11 +36,12 @@ class State:
         self.policy, self.placement, self.top_k, self.on = policy, placement, top_k, True
         self.min_rows, self.max_rows, self.bypass, self.drafts = min_rows, max_rows, bypass, drafts
         self.given: BatchLayout | None = None  # by the caller: xshare.layout
+        self.lanes: Sequence[int] | None = None  # the batch of each sequence, where a pass decodes several
         self.generation: Generation | None = None  # the call of `generate` under way
-        # Of the pass under way. Several steps only where the caller lays them out.
+        # Of the pass under way. Several steps only where the caller lays them out, or decodes several batches.
         self.gate = False
-        self.rows = self.steps = 1
-        self.width = 1  # positions of a sequence that are one step
+        self.rows = 1
+        self.places = Places()
         self.layout: BatchLayout | None = None  # requests [steps, n]
         self.open: Tensor | None = None  # bool [steps], which are acted on; None for all
         self.counted = 0  # steps that are
@@ -58,7 +60,7 @@ class State:
             return self._bypass("off")
         if self.given is None and not self._decoding(step):
             return self._bypass("prefill")
-        requests = self._requests(step)  # [steps, n]
+        requests, places = self._requests(step)  # [steps, n]
         voting: list[int] = (requests >= 0).sum(-1).tolist()  # one read a pass, and none of the layers waits
         reasons = [self.why_not(rows) for rows in voting]
         for reason in filter(None, reasons):
@@ -67,9 +69,8 @@ class State:
         self.pruned += self.counted
         self.gate = self.counted > 0
         if self.gate:
-            self.steps, self.width = len(requests), step.new // len(requests)
-            self.open = None
-            if self.counted < self.steps:  # without a voting row a step is routed natively
+            self.places, self.open = places, None
+            if self.counted < len(requests):  # without a voting row a step is routed natively
                 self.open = torch.tensor([reason is None for reason in reasons], device=step.device)
                 requests = requests.where(self.open.unsqueeze(1), -1)
             self.layout = BatchLayout(requests)
@@ -80,10 +81,14 @@ class State:
             return False
         return step.past > 0 and (step.new <= 1 + self.drafts or (now is not None and now.drafts))
 
-    def _requests(self, step: Pass) -> Tensor:
-        """Whose each row is, int64 [steps, n]."""
+    def _requests(self, step: Pass) -> tuple[Tensor, Places]:
+        """Whose each row is, int64 [steps, n], and where it is."""
         if self.given is None:
-            return step.requests(None if self.generation is None else self.generation.ends).unsqueeze(0)
+            whose = step.requests(None if self.generation is None else self.generation.ends)
+            if self.lanes is None:
+                return whose.unsqueeze(0), Places()
+            places = Places.of_lanes(tuple(self.lanes), step.new, step.device)
+            return places.requests(whose), places
         requests = self.given.requests
         given = tuple(requests.shape)
         several = len(given) == 2 and given[0] > 0 and step.new % given[0] == 0 and given[0] * given[1] == step.rows
@@ -92,7 +97,8 @@ class State:
                 f"layout must hold [{step.rows}] requests, one a row of the pass, or [{step.new}, {step.sequences}], "
                 f"one step a position, not {list(requests.shape)}"
             )
-        return requests.to(step.device).reshape(-1, requests.shape[-1])
+        requests = requests.to(step.device).reshape(-1, requests.shape[-1])
+        return requests, Places.of_positions(len(requests), step)
 
     def why_not(self, rows: int) -> str | None:
         """Why a step of that many voting rows is left alone, or None."""

@@ -1,0 +1,71 @@
+"""Several batches in one pass: each is decoded, and counted, as if it were alone."""
+
+import pytest
+import torch
+
+from xshare.engines.opening import open_engine
+from xshare.engines.transformers.passes import Pass
+from xshare.engines.transformers.places import Places
+from xshare.policy import Policy
+from xshare.quality.files import built_in
+from xshare.quality.measure import prompts_of
+
+FIGURES = ("experts_native", "experts_active", "mass_kept")
+
+
+@pytest.mark.parametrize(("drafts", "policy"), [(0, "k0=1,m=6"), (3, "k0=1,m=0,mr=2"), (0, "lynx:drop=20"), (0, None)])
+def test_each_batch_is_as_if_alone(drafts, policy):
+    engine = open_engine("transformers", "nano", drafts=drafts)
+    prompts = prompts_of(engine, built_in(2, 0))[:12]
+    policy = policy and Policy.parse(policy)
+    alone, sums, steps = [], dict.fromkeys(FIGURES, 0.0), 0
+    for start in range(0, 12, 5):  # two batches of five, and one of two
+        engine.use(policy)
+        run = engine.run(prompts[start : start + 5], limit=24, batch=5, to_the_end=True)
+        alone += [answer.tokens for answer in run.answers]
+        for name in FIGURES:
+            sums[name] += run.steps * engine.stats()["mean"][name]
+        steps += run.steps
+    engine.use(policy)
+    engine.lanes = 3
+    run = engine.run(prompts, limit=24, batch=5, to_the_end=True)
+    engine.close()
+    # With drafts sequences end at different steps, the first after six of them, and ranks close.
+    same = 6 if drafts else 24
+    assert [answer.tokens[:same] for answer in run.answers] == [tokens[:same] for tokens in alone]
+    if drafts == 0:
+        assert run.steps == steps
+        for name in FIGURES:
+            assert engine.stats()["mean"][name] == pytest.approx(sums[name] / steps, rel=1e-5)
+
+
+def test_ranks_close_when_a_sequence_ends():
+    engine = open_engine("transformers", "nano")
+    prompts = prompts_of(engine, built_in(3, 0))
+    engine.lanes = 4
+    run = engine.run(prompts, limit=400, batch=4)
+    tokens = [len(answer.tokens) for answer in run.answers]
+    assert len(set(tokens)) > 8  # they end at different steps
+    # Of n sequences under way, n // 4 batches are full: not many more steps than if none were ever short.
+    assert run.steps < 1.25 * (sum(tokens) - len(tokens)) / 4
+    assert engine.stats()["mean"]["experts_active"] <= 4 * 4
+    engine.close()
+
+
+def test_places_of_lanes_and_of_positions():
+    places = Places.of_lanes((0, 1, 0, 0, 1), 2, torch.device("cpu"))
+    rows = torch.arange(10).unsqueeze(1)
+    by_step = places.by_step(rows).squeeze(2)
+    assert by_step[0].tolist() == [0, 1, 4, 5, 6, 7]
+    assert by_step[1].tolist()[:4] == [2, 3, 8, 9]
+    assert places.requests(torch.arange(5).repeat_interleave(2)).tolist() == [[0, 0, 2, 2, 3, 3], [1, 1, 4, 4, -1, -1]]
+    assert torch.equal(places.by_row(places.by_step(rows)), rows)
+
+    step = Pass(3, 4, 5, torch.device("cpu"), None, None)
+    rows = torch.arange(12).unsqueeze(1)
+    for steps in (1, 2, 4):
+        places = Places.of_positions(steps, step)
+        width = 4 // steps
+        want = [[s * 4 + at * width + j for s in range(3) for j in range(width)] for at in range(steps)]
+        assert places.by_step(rows).squeeze(2).tolist() == want
+        assert torch.equal(places.by_row(places.by_step(rows)), rows)
