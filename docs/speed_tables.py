@@ -63,6 +63,23 @@ def batches(found: Row, regime: str) -> Table:
     return titles, cells
 
 
+HEADLINE = ("noop", "k0=1,m=24", "k0=1,m=12", "k0=2,m=0", "k0=1,m=0")
+
+
+def headline(found: Row) -> Table:
+    """Batch 16 without drafts, in few words."""
+    titles = ["policy", "independent: active experts", "tokens/s (95 %)", "fitted: active experts", "tokens/s (95 %)"]
+    rows = [row for row in found["rows"] if row["piece"] == "plain" and row["batch"] == 16]
+    cells = []
+    for policy in HEADLINE:
+        line = ["no-op control" if policy == "noop" else f"`{policy}`"]
+        for regime in ("independent", "fitted"):
+            row = next(row for row in rows if (row["policy"], row["regime"]) == (policy, regime))
+            line += [_experts(row), _measured(row)]
+        cells.append(line)
+    return titles, cells
+
+
 def laws(found: Row) -> Table:
     titles = ["routing", "drafts", "batch", "native experts", "step, ms", "law, ms", "GB/s of the law", "floor, ms"]
     cells = [
@@ -168,6 +185,7 @@ def tables() -> dict[str, tuple[str, Callable[[Row], Table]]]:
     found: dict[str, tuple[str, Callable[[Row], Table]]] = {
         "controls": ("paper_speed", controls),
         "laws": ("paper_speed", laws),
+        "headline": ("paper_speed", headline),
         "fit_routing": ("fit_routing", fit),
         "ep_claims": ("paper_ep", ep_claims),
     }
