@@ -60,10 +60,8 @@ class Job:
     def setting(self) -> Row:
         """What tells results apart."""
         mark = hashlib.sha256(repr(self.tasks).encode()).hexdigest()[:16]
-        return {"questions": len(self.tasks), "tasks": mark, "tokens": self.limit, "forced": self.forced} | {
-            "seed": self.seed,
-            "lanes": self.lanes,
-        }
+        asked: Row = {"questions": len(self.tasks), "tasks": mark, "tokens": self.limit, "forced": self.forced}
+        return asked | {"seed": self.seed, "lanes": self.lanes}
 
     def open(self, drafts: int) -> TransformersEngine:
         if self.threads:

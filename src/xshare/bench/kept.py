@@ -7,18 +7,26 @@ from pathlib import Path
 from typing import Any
 
 from xshare.errors import XShareError
+from xshare.files import check_writable
 from xshare.results import Row
 
 
-def samples_kept(path: Path | None, fingerprint: Row, name: str = "samples") -> list[Row]:
-    """Those of an earlier run with the same settings, or its list `name`. Any other file is left alone, and refused."""
+def samples_kept(path: Path | None, fingerprint: Row, name: str = "samples", *, whole: bool = True) -> list[Row]:
+    """Those of an earlier run with the same settings, or its list `name`. Any other file is left alone, and refused.
+
+    Not `whole`: settings that the fingerprint does not name may be any.
+    """
     if path is None or not path.exists():
         return []
     try:
         found = json.loads(path.read_text())
-        earlier, samples = found["provenance"]["fingerprint"], found[name]
+        earlier, samples = dict(found["provenance"]["fingerprint"]), found[name]
+    except OSError as error:
+        raise XShareError(f"{str(path)!r} cannot be read: {error.strerror}") from None
     except (ValueError, KeyError, TypeError):
         raise XShareError(f"{str(path)!r} holds no results that could be gone on with: name another file") from None
+    if not whole:
+        earlier = {each: earlier[each] for each in earlier if each in fingerprint}
     differing = differences(earlier, json.loads(json.dumps(fingerprint)))
     if differing:
         raise XShareError(
@@ -28,16 +36,11 @@ def samples_kept(path: Path | None, fingerprint: Row, name: str = "samples") -> 
     return kept
 
 
-def check_kept(path: Path, known: Row) -> None:
-    """Refuse a file that cannot be continued, as far as can be known before an engine is up: that takes a minute."""
-    try:
-        earlier = json.loads(path.read_text())["provenance"]["fingerprint"] if path.exists() else {}
-        same = {name: earlier[name] for name in earlier if name not in known}
-    except OSError as error:
-        raise XShareError(f"{str(path)!r} cannot be read: {error.strerror}") from None
-    except (ValueError, KeyError, TypeError):
-        same = {}  # no result file, which is refused below
-    samples_kept(path, same | known)
+def check_kept(path: Path | None, known: Row) -> None:
+    """Refuse a file that cannot be written or continued, as far as is known before an engine is up, a minute later."""
+    if path is not None:
+        check_writable(path)
+        samples_kept(path, known, whole=False)
 
 
 def differences(earlier: dict[str, Any], now: dict[str, Any]) -> str:

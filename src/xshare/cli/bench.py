@@ -17,7 +17,6 @@ from xshare.cli.output import engine_arguments, number_table, progress_bar, wide
 from xshare.engines.base import Engine
 from xshare.engines.opening import open_engine
 from xshare.errors import XShareError
-from xshare.files import check_writable
 from xshare.policy import Policy
 from xshare.results import Row, provenance, write_result
 
@@ -48,9 +47,7 @@ def bench(
         raise XShareError(f"rate must be above 0 requests a second, not {rate:g}")
     options = engine_arguments(engine_args)
     workload = Workload(batch, requests or batch, rate, prompt_tokens, tokens, prompts, seed)
-    if json is not None:
-        check_writable(json)
-        check_kept(json, asdict(workload) | {"engine_args": options, "xshare": __version__})
+    check_kept(json, asdict(workload) | {"engine_args": options, "xshare": __version__})
     opened = open_engine(engine, model, drafts=drafts, policies=policies, options=options)
     try:
         run(opened, policies, workload, repeats, options, json)

@@ -12,7 +12,6 @@ from xshare.bench.kept import check_kept, samples_kept
 from xshare.bench.workload import Workload
 from xshare.cli.output import check_local, engine_arguments, number_table, progress_bar, wide_console
 from xshare.engines.opening import open_engine
-from xshare.files import check_writable
 from xshare.policy import Policy
 from xshare.results import Row, provenance, write_result
 from xshare.tune.doctor import Examination, Point, examine, runs, verdict
@@ -43,9 +42,7 @@ def doctor(
     options = engine_arguments(engine_args)
     setting: Row = {"batch": batch, "prompts": prompts, "prompt_tokens": prompt_tokens, "tokens": tokens, "seed": seed}
     setting |= {"engine_args": options, "xshare": __version__}
-    if json is not None:
-        check_writable(json)
-        check_kept(json, setting | {"engine": engine})
+    check_kept(json, setting | {"engine": engine})
     opened = open_engine(engine, model, policies=[*asked, Policy(batch_budget=1)], options=options)
     about = opened.about
     workload = Workload(batch, batch, None, prompt_tokens, tokens, prompts, seed)

@@ -16,7 +16,6 @@ from xshare.cli.output import engine_arguments, number_table, progress_bar, wide
 from xshare.engines.base import Advance, Engine
 from xshare.engines.opening import open_engine
 from xshare.errors import XShareError
-from xshare.files import check_writable
 from xshare.policy import Policy
 from xshare.quality.files import Task, built_in, read_tasks
 from xshare.quality.measure import Outcome, answer, ordered, prompts_of, row_of, unsettled
@@ -55,22 +54,21 @@ def quality(
     options = engine_arguments(engine_args)
     setting: Row = {"batch": batch, "tokens": tokens, "seed": seed, "questions": len(asked), "engine_args": options}
     setting["tasks"] = f"nano's, {questions} of each kind" if tasks is None else f"{tasks.name} {sha256(tasks)[:12]}"
-    if json is not None:
-        check_writable(json)
-        check_kept(json, setting)
+    setting["xshare"] = __version__
+    check_kept(json, setting)
     opened = open_engine(engine, model, policies=[each for each in policies if each is not None], options=options)
     if (running := opened.about.get("policy")) is not None:  # a server that cannot be changed: measured as it is
         if policy:
             opened.close()
             raise XShareError(f"this server runs {running} and cannot be changed: leave the policies out")
         policies = [None if running == "native" else Policy.parse(running)]
-    fingerprint = opened.about | setting | {"xshare": __version__}
-    samples = samples_kept(json, fingerprint)
+    fingerprint = opened.about | setting
     mixes = [True, False] if mix == "both" else [mix == "mixed"]
     asked_for = {("native" if each is None else str(each), mixed) for each in policies for mixed in mixes}
-    others = [row for row in rows_kept(json) if (row["policy"], row["mixed"]) not in asked_for]
     rows: list[Row] = []
     try:
+        samples = samples_kept(json, fingerprint)
+        others = [row for row in rows_kept(json) if (row["policy"], row["mixed"]) not in asked_for]
         for mixed in mixes:
             study = Study(opened, ordered(asked, mixed, seed), mixed, batch, tokens, neighbours)
 

@@ -54,19 +54,18 @@ def tune(
     """Search warm-up and budgets, also by layer; decide by intervals on unseen questions; write a profile."""
     allowed = share(max_drop)
     check_local(engine)
-    for path in (json, profile):
-        check_writable(path)
+    check_writable(profile)
     given = None if tasks is None else read_tasks(tasks)
     options = engine_arguments(engine_args)
-    setting: Row = {"batch": batch, "tokens": tokens, "engine_args": options}
+    setting: Row = {"batch": batch, "tokens": tokens, "engine_args": options, "xshare": __version__}
     setting["tasks"] = "nano's" if tasks is None else f"{tasks.name} {sha256(tasks)[:12]}"
     check_kept(json, setting)
     opened = open_engine(engine, model, policies=[Policy(warmup=1)], options=options)
     if objective is None:  # a step on a CPU is not bound by loading experts, and says nothing about one on a GPU
         objective = "experts" if str(opened.about["device"]).startswith("cpu") else "otps"
-    fingerprint = opened.about | setting | {"objective": objective, "xshare": __version__}
-    kept = samples_kept(json, fingerprint)
+    fingerprint = opened.about | setting | {"objective": objective}
     try:
+        kept = samples_kept(json, fingerprint)
         Tuning(opened, given, allowed, objective, questions, batch, tokens, json, fingerprint, kept).run(profile)
     finally:
         opened.close()

@@ -8,21 +8,8 @@ from xshare.report.read import ResultFile
 from xshare.results import Row
 
 COLUMNS = (
-    *(
-        "model",
-        "shape",
-        "engine",
-        "task",
-        "dataset",
-        "batch",
-        "rows",
-        "concurrency",
-        "rate",
-        "draft",
-        "drafts",
-        "devices",
-    ),
-    *("drafter", "regime", "mix", "mixed", "skew", "correlation", "presence"),
+    *("model", "shape", "engine", "task", "dataset", "batch", "rows", "concurrency", "rate"),
+    *("draft", "drafts", "devices", "drafter", "regime", "mix", "mixed", "skew", "correlation", "presence"),
 )
 BARE = {"model", "shape", "engine", "task", "dataset", "regime"}  # values that say by themselves what they are
 # Not worth a word.

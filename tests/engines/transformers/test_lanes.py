@@ -52,13 +52,13 @@ def test_ranks_close_when_a_sequence_ends():
     engine.close()
 
 
-def test_places_of_lanes_and_of_positions():
-    places = Places.of_lanes((0, 1, 0, 0, 1), 2, torch.device("cpu"))
+def test_places_of_batches_and_of_positions():
+    places = Places.of_batches(3, Pass(5, 2, 7, torch.device("cpu"), None, None))
     rows = torch.arange(10).unsqueeze(1)
     by_step = places.by_step(rows).squeeze(2)
-    assert by_step[0].tolist() == [0, 1, 4, 5, 6, 7]
-    assert by_step[1].tolist()[:4] == [2, 3, 8, 9]
-    assert places.requests(torch.arange(5).repeat_interleave(2)).tolist() == [[0, 0, 2, 2, 3, 3], [1, 1, 4, 4, -1, -1]]
+    assert by_step[0].tolist() == [0, 1, 2, 3, 4, 5]
+    assert by_step[1].tolist()[:4] == [6, 7, 8, 9]
+    assert places.requests(torch.arange(5).repeat_interleave(2)).tolist() == [[0, 0, 1, 1, 2, 2], [3, 3, 4, 4, -1, -1]]
     assert torch.equal(places.by_row(places.by_step(rows)), rows)
 
     step = Pass(3, 4, 5, torch.device("cpu"), None, None)

@@ -17,8 +17,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from xshare.engines.transformers.state import State
-
 HOLES = 32  # that rejected drafts may leave in every sequence before ranks are closed, which moves all that is cached
 
 
@@ -100,7 +98,6 @@ def decode(
     drafter: Any = None,
     drafts: int = 0,
     advance: Callable[[int], None] = lambda done: None,
-    state: State | None = None,
     lanes: int = 1,
 ) -> Decoded:
     """Decode all prompts, `batch` at a time, each until the token `ends` or `limit` tokens.
@@ -108,9 +105,8 @@ def decode(
     A prompt is there from the start, or `arrivals` seconds after it. `drafter` is a model with the same tokens that
     proposes `drafts` of them a sequence and step. `advance` is told how many more have ended.
 
-    `lanes` batches go through one pass, each with a set of its own, for which the model's `state` is told of them: a
-    pass of many rows takes little longer than one of few. Sequences that go on close ranks, so that only the last batch
-    is not full.
+    `lanes` batches go through one pass: one of many rows takes little longer than one of few. Sequences that go on
+    close ranks, so that only the last batch is not full. State.in_batches gives each a set of its own.
     """
     found = Decoded([[] for _ in prompts], [[] for _ in prompts])
     due = arrivals or [0.0] * len(prompts)
@@ -148,8 +144,6 @@ def decode(
             time.sleep(max(0.0, due[waiting[0]] - now))
             continue
         sequences = len(live.who)
-        if state is not None and lanes > 1:
-            state.lanes = [place // batch for place in range(sequences)]
         began = time.perf_counter()
         tokens = verify(models, live, drafts) if drafts else step(model, live)
         found.seconds += time.perf_counter() - began
@@ -157,8 +151,6 @@ def decode(
         found.steps, found.rows = found.steps + -(-sequences // batch), found.rows + written
         if drafts:
             found.drafted, found.accepted = found.drafted + sequences * drafts, found.accepted + written - sequences
-    if state is not None:
-        state.lanes = None
     return found
 
 

@@ -71,19 +71,19 @@ class TransformersEngine:
         advance: Advance = quiet,
     ) -> Run:
         ends = -1 if to_the_end else int(self.tokenizer.eos_token_id)
-        found = decode(
-            self.model,
-            prompts,
-            ends=ends,
-            limit=limit,
-            batch=batch,
-            arrivals=arrivals,
-            drafter=self.drafter,
-            drafts=self.drafts,
-            advance=advance,
-            state=self.attached.state,
-            lanes=self.lanes,
-        )
+        with self.attached.state.in_batches(batch if self.lanes > 1 else None):
+            found = decode(
+                self.model,
+                prompts,
+                ends=ends,
+                limit=limit,
+                batch=batch,
+                arrivals=arrivals,
+                drafter=self.drafter,
+                drafts=self.drafts,
+                advance=advance,
+                lanes=self.lanes,
+            )
         texts = self.tokenizer.batch_decode(found.tokens, skip_special_tokens=True)
         answers = [
             Answer(tokens, text, arrived, times)

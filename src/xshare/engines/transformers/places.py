@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -29,17 +28,14 @@ class Places:
         return cls(rows, None, rows.flatten().argsort())
 
     @classmethod
-    @lru_cache(maxsize=2)  # they change when a sequence ends
-    def of_lanes(cls, lanes: tuple[int, ...], new: int, device: torch.device) -> Places:
-        """Each sequence's new rows belong to the step of its lane."""
-        members = [[i for i, own in enumerate(lanes) if own == lane] for lane in sorted(set(lanes))]
-        n = max(map(len, members))
-        padded = torch.tensor([each + [-1] * (n - len(each)) for each in members], device=device)  # [steps, n]
-        rows = (padded.unsqueeze(2) * new + torch.arange(new, device=device)).flatten(1)
-        there = (padded >= 0).repeat_interleave(new, dim=1)
-        back = torch.empty(len(lanes) * new, dtype=torch.long, device=device)
-        back[rows[there]] = there.flatten().nonzero().squeeze(1)
-        return cls(rows.where(there, 0), there, back)
+    def of_batches(cls, batch: int, step: Pass) -> Places:
+        """`batch` sequences after another are a step, the last of them perhaps fewer."""
+        steps = -(-step.sequences // batch)
+        if steps == 1:
+            return cls()
+        rows = torch.arange(steps * batch * step.new, device=step.device).view(steps, -1)
+        there = rows < step.rows
+        return cls(rows.where(there, 0), there, rows.flatten()[: step.rows])
 
     def requests(self, whose: Tensor) -> Tensor:
         """Whose each row is, [rows] -> [steps, n], -1 where there is no row."""

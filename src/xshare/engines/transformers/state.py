@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -36,7 +36,7 @@ class State:
         self.policy, self.placement, self.top_k, self.on = policy, placement, top_k, True
         self.min_rows, self.max_rows, self.bypass, self.drafts = min_rows, max_rows, bypass, drafts
         self.given: BatchLayout | None = None  # by the caller: xshare.layout
-        self.lanes: Sequence[int] | None = None  # the batch of each sequence, where a pass decodes several
+        self.batch: int | None = None  # sequences of a batch, where a pass decodes several
         self.generation: Generation | None = None  # the call of `generate` under way
         # Of the pass under way. Several steps only where the caller lays them out, or decodes several batches.
         self.gate = False
@@ -85,9 +85,7 @@ class State:
         """Whose each row is, int64 [steps, n], and where it is."""
         if self.given is None:
             whose = step.requests(None if self.generation is None else self.generation.ends)
-            if self.lanes is None:
-                return whose.unsqueeze(0), Places()
-            places = Places.of_lanes(tuple(self.lanes), step.new, step.device)
+            places = Places() if self.batch is None else Places.of_batches(self.batch, step)
             return places.requests(whose), places
         requests = self.given.requests
         given = tuple(requests.shape)
@@ -130,6 +128,15 @@ class State:
             yield
         finally:
             self.given = before
+
+    @contextmanager
+    def in_batches(self, batch: int | None) -> Iterator[None]:
+        """Passes decode several batches of so many sequences, each with a set of its own."""
+        before, self.batch = self.batch, batch
+        try:
+            yield
+        finally:
+            self.batch = before
 
     @contextmanager
     def generating(self, generation: Generation) -> Iterator[None]:
