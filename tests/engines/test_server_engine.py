@@ -66,11 +66,11 @@ class Played(BaseHTTPRequestHandler):
             self.chunk({"choices": [{"text": "w "}]})
             time.sleep(0.005)
         else:
+            with self.server.lock:  # before the client learns of the end and asks again
+                self.server.now -= 1
             self.chunk({"choices": [], "usage": {}})
             self.part(b"data: [DONE]\n\n")
         self.part(b"")
-        with self.server.lock:
-            self.server.now -= 1
 
     def chunk(self, what):
         self.part(b"data: " + json.dumps(what).encode() + b"\n\n")
