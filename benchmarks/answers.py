@@ -84,6 +84,7 @@ class Bench:
     def __init__(self, job: Job, advance: Advance = quiet) -> None:
         self.job, self.advance = job, advance
         self.engines: dict[int, TransformersEngine] = {}
+        self.native_texts: dict[Setting, list[tuple[list[int], Texts]]] = {}  # read once, compared with every policy
 
     def told(self, advance: Advance) -> Bench:
         """Itself, for a worker in this process, which has its engines open already."""
@@ -130,8 +131,9 @@ class Bench:
         """KL of native's next tokens from the policy's, over some of native's answers; per token, over all of them."""
         engine = self.engine(setting.drafts)
         engine.use(policy)
-        passes = self.texts(setting, native, self.job.forced)
-        texts = [text for _, some in passes for text in some.compare(engine.attached)]
+        if setting not in self.native_texts:
+            self.native_texts[setting] = list(self.texts(setting, native, self.job.forced))
+        texts = [text for _, some in self.native_texts[setting] for text in some.compare(engine.attached)]
         kl, low, high = mean_kl(texts)
         active = engine.stats()["mean"]["experts_active"]
         return {"kl": kl, "kl_low": low, "kl_high": high, "kl_answers": len(texts), "kl_active": active}

@@ -2,6 +2,7 @@ import pytest
 
 from xshare import Policy
 from xshare.engines.transformers.forced import diverge, lay_out
+from xshare.engines.transformers.places import Places
 from xshare.quality.files import Task
 from xshare.quality.measure import Outcome, agreement, answer, diverged_at, ordered, row_of, unsettled
 
@@ -93,10 +94,21 @@ def test_where_answers_part():
 
 
 def test_forced_rows_are_laid_out_as_decoding_reads_them():
-    tokens, mask, requests = lay_out([[1, 2, 3], [4], [5, 6]], "cpu", [0, 0, 1])
-    assert tokens.tolist() == [[1, 2], [0, 0], [0, 5]]
-    assert mask.tolist() == [[1, 1], [0, 0], [0, 1]]
-    assert requests.tolist() == [[0, -1, -1], [0, -1, 2]]  # the last token of an answer is not read
-    tokens, _, requests = lay_out([[1, 2, 3, 4], [5, 6]], "cpu", [0, 1], width=2)
-    assert tokens.tolist() == [[1, 2, 3, 0], [0, 0, 5, 0]]
-    assert requests.tolist() == [[0, 0, -1, -1], [0, -1, 1, -1]]  # a step is two tokens of the first, two of the second
+    tokens, mask, whose, when = lay_out([[1, 2, 3], [4], [5, 6]], [0, 0, 1])
+    assert tokens.tolist() == [[1, 2], [0, 0], [5, 0]]
+    assert mask.tolist() == [[1, 1], [0, 0], [1, 0]]  # the last token of an answer is not read
+    places = Places.of_steps(when.flatten())
+    assert places.requests(whose.flatten()).tolist() == [[0, -1], [0, 2]]
+    assert places.rows.tolist() == [[0, 0], [1, 4]]
+    assert [int(places.back[row]) for row in (0, 1, 4)] == [0, 2, 3]
+    tokens, _, whose, when = lay_out([[1, 2, 3, 4], [5, 6]], [0, 1], width=2)
+    assert tokens.tolist() == [[1, 2, 3], [5, 0, 0]]
+    # A step is two tokens of the first, two of the second.
+    assert Places.of_steps(when.flatten()).requests(whose.flatten()).tolist() == [[0, 0], [0, 1]]
+
+
+def test_answers_that_ended_at_once_have_nothing_to_be_forced():
+    tokens, mask, whose, when = lay_out([[1], [2]], [0, 0])
+    assert tokens.shape == (2, 1)
+    assert not mask.any()
+    assert Places.of_steps(when.flatten()).requests(whose.flatten()).tolist() == [[-1]]

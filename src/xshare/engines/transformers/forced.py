@@ -10,11 +10,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from xshare.batch import BatchLayout
 from xshare.engines.base import Advance, Divergence, quiet
 from xshare.engines.transformers.attach import Attached
 from xshare.engines.transformers.decode import read_prompts
+from xshare.engines.transformers.places import Places
 
 
 @dataclass(frozen=True)
@@ -49,8 +51,10 @@ class Texts:
         self.model, self.decoder, self.width = attached.model, attached.decoder, 1 + drafts
         self.answers, self.starts = answers, list(starts or [0] * len(answers))
         self.read = read_prompts([self.model], dict(enumerate(prompts)))
-        self.tokens, mask, requests = lay_out(answers, str(self.model.device), self.starts, self.width)
-        self.mask, self.layout = torch.cat([self.read.mask, mask], dim=1), BatchLayout(requests)
+        device = self.read.mask.device
+        self.tokens, mask, whose, when = (each.to(device) for each in lay_out(answers, self.starts, self.width))
+        self.mask, self.places = torch.cat([self.read.mask, mask], dim=1), Places.of_steps(when.flatten())
+        self.layout = BatchLayout(self.places.requests(whose.flatten()))
         attached.switch(False)
         self.native = self._hidden()
         attached.switch(True)
@@ -69,16 +73,16 @@ class Texts:
     @torch.inference_mode()
     def compare(self, attached: Attached) -> list[Compared]:
         """Under the policy at work."""
-        with attached.state.laid_out(self.layout):
+        with attached.state.laid_out(self.layout, self.places):
             ours = self._hidden()
         return [self._compared(row, ours) for row in range(len(self.answers))]
 
     def _compared(self, row: int, ours: Tensor) -> Compared:
         """One sequence at a time: vocabularies are large."""
         answer = torch.tensor(self.answers[row], device=ours.device)
-        begin, length = self.starts[row] * self.width, len(answer) - 1
+        length = len(answer) - 1
         head: Any = self.model.get_output_embeddings()  # type: ignore[operator]
-        p, q = (head(hidden[row, begin : begin + length]).double().log_softmax(-1) for hidden in (self.native, ours))
+        p, q = (head(hidden[row, :length]).double().log_softmax(-1) for hidden in (self.native, ours))
         surprise, surprise_native = (-each.gather(-1, answer[1:].unsqueeze(-1)).squeeze(-1) for each in (q, p))
         step = self.starts[row] + torch.arange(length, device=p.device) // self.width
         kl, same = (p.exp() * (p - q)).sum(-1), p.argmax(-1) == q.argmax(-1)
@@ -120,20 +124,18 @@ def in_turn(answers: Sequence[Sequence[int]], batch: int, drafts: int = 0) -> li
 
 
 def lay_out(
-    answers: Sequence[Sequence[int]], device: str, starts: Sequence[int], width: int = 1
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Answers from the step in which each starts, `width` tokens a step -> tokens and mask [sequences, positions], and
-    whose each row is, [steps, sequences * width].
+    answers: Sequence[Sequence[int]], starts: Sequence[int], width: int = 1
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Answers from the step in which each starts, `width` tokens a step -> tokens, mask, whose each is and in which
+    step it is read, -1 for padding: [sequences, longest].
 
     A token of an answer is read in a decode step, all but the last, after which nothing was decoded.
     """
-    ends = [start * width + len(answer) - 1 for start, answer in zip(starts, answers, strict=True)]
-    steps = max(1, -(-max(ends) // width))
-    tokens = torch.zeros(len(answers), steps * width, dtype=torch.long)
-    requests = torch.full_like(tokens, -1)
-    for row, (answer, start, end) in enumerate(zip(answers, starts, ends, strict=True)):
-        tokens[row, start * width : end] = torch.tensor(answer[:-1])
-        requests[row, start * width : end] = row
-    mask = (requests >= 0).long()
-    requests = requests.view(len(answers), steps, width).transpose(0, 1).flatten(1)
-    return tokens.to(device), mask.to(device), requests.to(device)
+    tokens = pad_sequence([torch.tensor([*answer[:-1]], dtype=torch.long) for answer in answers], batch_first=True)
+    tokens = tokens if tokens.shape[1] else tokens.new_zeros(len(answers), 1)
+    lengths = torch.tensor([[len(answer) - 1] for answer in answers])
+    position = torch.arange(tokens.shape[1])
+    mask = position < lengths
+    whose = torch.arange(len(answers)).unsqueeze(1).expand_as(tokens)
+    when = torch.tensor(starts).unsqueeze(1) + position // width
+    return tokens, mask.long(), whose, when.where(mask, -1)

@@ -1,4 +1,4 @@
-"""Where the rows of several steps are, if one pass decodes more than one: side by side, or position by position."""
+"""Where the rows of several steps are, if one pass decodes more than one."""
 
 from __future__ import annotations
 
@@ -19,13 +19,24 @@ class Places:
     back: Tensor | None = None  # [rows], the place of each row, steps one after another
 
     @classmethod
+    def of_steps(cls, when: Tensor) -> Places:
+        """The step of each row, [rows]; -1 for rows of none, which go where the first of all goes."""
+        rows = (when >= 0).nonzero().squeeze(1)
+        rows = rows[when[rows].argsort(stable=True)]
+        step = when[rows]
+        count = step.bincount(minlength=1)  # rows of each step
+        place = torch.arange(len(rows), device=when.device) - (count.cumsum(0) - count)[step]
+        n = max(1, int(count.max()))
+        at, there, back = when.new_zeros(len(count), n), when.new_zeros(len(count), n, dtype=torch.bool), when * 0
+        at[step, place], there[step, place], back[rows] = rows, True, step * n + place
+        return cls(at, there, back)
+
+    @classmethod
     def of_positions(cls, steps: int, step: Pass) -> Places:
         """Steps read the same positions of every sequence, one or more; a sequence's are neighbours in a step."""
         if steps == 1:
             return cls()
-        rows = torch.arange(step.rows, device=step.device)
-        rows = rows.view(-1, steps, step.new // steps).transpose(0, 1).flatten(1)
-        return cls(rows, None, rows.flatten().argsort())
+        return cls.of_steps(torch.arange(step.rows, device=step.device) % step.new // (step.new // steps))
 
     @classmethod
     def of_batches(cls, batch: int, step: Pass) -> Places:

@@ -36,6 +36,7 @@ class State:
         self.policy, self.placement, self.top_k, self.on = policy, placement, top_k, True
         self.min_rows, self.max_rows, self.bypass, self.drafts = min_rows, max_rows, bypass, drafts
         self.given: BatchLayout | None = None  # by the caller: xshare.layout
+        self.given_places: Places | None = None  # its rows, where they do not follow from its shape
         self.batch: int | None = None  # sequences of a batch, where a pass decodes several
         self.generation: Generation | None = None  # the call of `generate` under way
         # Of the pass under way. Several steps only where the caller lays them out, or decodes several batches.
@@ -88,6 +89,8 @@ class State:
             places = Places() if self.batch is None else Places.of_batches(self.batch, step)
             return places.requests(whose), places
         requests = self.given.requests
+        if self.given_places is not None:
+            return requests, self.given_places
         given = tuple(requests.shape)
         several = len(given) == 2 and given[0] > 0 and step.new % given[0] == 0 and given[0] * given[1] == step.rows
         if given != (step.rows,) and not several:
@@ -120,14 +123,15 @@ class State:
     # What the caller says
 
     @contextmanager
-    def laid_out(self, layout: BatchLayout) -> Iterator[None]:
+    def laid_out(self, layout: BatchLayout, places: Places | None = None) -> Iterator[None]:
         if not isinstance(layout, BatchLayout):
             raise LayoutError(f"layout must be an xshare.BatchLayout, not {type(layout).__name__}")
-        before, self.given = self.given, layout
+        before = self.given, self.given_places
+        self.given, self.given_places = layout, places
         try:
             yield
         finally:
-            self.given = before
+            self.given, self.given_places = before
 
     @contextmanager
     def in_batches(self, batch: int | None) -> Iterator[None]:
