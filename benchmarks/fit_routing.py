@@ -1,17 +1,20 @@
-"""The dummy router's skew and correlation that route like a real model: the `fitted` regime of the speed benchmarks.
+"""The dummy router's skew and correlation that route like a real model: `fitted` and `carried` of the speed benchmarks.
 
     python benchmarks/fit_routing.py [--json evidence/fit_routing.json]
 
-The load format `xshare_dummy` has logits of three normal parts: popularity, a request's taste, a token's own. Two
-statistics of gpt-oss-20b (32 experts, top-4), from evidence/curve.json and overlap.json, settle their shares for a
-model with 128 experts and top-4:
+The load format `xshare_dummy` has logits of three normal parts: popularity, a request's taste, a token's own. Rows of
+different requests share popularity alone, so how many experts a batch loads settles the skew; given the skew, how many
+experts consecutive tokens share settles the correlation. Both are known of gpt-oss-20b (evidence/curve.json and
+overlap.json), which has 32 experts; the speed benchmarks have 128. There are two ways across:
 
-- active experts of a batch as a share of the closed form N (1 - (1 - k/N)^B), at equal B k / N: batches of 1, 2, 4 and
-  8 there are 4, 8, 16 and 32 here. Rows of different requests share popularity alone, so this settles the skew.
-- experts that consecutive tokens of a request share, of four. Given the skew, this settles the correlation.
+  fitted   its statistics hold: active experts as a share of the closed form N (1 - (1 - k/N)^B) at equal B k / N
+           (batches of 1, 2, 4 and 8 there are 4, 8, 16 and 32 here), and the experts that consecutive tokens share
+  carried  its router holds: skew and correlation are those that give these statistics with 32 experts
 
-Simulated with the logits alone, on a CPU. The paper's own speed table, at 0.16 to 0.20 ms an expert, implies 36 to 38
-native experts at batch 16; that is shown beside the fit, not fitted.
+Simulated with the logits alone, on a CPU. What neither was fitted to is shown beside them: the experts of four requests
+with four tokens each in the trace (evidence/replay_draft.json); the native experts at batch 16 that the paper's speed
+table implies, at 0.16 to 0.20 ms an expert; and its figure for gpt-oss-120b, by which drafts share 2 to 3 times as many
+of their best 5, 10, 15 and 30 experts as other tokens of the data set.
 """
 
 from __future__ import annotations
@@ -28,13 +31,17 @@ from typing import Annotated, Any
 
 import torch
 import typer
+from torch import Tensor
 
 from xshare.results import Row, provenance, write_result
 
 EVIDENCE = Path(__file__).resolve().parent.parent / "evidence"
-EXPERTS, TOP_K = 128, 4  # of gpt-oss-120b
-BATCHES = {4: 1, 8: 2, 16: 4, 32: 8}  # here: there, at equal B k / N
-IMPLIED = (36, 38)  # native experts at batch 16 by the paper's speed table
+EXPERTS, THERE, TOP_K = 128, 32, 4  # of gpt-oss-120b, of gpt-oss-20b, of both
+REQUESTS, TOKENS = 4, 4  # of a step with three drafts
+TOPS = (5, 10, 15, 30)
+MOST = 32  # rows of a batch
+IMPLIED, OFTEN = (36, 38), (2, 3)  # by the paper
+Fit = tuple[float, float]  # skew, correlation
 
 
 def closed_form(batch: int, experts: int = EXPERTS, top_k: int = TOP_K) -> float:
@@ -44,46 +51,77 @@ def closed_form(batch: int, experts: int = EXPERTS, top_k: int = TOP_K) -> float
 class Simulation:
     """Logits as dummy.py makes them. The same draws at every skew and correlation, so that a search sees no noise."""
 
-    def __init__(self, draws: int = 2000, seed: int = 0) -> None:
-        dice = torch.Generator().manual_seed(seed)
-        self.popular = torch.randn(draws, 1, EXPERTS, generator=dice)  # a draw is a layer and a step
-        self.rows = torch.randn(draws, max(BATCHES), EXPERTS, generator=dice)  # one row a request: taste and own as one
-        self.liked, self.taste, *self.own = torch.randn(4, 10 * draws, EXPERTS, generator=dice)  # pairs of tokens
+    def __init__(self, experts: int = EXPERTS, draws: int = 2000, seed: int = 0) -> None:
+        self.experts, dice = experts, torch.Generator().manual_seed(seed)
+        self.popular = torch.randn(draws, 1, experts, generator=dice)  # a draw is a layer and a step
+        self.rows = torch.randn(draws, MOST, experts, generator=dice)  # one row a request: taste and own as one
+        self.liked, self.taste, *self.own = torch.randn(4, 10 * draws, experts, generator=dice)  # pairs of tokens
+        self.other = torch.randn(10 * draws, experts, generator=dice)  # another request's taste
 
-    def active(self, skew: float) -> dict[int, float]:
-        """Distinct experts of batches of one row a request, by batch."""
-        ids = (skew * self.popular + self.rows).topk(TOP_K).indices  # [draws, rows, k]
-        found = {}
-        for batch in BATCHES:
-            seen = torch.zeros(len(ids), EXPERTS).scatter_(1, ids[:, :batch].flatten(1), 1.0)
-            found[batch] = float(seen.sum(1).mean())
-        return found
+    def active(self, skew: float, batch: int) -> float:
+        """Distinct experts of so many rows of different requests."""
+        return self._distinct(skew * self.popular + self.rows[:, :batch])
 
-    def overlap(self, skew: float, correlation: float) -> float:
-        """Experts that two tokens of one request share, of k."""
-        common = skew * self.liked + correlation**0.5 * self.taste
-        one, other = ((common + (1 - correlation) ** 0.5 * own).topk(TOP_K).indices for own in self.own)
-        return float((one.unsqueeze(-1) == other.unsqueeze(-2)).sum((-1, -2)).float().mean())
+    def drafted(self, skew: float, correlation: float) -> float:
+        """Of some requests with several tokens each."""
+        rows = self.rows[:, : REQUESTS * TOKENS].reshape(-1, REQUESTS, TOKENS, self.experts)
+        tastes = self.rows[:, REQUESTS * TOKENS :][:, :REQUESTS].unsqueeze(2)
+        logits = correlation**0.5 * tastes + (1 - correlation) ** 0.5 * rows
+        return self._distinct(skew * self.popular + logits.flatten(1, 2))
+
+    def overlap(self, skew: float, correlation: float, top: int = TOP_K) -> float:
+        """Experts that two tokens of one request have in common among their best."""
+        return self._shared(skew, correlation, self.taste, top)
+
+    def apart(self, skew: float, correlation: float, top: int = TOP_K) -> float:
+        """Of two requests."""
+        return self._shared(skew, correlation, self.other, top)
+
+    def _distinct(self, logits: Tensor) -> float:
+        ids = logits.topk(TOP_K).indices.flatten(1)
+        return float(torch.zeros(len(ids), self.experts).scatter_(1, ids, 1.0).sum(1).mean())
+
+    def _shared(self, skew: float, correlation: float, other: Tensor, top: int) -> float:
+        best = []
+        for taste, own in zip((self.taste, other), self.own, strict=True):
+            logits = skew * self.liked + correlation**0.5 * taste + (1 - correlation) ** 0.5 * own
+            best.append(torch.zeros_like(logits).scatter_(1, logits.topk(top).indices, 1.0))
+        return float((best[0] * best[1]).sum(1).mean())
 
 
-def targets(evidence: Path = EVIDENCE) -> tuple[dict[int, float], float]:
-    """-> active experts over the closed form by batch here, and the overlap of consecutive tokens."""
-    curve = json_format.loads((evidence / "curve.json").read_text())["rows"]
-    native = {row["batch"]: row["active"] / row["closed_form"] for row in curve if row["policy"] == "native"}
-    pairs = json_format.loads((evidence / "overlap.json").read_text())["rows"]
-    overlap = next(row["overlap"] for row in pairs if row["pair"] == "consecutive" and row["top"] == TOP_K)
-    return {here: native[there] for here, there in BATCHES.items()}, float(overlap)
+def rows_in(evidence: Path, name: str) -> list[Row]:
+    rows: list[Row] = json_format.loads((evidence / f"{name}.json").read_text())["rows"]
+    return rows
 
 
-def fit(ratios: dict[int, float], overlap: float, simulation: Simulation) -> tuple[float, float]:
+def targets(evidence: Path = EVIDENCE) -> tuple[dict[int, float], float, float]:
+    """gpt-oss-20b: active experts over the closed form by batch, experts that consecutive tokens share, and those that
+    are active in a step with drafts."""
+    curve = [row for row in rows_in(evidence, "curve") if row["policy"] == "native" and row["batch"] <= MOST]
+    pairs = [row for row in rows_in(evidence, "overlap") if row["pair"] == "consecutive"]
+    overlap = next(row["overlap"] for row in pairs if row["top"] == TOP_K)
+    drafted = next(row["active"] for row in rows_in(evidence, "replay_draft") if row["policy"] == "native")
+    return {row["batch"]: row["active"] / row["closed_form"] for row in curve}, float(overlap), float(drafted)
+
+
+def across(ratios: dict[int, float]) -> dict[int, float]:
+    """The same with 128 experts, at equal B k / N."""
+    more = EXPERTS // THERE
+    return {batch * more: ratio for batch, ratio in ratios.items() if batch * more <= MOST}
+
+
+def fit(ratios: dict[int, float], overlap: float, simulation: Simulation) -> Fit:
     """-> the skew of least squared distance from the ratios, and the correlation that gives the overlap beside it."""
 
     def distance(skew: float) -> float:
-        active = simulation.active(skew)
-        return sum((active[batch] / closed_form(batch) - ratio) ** 2 for batch, ratio in ratios.items())
+        return sum((ratio_of(simulation, skew, batch) - ratio) ** 2 for batch, ratio in ratios.items())
 
     skew = _least(distance, 0.0, 1.5)
     return skew, _least(lambda correlation: abs(simulation.overlap(skew, correlation) - overlap), 0.0, 1.0)
+
+
+def ratio_of(simulation: Simulation, skew: float, batch: int) -> float:
+    return simulation.active(skew, batch) / closed_form(batch, simulation.experts)
 
 
 def _least(of: Callable[[float], float], low: float, high: float, places: int = 3) -> float:
@@ -97,22 +135,41 @@ def _least(of: Callable[[float], float], low: float, high: float, places: int = 
     return round((low + high) / 2, places)
 
 
-def rows_of(ratios: dict[int, float], overlap: float, skew: float, correlation: float, seen: Simulation) -> list[Row]:
-    active = seen.active(skew)
-    rows: list[Row] = []
-    for batch, ratio in ratios.items():
-        row: Row = {"quantity": "active / closed form", "batch": batch, "batch_there": BATCHES[batch], "target": ratio}
-        row |= {"reached": active[batch] / closed_form(batch), "active": active[batch]}
-        rows.append(row | {"closed_form": closed_form(batch)})
-    rows.append({"quantity": "overlap", "target": overlap, "reached": seen.overlap(skew, correlation)})
-    implied: Row = {"quantity": "native experts at batch 16, implied by the paper's table", "batch": 16}
-    return [*rows, implied | {"target_low": IMPLIED[0], "target_high": IMPLIED[1], "reached": active[16]}]
+def rows_of(regime: str, at: Fit, here: Simulation, there: Simulation) -> list[Row]:
+    """What a fit was to reach, and what else is known, beside what it does."""
+    ratios, overlap, drafted = targets()
+    own, wanted = (here, across(ratios)) if regime == "fitted" else (there, ratios)
+    found: list[Row] = [
+        {"quantity": "active / closed form", "batch": batch, "experts": own.experts, "fit": True}
+        | {"target": ratio, "reached": ratio_of(own, at[0], batch)}
+        for batch, ratio in wanted.items()
+    ]
+    shared: Row = {"quantity": "experts that consecutive tokens share", "top": TOP_K, "experts": own.experts}
+    found.append(shared | {"fit": True, "target": overlap, "reached": own.overlap(*at)})
+    steps: Row = {"quantity": "active, 4 requests of 4 tokens", "batch": REQUESTS}
+    found.append(steps | {"experts": THERE, "fit": False, "target": drafted, "reached": there.drafted(*at)})
+    found.append(steps | {"experts": EXPERTS, "fit": False, "target": None, "reached": here.drafted(*at)})
+    implied: Row = {"quantity": "active", "batch": 16, "experts": EXPERTS, "fit": False, "target": None}
+    implied |= dict(zip(("target_low", "target_high"), IMPLIED, strict=True))
+    found.append(implied | {"reached": here.active(at[0], 16)})
+    for top in TOPS:
+        times: Row = {"quantity": "consecutive tokens share, times others", "top": top, "experts": EXPERTS}
+        times |= {"fit": False, "target": None, "target_low": OFTEN[0], "target_high": OFTEN[1]}
+        found.append(times | {"reached": here.overlap(*at, top) / here.apart(*at, top)})
+    return [{"regime": regime} | row for row in found]
 
 
-def fitted(path: Path = EVIDENCE / "fit_routing.json") -> dict[str, float]:
-    """The result of an earlier fit, as the load format takes it."""
-    found: dict[str, Any] = json_format.loads(path.read_text())["fit"][0]
-    return {name: float(found[name]) for name in ("skew", "correlation")}
+def fits(path: Path = EVIDENCE / "fit_routing.json") -> dict[str, Row]:
+    """The results of an earlier fit by regime, as the load format takes them."""
+    found: list[dict[str, Any]] = json_format.loads(path.read_text())["fit"]
+    return {each["regime"]: {name: float(each[name]) for name in ("skew", "correlation")} for each in found}
+
+
+def spelled(row: Row) -> str:
+    at = "".join(f", {name} {row[name]}" for name in ("batch", "top") if name in row)
+    wanted = "" if row["target"] is None else f": {row['target']:.3f} in the trace"
+    wanted = f": {row['target_low']} to {row['target_high']} by the paper" if "target_low" in row else wanted
+    return f"{row['regime']:7} {row['quantity']}{at}, {row['experts']} experts{wanted}, {row['reached']:.3f} here"
 
 
 def main(
@@ -120,16 +177,17 @@ def main(
     draws: Annotated[int, typer.Option(help="Steps simulated.")] = 2000,
     seed: Annotated[int, typer.Option(help="Of the draws.")] = 0,
 ) -> None:
-    ratios, overlap = targets()
-    skew, correlation = fit(ratios, overlap, Simulation(draws, seed))
-    rows = rows_of(ratios, overlap, skew, correlation, Simulation(draws, seed + 1))  # checked on draws of its own
-    print(f"skew {skew:g}, correlation {correlation:g}")
-    for row in rows:
-        at = f" at batch {row['batch']}" if "target" in row and "batch" in row else ""
-        wanted = f"{row['target']:.3f}" if "target" in row else f"{row['target_low']} to {row['target_high']}"
-        print(f"{row['quantity']}{at}: {wanted} wanted, {row['reached']:.3f} reached")
+    ratios, overlap, _ = targets()
+    here, there = Simulation(EXPERTS, draws, seed), Simulation(THERE, draws, seed)
+    found = {"fitted": fit(across(ratios), overlap, here), "carried": fit(ratios, overlap, there)}
+    checked = [Simulation(experts, draws, seed + 1) for experts in (EXPERTS, THERE)]  # on draws of their own
+    rows = [row for regime, at in found.items() for row in rows_of(regime, at, *checked)]
+    for regime, (skew, correlation) in found.items():
+        print(f"{regime}: skew {skew:g}, correlation {correlation:g}")
+    print("\n".join(map(spelled, rows)))
     stamp = provenance(model="gpt-oss-20b", experts=EXPERTS, top_k=TOP_K, draws=draws, seed=seed)
-    write_result(json, rows, stamp, fit=[{"skew": skew, "correlation": correlation}])
+    settled = [{"regime": name, "skew": skew, "correlation": c} for name, (skew, c) in found.items()]
+    write_result(json, rows, stamp, fit=settled)
 
 
 if __name__ == "__main__":

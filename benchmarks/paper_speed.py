@@ -1,6 +1,6 @@
 """The paper's speed tables in vLLM, gpt-oss-120b shape: what it says, what is measured, what could at best be had.
 
-    python benchmarks/fit_routing.py          # once: the `fitted` regime
+    python benchmarks/fit_routing.py          # once: the regimes `fitted` and `carried`
     python benchmarks/paper_speed.py          # every piece; or some: paper_speed.py plain eagle3
     python benchmarks/paper_speed.py --summary
 
@@ -11,7 +11,7 @@ of step times, native's over the policy's: medians of the pairs with bootstrap 9
 selection with a budget of N, bypasses off: it really runs, and keeps everything. With drafts acceptance is synthetic,
 2.5 tokens a step, so ratios of steps are ratios of tokens; `token_ratio` is as it happened to come out.
 
-A piece is one start of the two engines; its cells are regimes times batches. Both routing regimes are measured in one
+A piece is one start of the two engines; its cells are regimes times batches. All routing regimes are measured in one
 start, because routers, embedding and head are filled again where they are. Rows are written after every cell, and cells
 that are there already are skipped, so it may be stopped and run again.
 
@@ -37,7 +37,7 @@ from typing import Annotated, Any
 
 import typer
 from engine_pair import ACCEPTED, PROMPT, Engine
-from fit_routing import EVIDENCE, fitted
+from fit_routing import EVIDENCE, fits
 from shapes import expert_bytes, gpt_oss_120b
 from speed_rows import LOGIT_SUM, NOOP, PAPER, UNUSED, Bytes, Counted, rows_of, spelled, totals
 
@@ -46,7 +46,7 @@ from xshare.errors import XShareError
 from xshare.policy import Policy
 from xshare.results import Row, provenance, write_result
 
-REGIMES = ("independent", "fitted")
+REGIMES = ("independent", "fitted", "carried")
 CONTROLS = 3  # pairs of the control for one of a policy: it decides about one percent
 WARM = 8  # steps after a change of policy
 BESIDE = ["k0=1,m=24", "k0=0,m=24", "k0=1,m=0", "k0=2,m=0"]  # at other batches; the last two so that the law has points
@@ -219,7 +219,7 @@ def main(
     pieces: Annotated[list[str] | None, typer.Argument(help=f"{', '.join(PIECES)}; all by default.")] = None,
     batch: Annotated[list[int] | None, typer.Option(help="Only cells of this batch; may be repeated.")] = None,
     regime: Annotated[list[str] | None, typer.Option(help="Only cells of this regime; may be repeated.")] = None,
-    layers: Annotated[int | None, typer.Option(help="24 by default: two engines of 36 do not fit one card.")] = None,
+    layers: Annotated[int | None, typer.Option(help="24 by default: two engines share one card.")] = None,
     steps: Annotated[int, typer.Option(help="Steps of a timed decode.")] = 64,
     repeats: Annotated[int, typer.Option(help=f"Pairs of each policy; {CONTROLS} times as many of the control.")] = 5,
     json: Annotated[Path, typer.Option(help="The result file; other cells in it are kept.")] = (
@@ -236,8 +236,8 @@ def main(
         if name not in REGIMES:
             raise typer.BadParameter(f"{name!r} is no regime: there are {', '.join(REGIMES)}")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))  # so that the engines are stopped as well
-    regimes: dict[str, Row] = {"independent": {"skew": 0.0, "correlation": 0.0}, "fitted": dict(fitted())}
-    settings = {"tiny": tiny, "layers": layers or (4 if tiny else 24), "fitted": regimes["fitted"]}
+    regimes: dict[str, Row] = {"independent": {"skew": 0.0, "correlation": 0.0}} | fits()
+    settings = {"tiny": tiny, "layers": layers or (4 if tiny else 24), "regimes": regimes}
     try:
         kept = Kept(json, settings)
         for name in [] if summary else pieces or PIECES:

@@ -100,16 +100,21 @@ def laws(found: Row) -> Table:
 
 
 def fit(found: Row) -> Table:
-    cells = [
-        [
-            str(row["quantity"]) + (f", batch {row['batch']}" if row.get("batch") else ""),
-            f"{row['target']:.3f}",
-            f"{row['reached']:.3f}",
-        ]
-        for row in found["rows"]
-        if row.get("target") is not None
-    ]
-    return ["quantity", "gpt-oss-20b", "random router"], cells
+    """What is known of gpt-oss-20b and, by the paper, of gpt-oss-120b, beside what either fit makes of it."""
+    at: dict[tuple[Any, ...], dict[str, Row]] = {}
+    for row in found["rows"]:
+        what = (row["quantity"], row["experts"], row.get("batch"), row.get("top"))
+        at.setdefault(what, {})[row["regime"]] = row
+    cells = []
+    for (quantity, experts, batch, top), rows in at.items():
+        known = next(iter(rows.values()))
+        said = "" if known["target"] is None else f"{known['target']:.3f}"
+        said = f"{known['target_low']} to {known['target_high']} (paper)" if "target_low" in known else said
+        name = quantity + ("" if batch is None else f", batch {batch}") + ("" if top is None else f", of top {top}")
+        reached = [rows.get(regime) for regime in ("fitted", "carried")]
+        texts = ["" if r is None else f"**{r['reached']:.3f}**" if r["fit"] else f"{r['reached']:.3f}" for r in reached]
+        cells.append([name, str(experts), said, *texts])
+    return ["quantity", "experts", "known", "`fitted`", "`carried`"], cells
 
 
 def devices(found: Row, regime: str) -> Table:
@@ -189,7 +194,7 @@ def tables() -> dict[str, tuple[str, Callable[[Row], Table]]]:
         "fit_routing": ("fit_routing", fit),
         "ep_claims": ("paper_ep", ep_claims),
     }
-    for regime in ("independent", "fitted"):
+    for regime in ("independent", "fitted", "carried"):
         for drafter in ("none", "fixed", "eagle3"):
             name = "paper_speed" if drafter == "none" else f"paper_speed_{drafter}"
             found[f"{name}_{regime}"] = ("paper_speed", partial(claims, regime=regime, drafter=drafter))

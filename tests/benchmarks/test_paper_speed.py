@@ -30,29 +30,36 @@ def simulation():
 
 
 def test_independent_rows_reach_the_closed_form(simulation):
-    for batch, active in simulation.active(skew=0.0).items():
-        assert active == pytest.approx(fit_routing.closed_form(batch), rel=0.02)
+    for batch in (4, 8, 16, 32):
+        assert simulation.active(0.0, batch) == pytest.approx(fit_routing.closed_form(batch), rel=0.02)
     assert simulation.overlap(0.0, 0.0) == pytest.approx(16 / 128, abs=0.03)
+    assert simulation.apart(0.0, 0.9) == pytest.approx(16 / 128, abs=0.03)  # another request's taste is another
     assert simulation.overlap(0.5, 1.0) == 4  # nothing of its own: the same experts
+    assert simulation.drafted(0.0, 0.0) == pytest.approx(fit_routing.closed_form(16), rel=0.02)
+    assert simulation.drafted(0.0, 1.0) == pytest.approx(fit_routing.closed_form(4), rel=0.02)
 
 
 def test_a_fit_finds_what_the_statistics_were_made_with(simulation):
-    made = {batch: active / fit_routing.closed_form(batch) for batch, active in simulation.active(0.6).items()}
+    made = {batch: fit_routing.ratio_of(simulation, 0.6, batch) for batch in (4, 8, 16, 32)}
     skew, correlation = fit_routing.fit(made, simulation.overlap(0.6, 0.4), simulation)
     assert skew == pytest.approx(0.6, abs=0.01)
     assert correlation == pytest.approx(0.4, abs=0.01)
 
 
-def test_the_stored_fit_reproduces_the_trace():
+def test_the_stored_fits_reproduce_the_trace():
     found = json.loads((ROOT / "evidence" / "fit_routing.json").read_text())
-    assert fit_routing.fitted() == {name: found["fit"][0][name] for name in ("skew", "correlation")}
-    reached = {(row["quantity"], row.get("batch")): row for row in found["rows"]}
-    for batch, ratio in fit_routing.targets()[0].items():
-        row = reached["active / closed form", batch]
-        assert row["target"] == ratio
-        assert row["reached"] == pytest.approx(ratio, abs=0.03)
-    overlap = reached["overlap", None]
-    assert overlap["reached"] == pytest.approx(overlap["target"], abs=0.05)
+    assert list(fit_routing.fits()) == ["fitted", "carried"]
+    ratios, overlap, drafted = fit_routing.targets()
+    for regime, wanted in (("fitted", fit_routing.across(ratios)), ("carried", ratios)):
+        rows = [row for row in found["rows"] if row["regime"] == regime]
+        assert {row["batch"]: row["target"] for row in rows if row["quantity"] == "active / closed form"} == wanted
+        fit = [row for row in rows if row["fit"]]
+        assert fit[-1]["target"] == overlap
+        for row in fit:
+            assert row["reached"] == pytest.approx(row["target"], abs=0.03)
+        # Not fitted: what a step with drafts loads in the trace.
+        (seen,) = [row for row in rows if row["target"] == drafted]
+        assert seen["reached"] == pytest.approx(drafted, rel=0.02)
 
 
 # The law and the rows
@@ -193,7 +200,7 @@ def test_the_pull_requests_selection_is_that_of_method_logit_sum():
 # Resuming
 
 RUN = {"piece": "plain", "regime": "fitted", "batch": 16}
-SETTINGS = {"tiny": True, "layers": 4, "fitted": {"skew": 0.3, "correlation": 0.7}}
+SETTINGS = {"tiny": True, "layers": 4, "regimes": {"fitted": {"skew": 0.3, "correlation": 0.7}}}
 
 
 def test_a_cell_is_kept_replaced_and_known(tmp_path):
@@ -224,7 +231,7 @@ def test_a_file_of_other_settings_is_refused(tmp_path):
 
 
 @pytest.mark.engine
-def test_cells_of_both_regimes_in_one_start(tmp_path):
+def test_cells_of_all_regimes_in_one_start(tmp_path):
     if importlib.util.find_spec("vllm") is None:
         pytest.skip("vLLM is not installed")
     path = tmp_path / "speed.json"
@@ -234,7 +241,7 @@ def test_cells_of_both_regimes_in_one_start(tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
     rows = json.loads(path.read_text())["rows"]
     cells = {(row["regime"], row["policy"]): row for row in rows}
-    assert len(cells) == len(rows) == 2 * 10
+    assert len(cells) == len(rows) == 3 * 10
     for row in rows:
         assert row["step_ms"] > 0
         assert row["short_steps"] == 0
@@ -244,10 +251,10 @@ def test_cells_of_both_regimes_in_one_start(tmp_path):
         assert warm["active"] < 16 < all_of_it["active"] == all_of_it["active_native"]
         assert all_of_it["pairs"] == 3
     # The routers were filled again while both engines were running: popular experts, so fewer of them.
-    independent, fitted = (cells[regime, NOOP]["active_native"] for regime in paper_speed.REGIMES)
+    independent, fitted, carried = (cells[regime, NOOP]["active_native"] for regime in paper_speed.REGIMES)
     assert independent == pytest.approx(28.2, abs=0.8)
-    assert fitted < independent - 0.8
+    assert carried < fitted < independent - 0.8
     again = subprocess.run([*script, *small], capture_output=True, text=True)
-    assert "0 cells to measure of 2" in again.stdout
+    assert "0 cells to measure of 3" in again.stdout
     assert "starting" not in again.stdout
     assert json.loads(path.read_text())["rows"] == rows
