@@ -92,7 +92,7 @@ def test_killed_and_continued(small, tmp_path, bench):
     words = list(map(str, options(small, path, repeats=1000)))
     running = [sys.executable, "-c", "from xshare.cli import main; main()", "bench", *words]
     with subprocess.Popen(running, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
-        end = time.monotonic() + 60
+        end = time.monotonic() + 180
         while not path.exists() and time.monotonic() < end and process.poll() is None:
             time.sleep(0.02)
         os.kill(process.pid, signal.SIGKILL)

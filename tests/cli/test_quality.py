@@ -57,7 +57,7 @@ def test_killed_and_started_again(small, tmp_path):
     running = subprocess.Popen(
         [sys.executable, "-c", "from xshare.cli import main; main()", *words], stderr=subprocess.DEVNULL
     )
-    for _ in range(600):
+    for _ in range(1800):
         if path.exists():
             break
         time.sleep(0.1)

@@ -192,7 +192,7 @@ def test_a_server_that_dies_leaves_what_was_measured(server, tmp_path):
     words = [*BENCH, "--engine", server.url, "--repeats", "1000", "--json", str(path)]
     running = [sys.executable, "-c", "from xshare.cli import main; main()", *words]
     with subprocess.Popen(running, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment()) as process:
-        end = time.monotonic() + 90
+        end = time.monotonic() + 180
         while not path.exists() and time.monotonic() < end and process.poll() is None:
             time.sleep(0.02)
         os.killpg(server.process.pid, signal.SIGKILL)
