@@ -3,6 +3,7 @@ from dataclasses import replace
 import pytest
 
 from xshare import Policy
+from xshare.errors import XShareError
 from xshare.tune.scan import Candidate, allocate, front, grid, looks, scan
 
 
@@ -58,7 +59,26 @@ def test_a_real_engine(engine):
     assert 0 <= at["k0=1,m=8"] < at["k0=1,m=0"]
 
 
-def test_answers_of_one_token_leave_nothing_to_be_forced(engine):
+def test_answers_of_one_token_leave_nothing_to_be_forced(engine, monkeypatch):
     prompts = [engine.encode(f"Compute {i} + {i}") for i in range(6)]
-    found = scan(engine, prompts, 1)  # as if every answer ended at once
-    assert all(each.kl is None for each in found)
+    native = engine.run
+    ended = lambda *args, limit, to_the_end=False, **more: native(  # noqa: E731  every answer ends at once
+        *args, limit=limit if to_the_end else 1, to_the_end=to_the_end, **more
+    )
+    monkeypatch.setattr(engine, "run", ended)
+    found = scan(engine, prompts, 6)
+    assert all(each.kl is None and each.mean_active > 0 for each in found)
+    with pytest.raises(XShareError, match="no step of k0=1,m=0 was counted"):
+        scan(engine, prompts, 1)
+
+
+def test_what_was_looked_at_is_not_looked_at_again(engine, monkeypatch):
+    prompts = [engine.encode(f"Compute {i} + {i}") for i in range(6)]
+    kept = []
+    found = scan(engine, prompts, 6, keep=kept.append)
+    assert kept == found
+    more = []
+    assert scan(engine, prompts, 6, known=found[:-2], keep=more.append) == found
+    assert more == found[-2:]
+    monkeypatch.setattr(engine, "run", None)  # is not asked for anything
+    assert scan(engine, prompts, 6, known=found) == found

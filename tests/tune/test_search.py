@@ -5,10 +5,11 @@ import random
 import pytest
 
 from xshare import Policy
-from xshare.cli.tune import own_questions
+from xshare.cli.tune import EACH, own_questions
+from xshare.quality.files import Task
 from xshare.quality.tasks import ASKED
 from xshare.tune.scan import Candidate
-from xshare.tune.search import CHANCE, Search, Trial
+from xshare.tune.search import CHANCE, Search, Trial, span
 
 
 def says_it_holds(rng, drop, limit, rounds=12, size=40):
@@ -35,8 +36,8 @@ def test_often_right_far_from_it():
 
 
 def test_no_question_twice_and_none_in_both_sets():
-    prompts = [task.prompt for unseen in (False, True) for n in range(6) for task in own_questions(unseen, n)]
-    assert len(prompts) == len(set(prompts)) == 2 * 6 * 4 * len(ASKED)
+    prompts = [task.prompt for unseen in (False, True) for n in range(4) for task in own_questions(unseen, n)]
+    assert len(prompts) == len(set(prompts)) == 2 * EACH * 8 * len(ASKED)  # 1, 1, 2 and 4 first rounds
 
 
 class Known(Search):
@@ -47,6 +48,68 @@ class Known(Search):
         trial.native, trial.looks = [True] * 400, 1
         trial.right = [i >= lost for i in range(400)]
         return trial.state(self.max_drop)
+
+
+def questions(unseen, number):
+    begin, length = span(number)
+    return [Task(f"{unseen} {i}", "x", "any") for i in range(40 * begin, 40 * (begin + length))]
+
+
+def searching(most, kept=(), right=lambda name: True, max_drop=0.05):
+    """A search whose answers are as `right` says, without an engine."""
+    rows = []
+
+    class Search_(Search):
+        def answers(self, candidate, tasks, trial):
+            name = "native" if candidate is None else candidate.name
+            key = (name, trial.unseen, trial.looks)
+            if key not in self.known:
+                good = [candidate is None or right(name)] * len(tasks)
+                turn = trial.turn if trial.unseen and candidate is not None else None
+                row = {"policy": name, "unseen": trial.unseen, "round": trial.looks, "turn": turn, "right": good}
+                row |= {"steps": len(tasks), "rows": 4 * len(tasks), "mean": {"experts_active": 5.0 + trial.looks}}
+                self.known[key] = row
+                rows.append(row)
+            return self.known[key]
+
+    found = Search_(None, questions, max_drop=max_drop, most=most, batch=1, limit=1, kept=list(kept), keep=rows.append)
+    return found, rows
+
+
+LINE = [Candidate(Policy(warmup=1, batch_budget=m), None, (m,), (41.0,), (1.0,)) for m in (1, 2, 3)]
+
+
+def test_rounds_double_and_only_whole_ones_are_asked():
+    assert [span(number) for number in range(5)] == [(0, 1), (1, 1), (2, 2), (4, 4), (8, 8)]
+    search, _ = searching(200, max_drop=0.02)
+    assert len(search.best_case().right) == 160  # 40, 40, 80; the next would be 160
+    assert not search.could_hold()
+    assert searching(640, max_drop=0.02)[0].could_hold()
+    assert 160 < search.best_case().needed(0.02) <= 640
+    tiny, _ = searching(10)
+    assert len(tiny.best_case().right) == 40  # one round at least
+
+
+def test_a_chance_that_was_spent_stays_spent():
+    """Whoever comes later to the unseen questions has less to spend, in this run or in another."""
+    search, rows = searching(640)
+    first = search.trial(LINE[0])
+    assert first.unseen.turn == 1
+    assert first.state == "holds"
+    again, _ = searching(640, kept=rows)
+    assert again.trial(LINE[1]).unseen.turn == 2
+    assert again.trial(LINE[0]).unseen.turn == 1
+    assert again.trial(LINE[2]).unseen.turn == 3
+
+
+def test_what_was_loaded_is_a_mean_over_steps():
+    search, _ = searching(640)
+    unseen = search.trial(LINE[0]).unseen
+    rounds = [len(questions(True, number)) for number in range(unseen.looks)]
+    wanted = sum(n * (5.0 + look) for look, n in enumerate(rounds)) / sum(rounds)
+    assert unseen.mean("experts_active") == pytest.approx(wanted)
+    assert unseen.mean("experts_native") is None
+    assert unseen.rows_a_step == 4
 
 
 @pytest.mark.parametrize("max_drop", [0.02, 0.05, 0.5])

@@ -22,11 +22,14 @@ from xshare.quality.files import Task, nano_prompt, read_tasks
 from xshare.quality.measure import ordered
 from xshare.quality.tasks import ASKED, LONGEST, held_out_questions
 from xshare.results import Row, provenance, sha256, write_result
+from xshare.statistics import median_interval
 from xshare.tune.doctor import Examination, examine, runs
 from xshare.tune.scan import Candidate, front, looks, scan
-from xshare.tune.search import Search, Tried
+from xshare.tune.search import Search, Tried, span
+from xshare.tune.speed import ratios
 
-EACH = 4  # questions of each kind in a round
+EACH = 8  # questions of each kind in the first round
+FIRST = 4  # the first round of a task file, in batches
 SCANNED = 48  # tokens of an answer, when candidates are looked at
 Objective = Literal["otps", "experts"]
 
@@ -42,7 +45,9 @@ def tune(
     tasks: Annotated[
         Path | None, typer.Option(help="JSON lines with question and answer; nano's own otherwise.")
     ] = None,
-    questions: Annotated[int, typer.Option(min=1, help="The most a policy may take, of each set.")] = 128,
+    questions: Annotated[
+        int, typer.Option(min=1, help="The most a policy may take, of each set; rounds of 64, 64, 128, 256 ...")
+    ] = 128,
     batch: Annotated[int, typer.Option(min=2, help="Questions decoded together.")] = 16,
     tokens: Annotated[int, typer.Option(min=1, help="Tokens of an answer, at most.")] = LONGEST,
     engine_args: Annotated[str, typer.Option(help="More arguments of the engine, as a JSON object.")] = "{}",
@@ -58,12 +63,13 @@ def tune(
     given = None if tasks is None else read_tasks(tasks)
     options = engine_arguments(engine_args)
     setting: Row = {"batch": batch, "tokens": tokens, "engine_args": options, "xshare": __version__}
+    setting["first_round"] = EACH * len(ASKED) if given is None else FIRST * batch
     setting["tasks"] = "nano's" if tasks is None else f"{tasks.name} {sha256(tasks)[:12]}"
     check_kept(json, setting)
     opened = open_engine(engine, model, policies=[Policy(warmup=1)], options=options)
     if objective is None:  # a step on a CPU is not bound by loading experts, and says nothing about one on a GPU
         objective = "experts" if str(opened.about["device"]).startswith("cpu") else "otps"
-    fingerprint = opened.about | setting | {"objective": objective}
+    fingerprint = opened.about | setting
     try:
         kept = samples_kept(json, fingerprint)
         Tuning(opened, given, allowed, objective, questions, batch, tokens, json, fingerprint, kept).run(profile)
@@ -85,10 +91,10 @@ def share(text: str) -> float:
 def own_questions(unseen: bool, number: int) -> list[Task]:
     """Nano's, a round of them: no question comes twice or is in both sets. Kinds that are used up are left out."""
     found = []
+    begin, length = (2 * EACH * each for each in span(number))
     for kind in ASKED:
-        first = 2 * EACH * number
         try:
-            both = held_out_questions(kind, first + 2 * EACH)[first:]
+            both = held_out_questions(kind, begin + length)[begin:]
         except ValueError:
             continue
         found += [Task(nano_prompt(q), q.answer, kind) for q in both[int(unseen) :: 2]]
@@ -121,12 +127,15 @@ class Tuning:
         fingerprint: Row,
         kept: list[Row],
     ) -> None:
-        self.engine, self.given, self.max_drop, self.objective = engine, given, max_drop, objective
+        self.engine, self.max_drop, self.objective = engine, max_drop, objective
+        # A question that stands there twice would be in both sets.
+        self.given = None if given is None else list({task.prompt: task for task in given}.values())
         self.questions, self.batch, self.limit, self.json, self.fingerprint = questions, batch, limit, json, fingerprint
         self.samples = kept
         self.tried: list[Tried] = []
         self.candidates: list[Candidate] = []
         self.law: Examination | None = None
+        self.speed: dict[str, tuple[float, float, float]] = {}  # measured, by candidate
 
     def run(self, profile: Path) -> None:
         self.candidates = self.scanned()
@@ -146,23 +155,36 @@ class Tuning:
                 keep=self.keep,
                 advance=advance,
             )
+            if not search.could_hold():
+                wide_console().print(self.first_look(search))
             for tried in search.run(bold):
                 self.tried.append(tried)
                 self.write()
+        self.time()
         self.write()
         self.show(profile)
 
+    def first_look(self, search: Search) -> str:
+        best = search.best_case()
+        asked, total = len(best.right), best.needed(self.max_drop)
+        enough = "" if total is None else f", and {total} of each set would"
+        return f"{asked} questions cannot show a loss below {self.max_drop:.1%}, even without one that is lost{enough}."
+
     def scanned(self) -> list[Candidate]:
         known = [from_sample(sample) for sample in self.samples if "scan" in sample]
-        if known:
-            return known
         about = self.engine.about
         prompts = [self.engine.encode(task.prompt) for task in self.rounds(False, 0)[: self.batch]]
         with progress_bar("policies", looks(about["experts"], about["top_k"])) as advance:
-            found = scan(self.engine, prompts, SCANNED, advance)
-        self.samples += map(to_sample, found)
-        self.write()
-        return found
+            return scan(self.engine, prompts, SCANNED, advance, known, lambda found: self.keep(to_sample(found)))
+
+    def time(self) -> None:
+        """How fast those are that may hold."""
+        open_ = [each.candidate for each in self.tried if each.state != "fails"]
+        workload = Workload(self.batch, self.batch, None, 48, SCANNED, "questions", 0)
+        with progress_bar("speed", len(open_)) as advance:
+            for candidate in open_:
+                found = ratios(self.engine, candidate, workload, tuple(self.samples), self.keep, advance)
+                self.speed[candidate.name] = median_interval(found)
 
     def examined(self) -> Examination:
         workload = Workload(self.batch, self.batch, None, 48, 24, "questions", 0)
@@ -184,8 +206,8 @@ class Tuning:
         if self.given is None:
             return ordered(own_questions(unseen, number), mixed=True)
         half = ordered(self.given, mixed=True)[int(unseen) :: 2]
-        size = 2 * self.batch
-        return half[number * size : (number + 1) * size]
+        begin, length = (FIRST * self.batch * each for each in span(number))
+        return half[begin : begin + length]
 
     def keep(self, sample: Row) -> None:
         self.samples.append(sample)
@@ -202,12 +224,15 @@ class Tuning:
         row["state"] = "not tried"
         for name, trial in (("search", tried and tried.search), ("unseen", tried and tried.unseen)):
             if trial and trial.right:
-                change = trial.change
+                change, (low, high) = trial.change, trial.bounds
                 row |= {f"{name}_questions": len(trial.right), f"{name}_change": change.change}
                 row |= {f"{name}_low": change.low, f"{name}_high": change.high}
+                row |= {f"{name}_bound_low": low, f"{name}_bound_high": high}
                 row |= {f"{name}_accuracy": sum(trial.right) / len(trial.right)}
         if tried is not None:
             row["state"] = tried.state
+        if candidate.name in self.speed:
+            row |= dict(zip(("ratio", "ratio_low", "ratio_high"), self.speed[candidate.name], strict=True))
         return row
 
     def write(self) -> None:
@@ -217,7 +242,9 @@ class Tuning:
     def show(self, profile: Path) -> None:
         about, console = self.engine.about, wide_console()
         title = f"{about['model']} on {about['engine']}: at most {self.max_drop:.1%} of the answers may be lost"
-        table = number_table(title, "policy", "experts", "mass", "KL", "gain", "change", "95 %", "unseen", "95 %", "")
+        table = number_table(
+            title, "policy", "experts", "mass", "KL", "predicted", "speed", "change", "within", "unseen", "within", ""
+        )
         rows = {row["policy"]: row for row in self.rows()}
         for candidate in front(self.candidates):
             row = rows[candidate.name]
@@ -226,40 +253,68 @@ class Tuning:
                 f"{row['mass']:.3f}",
                 "-" if row["kl"] is None else f"{row['kl']:.4f}",
                 f"{row['predicted']:.2f}x",
+                f"{row['ratio']:.2f}x" if "ratio" in row else "",
             ]
             for name in ("search", "unseen"):
                 there = f"{name}_change" in row
                 cells.append(f"{row[f'{name}_change']:+.1%}" if there else "")
-                cells.append(f"{row[f'{name}_low']:+.1%} to {row[f'{name}_high']:+.1%}" if there else "")
+                within = (f"{row[f'{name}_bound_{end}']:+.1%}" for end in ("low", "high")) if there else ()
+                cells.append(" to ".join(within))
             table.add_row(candidate.name, *cells, row["state"])
         console.print(table)
+        console.print(
+            "predicted: tokens a second by the law, or experts; speed: tokens a second against native's, measured; "
+            "within: bounds that decide, stricter than 95 % because they are looked at again and again."
+        )
         holding = [each for each in self.tried if each.state == "holds"]
         holds = min(holding, key=lambda each: each.candidate.mean_active, default=None)
         if holds is not None:
             self.write_profile(holds, profile)
-            saved = 1 - holds.candidate.mean_active / holds.candidate.mean_native
+            active, native = self.loaded(holds)
+            speed, low, high = self.speed[holds.candidate.name]
             console.print(
-                f"[bold]{holds.candidate.name}[/bold] holds on {len(holds.unseen.right)} unseen questions, and loads "
-                f"{saved:.0%} fewer experts; profile: {profile}"
+                f"[bold]{holds.candidate.name}[/bold] holds on {len(holds.unseen.right)} unseen questions, loads "
+                f"{1 - active / native:.0%} fewer experts in them, and decodes {speed:.2f}x as fast as native routing "
+                f"here ({low:.2f} to {high:.2f}); profile: {profile}"
             )
         else:
             console.print(self.without(self.tried))
+            if profile.exists():
+                console.print(f"{profile} is of an earlier run, and was left as it is")
         console.print(f"results: {self.json}; the same command with more --questions goes on from there")
+
+    def loaded(self, tried: Tried) -> tuple[float, float]:
+        """Experts active in the unseen questions, and natively in the same steps; of the first look where the engine
+        counted none."""
+        found = [tried.unseen.mean(name) for name in ("experts_active", "experts_native")]
+        looked = (tried.candidate.mean_active, tried.candidate.mean_native)
+        active, native = (have if have is not None else was for have, was in zip(found, looked, strict=True))
+        return active, native
 
     def without(self, tried: Sequence[Tried]) -> str:
         """Why there is no profile."""
-        open_ = [(each.missing, each) for each in tried if each.state == "undecided"]
-        counted = [(missing, each) for missing, each in open_ if missing is not None]
-        if counted:
-            missing, each = min(counted, key=lambda pair: pair[1].candidate.mean_active)
-            return f"undecided: {each.candidate.name} needs about {missing} more questions"
         gains = [self.gain(candidate) for candidate in front(self.candidates)]
         left_out = sum(gain <= 1.0 for gain in gains)
         slower = f"{left_out} of {len(gains)} policies would be no faster than native routing here"
         if not tried:
             return f"no operating window: {slower}"
-        lose = f"all of {len(tried)} policies that were tried lose more than {self.max_drop:.1%}, or too close to it"
-        return f"no operating window: {lose}" + (f"; {slower}" if left_out else "")
+        open_ = [each for each in tried if each.state == "undecided"]
+        if not open_:
+            lose = f"all of {len(tried)} policies that were tried lose more than {self.max_drop:.1%}"
+            return f"no operating window: {lose}" + (f"; {slower}" if left_out else "")
+        hopeful = [each for each in open_ if each.needed is not None]
+        if hopeful:
+            best = min(hopeful, key=lambda each: each.candidate.mean_active)
+            return f"undecided: {self.so_far(best)}: about {best.needed} of each set would show it (--questions)"
+        best = max(open_, key=lambda each: each.last.change.change)
+        return f"undecided: {self.so_far(best)}: should that stay, no policy holds, and more --questions would show it"
+
+    def so_far(self, tried: Tried) -> str:
+        (low, high), change = tried.last.bounds, tried.last.change.change
+        return (
+            f"{tried.candidate.name} changes {change:+.1%} of {len(tried.last.right)} answers, within {low:+.1%} and "
+            f"{high:+.1%}"
+        )
 
     def write_profile(self, holds: Tried, path: Path) -> None:
         change = holds.unseen.change
@@ -267,13 +322,16 @@ class Tuning:
         measured: dict[str, Any] = {
             "engine": f"{about['engine']} {about['version']}",
             "batch": self.batch,
-            "active": round(holds.candidate.mean_active, 2),
-            "active_native": round(holds.candidate.mean_native, 2),
+            "rows_a_step": None if holds.unseen.rows_a_step is None else round(holds.unseen.rows_a_step, 1),
+            "active": round(self.loaded(holds)[0], 2),
+            "active_native": round(self.loaded(holds)[1], 2),
             "mass": round(holds.candidate.mean_mass, 4),
             "gain_predicted": round(self.gain(holds.candidate), 3),
+            "gain_measured": [round(each, 3) for each in self.speed[holds.candidate.name]],
             "unseen_questions": len(holds.unseen.right),
             "change": round(change.change, 4),
             "change_95": [round(change.low, 4), round(change.high, 4)],
+            "change_within": [round(each, 4) for each in holds.unseen.bounds],
             "max_drop": self.max_drop,
         }
         budgets = holds.candidate.budgets

@@ -94,6 +94,9 @@ class Engine(Protocol):
     def stats(self) -> dict[str, Any]:
         """Since `use`: steps_pruned, steps_bypassed, and by layer experts_native, experts_active, mass_kept."""
 
+    def count_all(self, on: bool) -> None:
+        """Count experts in every step from now on, which takes time, or in as many as otherwise."""
+
     def encode(self, text: str) -> list[int]: ...
 
     def close(self) -> None: ...

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import suppress
 from typing import Any
 
 from xshare.engines.base import Advance, Answer, Divergence, Run, quiet
@@ -29,8 +30,9 @@ class ServerEngine:
     def __init__(self, url: str, model: str | None = None, timeout: float = 120.0) -> None:
         """`model` is the served name, where the server has several. `timeout`: seconds without a word."""
         self.http = Http(url, timeout)
-        listed = (self.http.ask_json("/v1/models") or {}).get("data") or []
-        names = [each["id"] for each in listed]
+        answer = self.http.ask_json("/v1/models")
+        listed = answer.get("data") if isinstance(answer, dict) else None
+        names = [each["id"] for each in listed or [] if isinstance(each, dict) and "id" in each]
         if not names or (model is not None and model not in names):
             known = f"it serves {', '.join(names)}" if names else "it lists no model at /v1/models"
             raise ServerError(f"the server at {self.http.url} does not serve {model or 'anything'}: {known}")
@@ -48,6 +50,7 @@ class ServerEngine:
             "prompt_form": "ids" if isinstance(tokenized, dict) and "tokens" in tokenized else "text",
         }
         self._before: dict[str, Any] = {}
+        self._found = found[0] if self.live else {}  # what it did before anyone changed it
         if self.live:
             self.about |= {"experts": found[0]["experts"], "top_k": found[0]["top_k"]}
             self.about |= {"layers": len(found[0]["layers"])}
@@ -110,6 +113,9 @@ class ServerEngine:
                 found.setdefault(figure, []).append(value)
         found["mean"] = {name: sum(found[name]) / len(found[name]) for name in FIGURES if name in found}
         return found
+
+    def count_all(self, on: bool) -> None:
+        raise ServerError("how often a server counts is its own setting: metrics.every in its xshare key")
 
     # Completions
 
@@ -176,7 +182,7 @@ class ServerEngine:
                 if stop.is_set() or line.strip() == b"data: [DONE]":
                     return
                 if line.startswith(b"data: "):
-                    chunk = json.loads(line.removeprefix(b"data: "))
+                    chunk = self._read(line.removeprefix(b"data: "))
                     if "error" in chunk:
                         raise ServerError(f"the server at {self.http.url} gave up on a completion: {_said(line[6:])}")
                     for choice in chunk.get("choices", []):
@@ -185,6 +191,16 @@ class ServerEngine:
                         answer.text += text
                         answer.times_s += [now] * (len(ids) or bool(text))  # elsewhere a chunk is a token
         raise ServerError(f"the server at {self.http.url} ended a completion after {len(answer.times_s)} tokens")
+
+    def _read(self, text: bytes) -> dict[str, Any]:
+        try:
+            found = json.loads(text)
+        except ValueError:
+            found = None
+        if not isinstance(found, dict):
+            said = text.decode(errors="replace").strip()[:80]
+            raise ServerError(f"the server at {self.http.url} streams what is no JSON object: {said!r}")
+        return found
 
     def _draft_counters(self) -> tuple[float, float]:
         found = self._metrics() if self._vllm else []
@@ -199,7 +215,11 @@ class ServerEngine:
         return ids
 
     def close(self) -> None:
-        pass
+        """A server that others use goes on as it was found, if it still answers."""
+        if self.live:
+            with suppress(ServerError):
+                self._rpc("xshare_set", self._found["policy"], self._found.get("budgets"))
+                self._rpc("xshare_switch", self._found["on"])
 
 
 def _said(answer: bytes) -> str:

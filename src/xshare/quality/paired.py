@@ -4,8 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from math import comb, exp, lgamma, log, log1p, sqrt
+from functools import cache
+from math import comb, log, log1p, sqrt
 from statistics import NormalDist
+
+import numpy as np
+from numpy.typing import NDArray
+
+MOST = 100_000  # questions that anyone would ask
 
 
 @dataclass(frozen=True)
@@ -54,39 +60,54 @@ def bounds(lost: int, won: int, asked: int, alpha: float) -> tuple[float, float]
 
 def _highest(count: int, asked: int, alpha: float) -> float:
     """The share at which so few would be seen with a chance of alpha."""
-    low, high = count / asked, 1.0
-    for _ in range(50):
-        share = (low + high) / 2
-        low, high = (share, high) if _at_most(count, asked, share) > alpha else (low, share)
-    return high
+    return _between(count / asked, 1.0, lambda share: _at_most(count, asked, share) > alpha)
 
 
 def _lowest(count: int, asked: int, alpha: float) -> float:
-    return 1 - _highest(asked - count, asked, alpha)
+    """The share at which so many would be."""
+    return _between(0.0, count / asked, lambda share: 1 - _at_most(count - 1, asked, share) < alpha)
+
+
+def _between(low: float, high: float, too_low: Callable[[float], bool]) -> float:
+    for _ in range(40):
+        middle = (low + high) / 2
+        low, high = (middle, high) if too_low(middle) else (low, middle)
+    return (low + high) / 2
 
 
 def _at_most(count: int, asked: int, share: float) -> float:
     """The chance of `count` or fewer."""
-    if share >= 1:
+    if count < 0 or share >= 1:
         return float(count >= asked)
     if share <= 0:
         return 1.0
-    one, rest = log(share), log1p(-share)
-    terms = (lgamma(asked + 1) - lgamma(i + 1) - lgamma(asked - i + 1) + i * one + (asked - i) * rest
-             for i in range(count + 1))  # fmt: skip
-    return sum(map(exp, terms))
+    factorial, i = _log_factorials(asked.bit_length()), np.arange(count + 1)
+    ways = factorial[asked] - factorial[i] - factorial[asked - i]
+    return float(np.exp(ways + i * log(share) + (asked - i) * log1p(-share)).sum())
+
+
+@cache
+def _log_factorials(bits: int) -> NDArray[np.float64]:
+    return np.concatenate([[0.0], np.log(np.arange(1, 1 << bits)).cumsum()])
 
 
 def needed(lost: int, won: int, asked: int, bound: float, alpha: Callable[[int], float]) -> int | None:
-    """About how many questions until the lower bound is above -bound, if the shares stay; None if never.
+    """About how many questions until the lower bound is above -bound, if the shares stay; None if nobody asks as many.
 
     `alpha` is the chance that may be taken with so many questions.
     """
+
+    def enough(n: int) -> bool:
+        return bounds(round(lost / asked * n), round(won / asked * n), n, alpha(n))[0] >= -bound
+
     if (won - lost) / asked <= -bound:
         return None
-    n = asked
-    while n < 1_000_000:
-        if bounds(round(lost / asked * n), round(won / asked * n), n, alpha(n))[0] >= -bound:
-            return n
-        n += max(20, n // 10)
-    return None
+    low, high = 0, asked
+    while not enough(high):
+        low, high = high, 2 * high
+        if low > MOST:
+            return None
+    while high - low > max(1, high // 50):
+        middle = (low + high) // 2
+        low, high = (low, middle) if enough(middle) else (middle, high)
+    return high

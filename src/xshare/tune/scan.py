@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 from xshare.engines.base import Engine
+from xshare.errors import XShareError
 from xshare.policy import Policy
 
 DIVIDED = (1, 2)  # warm-ups whose budgets are divided among layers, too: beyond them little is left to divide
@@ -72,6 +74,8 @@ def look(
     else:
         engine.run(prompts, limit=tokens, batch=len(prompts), to_the_end=True)
     stats = engine.stats()
+    if not stats["mean"].get("experts_active"):
+        raise XShareError(f"no step of {policy} was counted: its answers are too short, or the engine routes natively")
     own = None if budgets is None else tuple(budgets)
     active, native, mass = (tuple(stats[name]) for name in ("experts_active", "experts_native", "mass_kept"))
     return Candidate(policy, own, active, native, mass, kl)
@@ -82,26 +86,47 @@ def scan(
     prompts: Sequence[Sequence[int]],
     tokens: int,
     advance: Callable[[int], None] = lambda done: None,
+    known: Sequence[Candidate] = (),
+    keep: Callable[[Candidate], None] = lambda found: None,
 ) -> list[Candidate]:
-    """The grid, and budgets by layer that load as much as some of it and keep more."""
-    answers: list[list[int]] = []
-    if engine.forces:
+    """The grid, and budgets by layer that load as much as some of it and keep more.
+
+    `known` were looked at before; `keep` gets every new one.
+    """
+    there = {(str(each.policy), each.budgets): each for each in known}
+
+    @cache
+    def forced() -> tuple[Sequence[Sequence[int]], list[list[int]]]:
+        """Prompts with native's answers, or none of them where the engine cannot be forced."""
+        engine.count_all(True)
+        if not engine.forces:
+            return prompts, []
         engine.use(None)
         all_ = [answer.tokens for answer in engine.run(prompts, limit=tokens, batch=len(prompts)).answers]
         long = [i for i, answer in enumerate(all_) if len(answer) > 1]  # the first token comes with the prompt
-        if long:
-            prompts, answers = [prompts[i] for i in long], [all_[i] for i in long]
-    found = []
+        return ([prompts[i] for i in long], [all_[i] for i in long]) if long else (prompts, [])
+
+    found: list[Candidate] = []
+
+    def add(policy: Policy, budgets: Sequence[int] | None) -> None:
+        own = None if budgets is None else tuple(budgets)
+        if (str(policy), own) in there:
+            found.append(there[str(policy), own])
+        else:
+            found.append(look(engine, *forced(), policy, budgets, tokens))
+            keep(found[-1])
+
     for policy in grid(engine.about["experts"], engine.about["top_k"]):
-        found.append(look(engine, prompts, answers, policy, None, tokens))
+        add(policy, None)
         advance(1)
     for k0 in DIVIDED:
         family = [candidate for candidate in found if candidate.policy.warmup == k0 and candidate.budgets is None]
         for like in family[1:-1:2]:
             budgets = allocate(family, like.mean_active)
             if len(set(budgets)) > 1:
-                found.append(look(engine, prompts, answers, like.policy, budgets, tokens))
+                add(like.policy, budgets)
             advance(1)
+    engine.count_all(False)
     return found
 
 

@@ -4,13 +4,17 @@ Candidates stand from the boldest to the mildest, and harm is taken to fall alon
 on, bolder ones after one that holds or may, milder ones after any other. They answer questions in rounds, paired with
 native routing. One that holds on the questions it was found with is tried again on questions that nobody has looked
 at: only that counts. Should none hold so far, milder ones are tried until one does.
+
+The second round is as large as the first, and every later one as all before it: the chance of being wrong is spent at
+each look, so there are few, and batches are full in large ones.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Literal
+from math import ceil, log2
+from typing import Any, Literal
 
 from xshare.engines.base import Engine
 from xshare.quality.files import Task, TaskError
@@ -25,6 +29,11 @@ Rounds = Callable[[bool, int], list[Task]]  # (unseen, round) -> its questions; 
 Keep = Callable[[Row], None]
 
 
+def span(number: int) -> tuple[int, int]:
+    """Where a round begins and how long it is, in first rounds."""
+    return (0, 1) if number == 0 else (1 << number - 1, 1 << number - 1)
+
+
 @dataclass
 class Trial:
     """One candidate on one set of questions."""
@@ -34,10 +43,27 @@ class Trial:
     looks: int = 0
     native: list[bool] = field(default_factory=list)
     right: list[bool] = field(default_factory=list)
+    loads: list[tuple[int, int, dict[str, float]]] = field(default_factory=list)  # steps, rows and figures of a round
 
     @property
     def change(self) -> Paired:
         return paired(self.native, self.right)
+
+    @property
+    def bounds(self) -> tuple[float, float]:
+        """Between what the change is: to decide by."""
+        change = self.change
+        return bounds(change.lost, change.won, len(self.right), self.alpha(self.looks))
+
+    def mean(self, figure: str) -> float | None:
+        """Over the decode steps in which these questions were answered; None where the engine counted none."""
+        known = [(steps, means[figure]) for steps, _, means in self.loads if figure in means and steps]
+        return sum(n * value for n, value in known) / sum(n for n, _ in known) if known else None
+
+    @property
+    def rows_a_step(self) -> float | None:
+        steps = sum(steps for steps, _, _ in self.loads)
+        return sum(rows for _, rows, _ in self.loads) / steps if steps else None
 
     def alpha(self, looks: int) -> float:
         """The chance that this look may take: less with every look and every candidate, so that all of them together
@@ -47,15 +73,14 @@ class Trial:
     def state(self, max_drop: float) -> State:
         if not self.right:
             return "undecided"
-        low, high = bounds(self.change.lost, self.change.won, len(self.right), self.alpha(self.looks))
+        low, high = self.bounds
         return "holds" if low >= -max_drop else "fails" if high < -max_drop else "undecided"
 
-    def missing(self, max_drop: float) -> int | None:
-        """About how many more questions would let it hold; None where none would."""
+    def needed(self, max_drop: float) -> int | None:
+        """About how many questions would let it hold, if it goes on as it does; None where none would."""
         asked, change = len(self.right), self.change
-        each = asked / self.looks
-        total = needed(change.lost, change.won, asked, max_drop, lambda n: self.alpha(max(1, round(n / each))))
-        return None if total is None else max(1, total - asked)
+        first = asked / 2 ** (self.looks - 1)
+        return needed(change.lost, change.won, asked, max_drop, lambda n: self.alpha(max(1, 1 + ceil(log2(n / first)))))
 
 
 @dataclass
@@ -79,12 +104,14 @@ class Tried:
         return self.state == "holds"
 
     @property
-    def missing(self) -> int | None:
-        """About how many more questions would decide, in both sets together; None where none would."""
-        if self.unseen.right:
-            return self.unseen.missing(self.max_drop)
-        more = self.search.missing(self.max_drop) if self.search.right else None
-        return None if more is None else more + len(self.search.right) + more
+    def last(self) -> Trial:
+        """The set on which it was tried last."""
+        return self.unseen if self.unseen.right else self.search
+
+    @property
+    def needed(self) -> int | None:
+        """About how many questions of each set would let it hold; None where none would."""
+        return self.last.needed(self.max_drop) if self.last.right else None
 
 
 class Search:
@@ -104,10 +131,11 @@ class Search:
         """`most`: questions a candidate may take in each set. `kept`: rounds answered before; `keep` gets new ones."""
         self.engine, self.rounds, self.max_drop, self.most = engine, rounds, max_drop, most
         self.batch, self.limit, self.keep, self.advance = batch, limit, keep, advance
-        self.turn = 0  # candidates that came to the unseen questions
-        self.known: dict[tuple[str, bool, int], list[bool]] = {
-            (row["policy"], row["unseen"], row["round"]): row["right"] for row in kept
+        self.known: dict[tuple[str, bool, int], Row] = {
+            (row["policy"], row["unseen"], row["round"]): row for row in kept
         }
+        # Of candidates that came to the unseen questions, in this run or before: which one each was.
+        self.turns: dict[str, int] = {row["policy"]: row["turn"] for row in kept if row["turn"]}
 
     def run(self, candidates: list[Candidate]) -> Iterator[Tried]:
         found: dict[int, Tried] = {}  # by place
@@ -130,47 +158,59 @@ class Search:
             low, high = (low, middle) if will_do(found[middle]) else (middle + 1, high)
 
     def trial(self, candidate: Candidate) -> Tried:
-        tried = Tried(candidate, Trial(False), Trial(True, self.turn + 1), self.max_drop)
+        tried = Tried(candidate, Trial(False), Trial(True), self.max_drop)
         if self.judge(candidate, tried.search) == "holds":
-            self.turn += 1
+            tried.unseen.turn = self.turns.setdefault(candidate.name, 1 + max(self.turns.values(), default=0))
             self.judge(candidate, tried.unseen)
         return tried
 
+    def best_case(self) -> Trial:
+        """As many questions as may be asked, and none of them lost."""
+        best, number = Trial(False), 0
+        while tasks := self.next_round(best, number):
+            best.right += [True] * len(tasks)
+            number += 1
+        best.native, best.looks = best.right, number
+        return best
+
     def could_hold(self) -> bool:
-        """Whether so many questions could decide at all, if none of them were lost."""
-        each = len(self.rounds(False, 0))
-        best = Trial(False, looks=-(-self.most // each), native=[True] * self.most, right=[True] * self.most)
-        return best.state(self.max_drop) == "holds"
+        return self.best_case().state(self.max_drop) == "holds"
+
+    def next_round(self, trial: Trial, number: int) -> list[Task]:
+        """Whole rounds only, so that they stay what they are if more may be asked another time."""
+        tasks = self.rounds(trial.unseen, number)
+        return tasks if not trial.right or len(trial.right) + len(tasks) <= self.most else []
 
     def judge(self, candidate: Candidate, trial: Trial) -> State:
-        """Rounds of questions until the interval says something, or they are used up."""
-        number = 0
-        while trial.state(self.max_drop) == "undecided" and len(trial.right) < self.most:
-            tasks = self.rounds(trial.unseen, number)
-            if not tasks:
-                break
-            trial.native += self.answers(None, tasks, trial.unseen, number)
+        """Rounds of questions until the bounds say something, or they are used up."""
+        while trial.state(self.max_drop) == "undecided" and (tasks := self.next_round(trial, trial.looks)):
+            trial.native += self.answers(None, tasks, trial)["right"]
             if sum(trial.native) < 0.1 * len(trial.native):
                 raise TaskError(
                     f"native routing answers {sum(trial.native)} of {len(trial.native)} questions: harm could not be "
                     f"seen in these tasks, expected at least a tenth to be right"
                 )
-            trial.right += self.answers(candidate, tasks, trial.unseen, number)
-            number += 1
-            trial.looks = number
+            found = self.answers(candidate, tasks, trial)
+            trial.right += found["right"]
+            trial.loads.append((found["steps"], found["rows"], found["mean"]))
+            trial.looks += 1
         return trial.state(self.max_drop)
 
-    def answers(self, candidate: Candidate | None, tasks: list[Task], unseen: bool, number: int) -> list[bool]:
+    def answers(self, candidate: Candidate | None, tasks: list[Task], trial: Trial) -> Row:
+        """Of one round, decoded or as they were kept."""
         name = "native" if candidate is None else candidate.name
-        key = (name, unseen, number)
-        if key not in self.known:
-            policy = None if candidate is None else candidate.policy
-            budgets = None if candidate is None else candidate.budgets
-            found = answer(
-                self.engine, policy, tasks, budgets=budgets, batch=self.batch, limit=self.limit, advance=self.advance
-            )
-            self.known[key] = found.right
-            self.keep({"policy": name, "unseen": unseen, "round": number, "right": found.right})
-        else:
+        key = (name, trial.unseen, trial.looks)
+        if key in self.known:
             self.advance(len(tasks))
-        return self.known[key]
+            return self.known[key]
+        asked: dict[str, Any] = {"batch": self.batch, "limit": self.limit, "advance": self.advance}
+        if candidate is None:
+            found = answer(self.engine, None, tasks, **asked)
+        else:
+            found = answer(self.engine, candidate.policy, tasks, budgets=candidate.budgets, **asked)
+        turn = trial.turn if trial.unseen and candidate is not None else None
+        row: Row = {"policy": name, "unseen": trial.unseen, "round": trial.looks, "turn": turn, "right": found.right}
+        row |= {"steps": found.run.steps, "rows": found.run.rows, "mean": found.stats.get("mean", {})}
+        self.known[key] = row
+        self.keep(row)
+        return row

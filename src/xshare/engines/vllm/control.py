@@ -36,6 +36,10 @@ def add_worker_methods(worker_class: Any) -> None:
     def xshare_switch(self: Any, on: bool) -> bool:
         return bool(state_of(self).switch(on))
 
+    def xshare_count(self: Any, every: int | None) -> None:
+        """Experts are counted in one of so many steps from now on; None: as the engine was started with."""
+        state_of(self).count_every(every)
+
     def xshare_force(self: Any) -> None:
         from xshare.engines.vllm.forced import Forcing
 
@@ -48,7 +52,7 @@ def add_worker_methods(worker_class: Any) -> None:
         state.forcing = None
         return found
 
-    for method in (xshare_stats, xshare_set, xshare_switch, xshare_force, xshare_forced):
+    for method in (xshare_stats, xshare_set, xshare_switch, xshare_count, xshare_force, xshare_forced):
         setattr(worker_class, method.__name__, method)
 
 

@@ -87,6 +87,8 @@ class VllmEngine:
         from vllm.sampling_params import RequestOutputKind
 
         engine, due = self.llm.llm_engine, arrivals or [0.0] * len(prompts)
+        if batch > (most := engine.vllm_config.scheduler_config.max_num_seqs):
+            raise ModelError(f"this engine decodes {most} requests at once, not {batch}: raise its max_num_seqs")
         longest, room = max(map(len, prompts), default=0), engine.model_config.max_model_len
         if longest >= room:
             raise ModelError(f"a prompt of {longest} tokens does not fit this engine: its max_model_len is {room}")
@@ -173,6 +175,9 @@ class VllmEngine:
 
     def stats(self) -> dict[str, Any]:
         return since(self._before, self._counted())
+
+    def count_all(self, on: bool) -> None:
+        self.llm.collective_rpc("xshare_count", args=(1 if on else None,))
 
     def encode(self, text: str) -> list[int]:
         tokenizer = self._tokenizer()

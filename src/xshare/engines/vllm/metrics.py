@@ -80,6 +80,7 @@ class Samples:
         self.state = state
         self.sums = torch.zeros(len(FIGURES), len(state.layers), dtype=torch.float64, device=state.device)
         self.count = 0
+        self._steps = 0  # that could have been sampled
         self._waiting: int | None = None  # voting rows of the sampled step that has not been counted
         kinds: dict[Any, list[tuple[int, Layer]]] = {}
         for number, layer in enumerate(state.layers):
@@ -96,6 +97,11 @@ class Samples:
         for layers in self.alike:
             layers.add(1, self.sums)
         self.clear()
+
+    def due(self, every: int) -> bool:
+        """Whether the step that now begins is to be sampled: the first after a change of policy, and one of so many."""
+        self._steps += 1
+        return (self._steps - 1) % every == 0
 
     def begin(self, rows: int) -> None:
         """The step that now begins leaves its logits behind."""
@@ -114,7 +120,7 @@ class Samples:
     def clear(self) -> None:
         self.sums.zero_()
         self.host.zero_()
-        self.count, self._waiting = 0, None
+        self.count, self._steps, self._waiting = 0, 0, None
 
     def means(self) -> dict[str, Any]:
         """Means over the sampled steps, by layer, as far as they have been copied to the host."""

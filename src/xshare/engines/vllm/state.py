@@ -44,6 +44,7 @@ class State:
         """`captured`: the numbers of rows for which the engine captures graphs, and to which it pads a step."""
         self.settings, self.device, self.num_spec_tokens = settings, device, num_spec_tokens
         self.policy, self.on = settings.policy, True
+        self.every = settings.metrics.every  # steps between two of which experts are counted
         self._captured = captured
         # A step of more rows than this is never acted on: padded, it would have more rows than a kernel can take.
         most = min(settings.gates.max_rows, max_requests * (1 + num_spec_tokens))
@@ -88,6 +89,12 @@ class State:
         found = [layer.expert_bytes for layer in self.layers]
         return sum(size for size in found if size is not None) if None not in found else None
 
+    @property
+    def budgets(self) -> list[int | None] | None:
+        """By layer, None where all have the policy's."""
+        found = [layer.budget for layer in self.layers]
+        return None if all(budget is None for budget in found) else found
+
     # Every step
 
     def one_row_each(self, requests: int) -> Array:
@@ -111,7 +118,7 @@ class State:
             self.bypassed[reason] += 1
         else:
             self.starts = starts
-            self.sampling = self.samples is not None and self.pruned % self.settings.metrics.every == 0
+            self.sampling = self.samples is not None and self.samples.due(self.every)
             self.pruned += 1
             if self.pruned % FOLLOW == 1:
                 for layer in self.layers:
@@ -196,6 +203,11 @@ class State:
         changed, self.on = on != self.on, on
         return changed
 
+    def count_every(self, steps: int | None) -> None:
+        if steps is not None and (not isinstance(steps, int) or isinstance(steps, bool) or steps < 1):
+            raise SettingsError(f"xshare_count takes a number of steps from 1 up, or None, not {steps!r}")
+        self.every = self.settings.metrics.every if steps is None else steps
+
     def stats(self) -> dict[str, Any]:
         """Everything that was counted, to the last step: this waits for the device."""
         if self.samples is not None:
@@ -209,6 +221,7 @@ class State:
         return {
             "pid": os.getpid(),
             "policy": str(self.policy),
+            "budgets": self.budgets,
             "on": self.on,
             "steps_pruned": self.pruned,
             "steps_bypassed": dict(self.bypassed),
