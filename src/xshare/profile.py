@@ -6,10 +6,10 @@ import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from xshare.errors import XShareError
 from xshare.files import whole_file
@@ -38,7 +38,8 @@ class Profile(BaseModel):
     model: str
     config: str  # model_hash of the model's configuration
     policy: str
-    budgets: list[int] | None = None  # a batch_budget for each MoE layer, in place of the policy's m
+    budgets: Annotated[list[Annotated[int, Field(ge=0, strict=True)]], Field(min_length=1)] | None = None
+    # a batch_budget for each MoE layer, in place of the policy's m
     measured: dict[str, Any]
     versions: dict[str, Any]
 
@@ -83,5 +84,6 @@ def read_profile(path: Path) -> Profile:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
         raise ProfileError(f"profile {str(path)!r}: {where}: {first['msg'].lower()}") from None
-    Policy.parse(profile.policy)  # may refuse
+    if Policy.parse(profile.policy).method != "xshare":  # may refuse by itself
+        raise ProfileError(f"profile {str(path)!r}: policy must be one of XShare's own, not {profile.policy}")
     return profile

@@ -13,7 +13,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from xshare.files import whole_file
+from xshare.errors import XShareError
+from xshare.files import check_writable, whole_file
 
 Row = dict[str, Any]
 
@@ -66,3 +67,17 @@ def _git() -> str | None:
         return git("rev-parse", "HEAD") + ("+changes" if changed else "")
     except (OSError, subprocess.CalledProcessError):
         return None
+
+
+def check_replaced(path: Path) -> None:
+    """Refuse to write over what cannot be, or over measurements that a command would go on from."""
+    check_writable(path)
+    if not path.exists():
+        return
+    try:
+        found = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return
+    if isinstance(found, dict) and "fingerprint" in (found.get("provenance") or {}):
+        by = " ".join(found["provenance"].get("argv", [])[:2])
+        raise XShareError(f"{str(path)!r} holds what `{by}` has measured and would go on from: name another file")

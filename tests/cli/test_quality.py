@@ -58,7 +58,7 @@ def test_killed_and_started_again(small, tmp_path):
         [sys.executable, "-c", "from xshare.cli import main; main()", *words], stderr=subprocess.DEVNULL
     )
     for _ in range(1800):
-        if path.exists():
+        if path.exists() and json.loads(path.read_text())["rows"]:
             break
         time.sleep(0.1)
     running.send_signal(signal.SIGKILL)

@@ -43,6 +43,11 @@ def check_kept(path: Path | None, known: Row) -> None:
         samples_kept(path, known, whole=False)
 
 
+def lasting(options: dict[str, Any]) -> dict[str, Any]:
+    """Of an engine's arguments those that results depend on: how long to wait for a server is none of them."""
+    return {name: value for name, value in options.items() if name != "timeout"}
+
+
 def differences(earlier: dict[str, Any], now: dict[str, Any]) -> str:
     """`tokens 32 instead of 64`, of every setting that is another."""
     return ", ".join(

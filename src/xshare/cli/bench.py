@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from math import inf
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
 
 from xshare import __version__
-from xshare.bench.kept import check_kept, samples_kept
+from xshare.bench.kept import check_kept, lasting, samples_kept
 from xshare.bench.paired import compare, control_of, variants
 from xshare.bench.rows import rows_of
 from xshare.bench.workload import Workload
@@ -43,11 +44,11 @@ def bench(
 ) -> None:
     """Measure native routing, a no-op control and policies in turns: rates, latencies, experts, paired ratios."""
     policies = [Policy.parse(text) for text in policy or []]
-    if rate is not None and not rate > 0:
-        raise XShareError(f"rate must be above 0 requests a second, not {rate:g}")
+    if rate is not None and not 0 < rate < inf:
+        raise XShareError(f"rate must be above 0 requests a second, and finite, not {rate:g}")
     options = engine_arguments(engine_args)
     workload = Workload(batch, requests or batch, rate, prompt_tokens, tokens, prompts, seed)
-    check_kept(json, asdict(workload) | {"engine_args": options, "xshare": __version__})
+    check_kept(json, asdict(workload) | {"engine_args": lasting(options), "xshare": __version__})
     opened = open_engine(engine, model, drafts=drafts, policies=policies, options=options)
     try:
         run(opened, policies, workload, repeats, options, json)
@@ -60,7 +61,9 @@ def run(
 ) -> None:
     compared = variants(engine, policies)
     setting = asdict(workload) | {"drafts": engine.about.get("drafts")}
-    fingerprint = engine.about | setting | {"policies": list(compared), "engine_args": options, "xshare": __version__}
+    fingerprint = (
+        engine.about | setting | {"policies": list(compared), "engine_args": lasting(options), "xshare": __version__}
+    )
     control = str(control_of(engine))
     samples = samples_kept(json, fingerprint)
     done = 1 + max((sample["repeat"] for sample in samples), default=-1)
@@ -109,10 +112,15 @@ def show(rows: list[Row], about: dict[str, Any], workload: Workload, control: st
         table.add_row(f"{row['policy']} (control)" if row["policy"] == control else row["policy"], *cells, experts)
     console = wide_console()
     console.print(table)
-    console.print(
-        f"Medians of {min(row['repeats'] for row in rows)} repeats. ratio: tokens/s a request against native's in the "
-        "same repeat. The control selects and keeps all experts: what it loses is the cost of selecting."
-    )
+    repeats = min(row["repeats"] for row in rows)
+    said = f"Medians of {repeats} repeats." if repeats > 1 else "One repeat: nothing is known of the noise."
+    if any(row["ratio"] is not None for row in rows):
+        said += (
+            " ratio: tokens/s a request against native's in the same repeat. The control selects and keeps all "
+            "experts: what it loses is the cost of selecting."
+        )
+        said += " Of fewer than 6 repeats, the interval is hardly 95 %." if 1 < repeats < 6 else ""
+    console.print(said)
     for note in notes(rows, about, control):
         console.print(note)
 
@@ -120,6 +128,9 @@ def show(rows: list[Row], about: dict[str, Any], workload: Workload, control: st
 def notes(rows: list[Row], about: dict[str, Any], control: str) -> list[str]:
     """What a reader of the table must know."""
     found = []
+    same = next((row["identical"] for row in rows if row["policy"] == control), None)
+    if same is not None and same < 1:
+        found.append(f"The control changed {1 - same:.1%} of native's answers, by rounding or by mistake.")
     acted = next((row["acted"] for row in rows if row["policy"] == control), None)
     if acted is not None and acted < 1:
         found.append(

@@ -10,12 +10,11 @@ import typer
 from xshare import models
 from xshare.cli.output import number_table, progress_bar, wide_console
 from xshare.engines.base import Advance
-from xshare.files import check_writable
 from xshare.policy import Policy
 from xshare.quality.files import Task, built_in
 from xshare.quality.measure import Outcome, answer, ordered, row_of
 from xshare.quality.tasks import ASKED, LONGEST
-from xshare.results import Row, provenance, write_result
+from xshare.results import Row, check_replaced, provenance, write_result
 from xshare.workers import Workers
 
 POLICIES = ["k0=2,m=12", "k0=2,m=0", "k0=1,m=16", "k0=1,m=0", "logit-sum:m=16", "topk:k=2", "random:k0=0,m=16"]
@@ -34,7 +33,7 @@ def demo(
     """Decode held-out questions with nano, natively and under policies: experts saved, answers kept or lost."""
     policies = [None, *map(Policy.parse, policy or POLICIES)]
     if json is not None:
-        check_writable(json)
+        check_replaced(json)
     models.check(models.folder("nano"))
     asked = ordered(built_in(questions), mixed=True)
     found: dict[Policy | None, Outcome] = {}

@@ -49,8 +49,9 @@ def doctor(
     fingerprint = about | setting
     samples: list[Row] = []
 
-    def keep(sample: Row) -> None:
-        samples.append(sample)
+    def keep(repeat: list[Row]) -> None:
+        of = {(sample["point"], sample["batch"], sample["repeat"]) for sample in repeat}
+        samples[:] = [old for old in samples if (old["point"], old["batch"], old["repeat"]) not in of] + repeat
         if json is not None:
             write_result(json, [], provenance(**about, seed=seed, fingerprint=fingerprint), samples=samples)
 

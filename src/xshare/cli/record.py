@@ -7,13 +7,14 @@ from typing import Annotated
 
 import typer
 
+from xshare import models
 from xshare.cli.output import progress_bar
 from xshare.files import check_writable
 from xshare.results import sha256
 
 
 def record_command(
-    model: Annotated[Path, typer.Argument(help="A folder with a Transformers model and its tokenizer.")],
+    model: Annotated[str, typer.Argument(help="A folder with a Transformers model and its tokenizer, or nano.")],
     prompts: Annotated[Path, typer.Option(help="One prompt a line, or a .jsonl file with prompt and domain.")],
     output: Annotated[Path, typer.Option("--output", "--out", "-o", help="The trace file to write (safetensors).")],
     tokens: Annotated[int, typer.Option(min=2, help="Most tokens to decode after each prompt.")] = 64,
@@ -28,7 +29,8 @@ def record_command(
 
     check_writable(output)
     found = read_prompts(prompts)
-    loaded, tokenizer = load(model, device, dtype)
+    folder = models.folder(model) if model in models.NAMES else Path(model)
+    loaded, tokenizer = load(folder, device, dtype)
     source = {"source": prompts.name, "source_sha256": sha256(prompts)}
     options = {"tokens": tokens, "batch": batch, "chat": chat}
     with progress_bar("prompts", len(found)) as advance:
@@ -36,7 +38,7 @@ def record_command(
             loaded,
             tokenizer,
             found,
-            name=name or model.resolve().name,
+            name=name or folder.resolve().name,
             tokens=tokens,
             batch=batch,
             chat=chat,

@@ -14,10 +14,9 @@ from rich.table import Table
 from xshare.batch import Placement
 from xshare.cli.output import number_table, progress_bar, wide_console
 from xshare.errors import PolicyError, XShareError
-from xshare.files import check_writable
 from xshare.policy import Policy
 from xshare.report.plot import check_plot, plot_curve, plot_overlap, plot_tradeoff
-from xshare.results import Row, provenance, sha256, write_result
+from xshare.results import Row, check_replaced, provenance, sha256, write_result
 from xshare.statistics import spelled_mean
 from xshare.trace import Batches, Trace, one_pass, overlap, replay, sampled
 from xshare.trace.rows import curve_rows, layer_rows, replay_row
@@ -52,7 +51,7 @@ def replay_command(
     if curve and overlaps:
         raise XShareError("--curve and --overlap are two different tables: ask for one at a time")
     if json is not None:
-        check_writable(json)
+        check_replaced(json)
     if plot is not None:
         check_plot(plot)
     chosen = [Policy.parse("native"), *_policies(policy or [], policies)]

@@ -13,7 +13,7 @@ from xshare.cli.record import record_command
 from xshare.errors import TraceError
 from xshare.files import check_writable
 from xshare.report.plot import check_plot, plot_load
-from xshare.results import provenance, sha256, write_result
+from xshare.results import check_replaced, provenance, sha256, write_result
 from xshare.trace import Trace, import_npz
 from xshare.trace.load import load_rows
 
@@ -81,7 +81,7 @@ def load(
     plot: Annotated[Path | None, typer.Option(help="Draw to this .png or .svg.")] = None,
 ) -> None:
     """How evenly each layer uses its experts, and how many of them never."""
-    for path, check in ((json, check_writable), (plot, check_plot)):
+    for path, check in ((json, check_replaced), (plot, check_plot)):
         if path is not None:
             check(path)
     trace = Trace.load(file)

@@ -192,7 +192,9 @@ class Tuning:
         with progress_bar("law", runs(about["experts"], about["top_k"], self.batch, 0, 2)) as advance:
             prompts = workload.prompts_of(self.engine, 0)
             kept = tuple(self.samples)
-            return examine(self.engine, prompts, [], tokens=24, repeats=2, advance=advance, kept=kept, keep=self.keep)
+            return examine(
+                self.engine, prompts, [], tokens=24, repeats=2, advance=advance, kept=kept, keep=self.keep_all
+            )
 
     def gain(self, candidate: Candidate) -> float:
         """In tokens a second as the law predicts, or in experts."""
@@ -210,7 +212,10 @@ class Tuning:
         return half[begin : begin + length]
 
     def keep(self, sample: Row) -> None:
-        self.samples.append(sample)
+        self.keep_all([sample])
+
+    def keep_all(self, samples: list[Row]) -> None:
+        self.samples += samples
         self.write()
 
     def rows(self) -> list[Row]:
@@ -277,6 +282,9 @@ class Tuning:
                 f"{1 - active / native:.0%} fewer experts in them, and decodes {speed:.2f}x as fast as native routing "
                 f"here ({low:.2f} to {high:.2f}); profile: {profile}"
             )
+            bolder = [each for each in self.tried if each.candidate.mean_active < holds.candidate.mean_active]
+            if undecided := [each for each in bolder if each.state == "undecided"]:
+                console.print(f"bolder ones are undecided: {self.undecided(undecided)}")
         else:
             console.print(self.without(self.tried))
             if profile.exists():
@@ -302,12 +310,16 @@ class Tuning:
         if not open_:
             lose = f"all of {len(tried)} policies that were tried lose more than {self.max_drop:.1%}"
             return f"no operating window: {lose}" + (f"; {slower}" if left_out else "")
-        hopeful = [each for each in open_ if each.needed is not None]
+        return f"undecided: {self.undecided(open_)}"
+
+    def undecided(self, tried: Sequence[Tried]) -> str:
+        """Of the boldest that would hold if it went on so, or else of the one that came nearest."""
+        hopeful = [each for each in tried if each.needed is not None]
         if hopeful:
             best = min(hopeful, key=lambda each: each.candidate.mean_active)
-            return f"undecided: {self.so_far(best)}: about {best.needed} of each set would show it (--questions)"
-        best = max(open_, key=lambda each: each.last.change.change)
-        return f"undecided: {self.so_far(best)}: should that stay, no policy holds, and more --questions would show it"
+            return f"{self.so_far(best)}: about {best.needed} of each set would show it (--questions)"
+        best = max(tried, key=lambda each: each.last.change.change)
+        return f"{self.so_far(best)}: should that stay it would not hold, and more --questions would show it"
 
     def so_far(self, tried: Tried) -> str:
         (low, high), change = tried.last.bounds, tried.last.change.change

@@ -5,16 +5,23 @@ from __future__ import annotations
 import http.client
 import json
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+import socket
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any
 from urllib.parse import urlsplit
 
+from xshare.engines.base import Answer
 from xshare.errors import XShareError
 
 
 class ServerError(XShareError):
-    """A server that does not answer, stops answering, or refuses what it is asked."""
+    """A server that does not answer, stops answering, or refuses what it is asked.
+
+    `answers` are those of a run that had ended by then, in the order of its prompts, None for the others.
+    """
+
+    answers: Sequence[Answer | None] = ()
 
 
 class Http:
@@ -33,15 +40,19 @@ class Http:
         self._prefix = urlsplit(self.url).path
         key = os.environ.get("OPENAI_API_KEY")  # as the clients of such servers have it
         self._headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})
+        self._sockets: set[socket.socket] = set()  # of calls under way
 
     @contextmanager
     def open(self, path: str, body: Any = None) -> Iterator[http.client.HTTPResponse]:
         """GET, or POST where there is a body. What the block reads may fail, and is told in the same words."""
         kind = http.client.HTTPSConnection if self._secure else http.client.HTTPConnection
         connection = kind(self._host, timeout=self.timeout)
+        used: socket.socket | None = None
         try:
             sent = None if body is None else json.dumps(body)
             connection.request("GET" if body is None else "POST", self._prefix + path, sent, self._headers)
+            if (used := connection.sock) is not None:
+                self._sockets.add(used)
             yield connection.getresponse()
         except TimeoutError:
             raise ServerError(f"the server at {self.url} said nothing for {self.timeout:g} s") from None
@@ -50,7 +61,15 @@ class Http:
         except OSError as error:
             raise ServerError(f"no server answers at {self.url}: {error.strerror or error}") from None
         finally:
+            if used is not None:
+                self._sockets.discard(used)
             connection.close()
+
+    def hang_up(self) -> None:
+        """End the calls under way: a thread that waits for a word gets none."""
+        for each in list(self._sockets):
+            with suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
 
     def ask(self, path: str, body: Any = None) -> tuple[int, str]:
         """Status and text of a whole answer."""

@@ -50,6 +50,8 @@ def open_engine(
     if kind == "vllm":
         from xshare.engines.vllm.engine import VllmEngine
 
+        if others := [policy for policy in policies if policy.method != "xshare"]:
+            raise ModelError(f"vLLM runs XShare's own policies, not {others[0]}: take the transformers engine for it")
         if not (folder / "config.json").is_file():
             raise ModelError(f"model {name!r} is no folder of a model: it has no config.json")
         engine: Engine = VllmEngine(folder, name, drafts=drafts, policies=policies, options=options)

@@ -29,6 +29,8 @@ class ServerEngine:
 
     def __init__(self, url: str, model: str | None = None, timeout: float = 120.0) -> None:
         """`model` is the served name, where the server has several. `timeout`: seconds without a word."""
+        if not isinstance(timeout, int | float) or isinstance(timeout, bool) or not 0 < timeout < 1e6:
+            raise ServerError(f"timeout must be a number of seconds above 0, not {timeout!r}")
         self.http = Http(url, timeout)
         answer = self.http.ask_json("/v1/models")
         listed = answer.get("data") if isinstance(answer, dict) else None
@@ -50,7 +52,8 @@ class ServerEngine:
             "prompt_form": "ids" if isinstance(tokenized, dict) and "tokens" in tokenized else "text",
         }
         self._before: dict[str, Any] = {}
-        self._found = found[0] if self.live else {}  # what it did before anyone changed it
+        self._found: dict[str, Any] = found[0] if self.live else {}  # what it did before anyone changed it
+        self.serves = Policy.parse(self._found["policy"]) if self.live and self._found["on"] else None
         if self.live:
             self.about |= {"experts": found[0]["experts"], "top_k": found[0]["top_k"]}
             self.about |= {"layers": len(found[0]["layers"])}
@@ -140,7 +143,9 @@ class ServerEngine:
         drafts = self._draft_counters()
         start = time.perf_counter()
 
-        def one(who: int) -> Answer:
+        ended: dict[int, Answer] = {}
+
+        def one(who: int) -> None:
             answer = Answer([], "", due[who])
             stop.wait(max(0.0, start + due[who] - time.perf_counter()))
             if not stop.is_set():
@@ -148,20 +153,26 @@ class ServerEngine:
                 self._stream(
                     body | {"prompt": prompt if isinstance(prompt, str) else list(prompt)}, answer, start, stop
                 )
-            return answer
+            if not stop.is_set():
+                ended[who] = answer
 
-        with ThreadPoolExecutor(batch) as pool:
-            order = sorted(range(len(prompts)), key=lambda who: due[who])
-            asked = {who: pool.submit(one, who) for who in order}
-            try:
-                for each in as_completed(asked.values()):
-                    each.result()
-                    advance(1)
-            except BaseException:
-                stop.set()  # one has failed, or the user has had enough: the others need not go on
-                raise
+        try:
+            with ThreadPoolExecutor(batch) as pool:
+                order = sorted(range(len(prompts)), key=lambda who: due[who])
+                asked = [pool.submit(one, who) for who in order]
+                try:
+                    for each in as_completed(asked):
+                        each.result()
+                        advance(1)
+                except BaseException:
+                    stop.set()  # one has failed, or the user has had enough: the others need not go on
+                    self.http.hang_up()
+                    raise
+        except ServerError as error:
+            error.answers = [ended.get(who) for who in range(len(prompts))]
+            raise
         drafted, accepted = (int(b - a) for a, b in zip(drafts, self._draft_counters(), strict=True))
-        return Run([asked[who].result() for who in range(len(prompts))], drafted=drafted, accepted=accepted)
+        return Run([ended[who] for who in range(len(prompts))], drafted=drafted, accepted=accepted)
 
     def diverge(
         self,

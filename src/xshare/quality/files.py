@@ -78,7 +78,7 @@ def read_tasks(path: Path) -> list[Task]:
     if not path.is_file():
         raise TaskError(f"task file {str(path)!r} does not exist or is not a file")
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8-sig").splitlines()
     except UnicodeDecodeError:
         raise TaskError(f"task file {str(path)!r} is not text in UTF-8") from None
     tasks = [_task(line, f"task file {str(path)!r}, line {n}") for n, line in enumerate(lines, 1) if line.strip()]
@@ -102,7 +102,7 @@ def _task(line: str, where: str) -> Task:
             f"{where} has an unknown field {sorted(unknown)[0]!r}, expected question, answer, kind, compare"
         )
     compare = found.get("compare", "exact")
-    if compare not in COMPARE:
+    if not isinstance(compare, str) or compare not in COMPARE:
         raise TaskError(f"{where} compares by {compare!r}, expected one of {', '.join(COMPARE)}")
     if compare == "number" and not NUMBER.fullmatch(found["answer"].strip()):
         raise TaskError(f"{where} compares by number, and its answer {found['answer']!r} is none")

@@ -9,12 +9,14 @@ from statistics import median
 from typing import Any
 
 from xshare.engines.base import Advance, Answer, Engine, Run, quiet
+from xshare.engines.client import ServerError
 from xshare.policy import Policy
 from xshare.quality.files import Task
 from xshare.quality.paired import paired
 from xshare.results import Row
 from xshare.statistics import share_interval
 
+AGAINST = ("change", "change_low", "change_high", "p", "lost", "won", "agreement", "diverged", "diverged_at")
 RUN = ("decode_s", "steps", "rows", "drafted", "accepted")  # of a Run, all but its answers
 
 
@@ -65,14 +67,19 @@ def answer(
     if alike:
         kinds = dict.fromkeys(task.kind for task in tasks)
         groups = [[task for task in tasks if task.kind == kind] for kind in kinds]
-    whole = Run([])
-    for group in groups:
-        run = engine.run(prompts_of(engine, group), limit=limit, batch=batch, advance=advance)
-        whole.answers += run.answers
-        for name in ("decode_s", "steps", "rows", "drafted", "accepted"):
-            setattr(whole, name, getattr(whole, name) + getattr(run, name))
     order = [task for group in groups for task in group]
     place = {id(task): number for number, task in enumerate(order)}
+    whole = Run([])
+    for group in groups:
+        try:
+            run = engine.run(prompts_of(engine, group), limit=limit, batch=batch, advance=advance)
+        except ServerError as error:
+            ended = dict(enumerate([*whole.answers, *error.answers]))
+            error.answers = [ended.get(place[id(task)]) for task in tasks]
+            raise
+        whole.answers += run.answers
+        for name in RUN:
+            setattr(whole, name, getattr(whole, name) + getattr(run, name))
     answers = [whole.answers[place[id(task)]] for task in tasks]
     right = [task.is_right(each.text) for task, each in zip(tasks, answers, strict=True)]
     return Outcome(policy, right, [tokens_of(each) for each in answers], engine.stats(), whole)
@@ -106,13 +113,10 @@ def diverged_at(native: Sequence[int], tokens: Sequence[int]) -> int | None:
     )
 
 
-def row_of(found: Outcome, native: Outcome, drafts: int = 0) -> Row:
-    """The flat record of one policy, held against native on the same tasks."""
+def row_of(found: Outcome, native: Outcome | None, drafts: int = 0) -> Row:
+    """The flat record of one policy, and held against native on the same tasks where that is known."""
     asked = len(found.right)
     low, high = share_interval(sum(found.right), asked)
-    change = paired(native.right, found.right)
-    places = [diverged_at(a, b) for a, b in zip(native.tokens, found.tokens, strict=True)]
-    differing = [place for place in places if place is not None]
     mean = found.stats.get("mean", {})
     row: Row = {
         "policy": found.name,
@@ -124,21 +128,23 @@ def row_of(found: Outcome, native: Outcome, drafts: int = 0) -> Row:
         "accuracy": sum(found.right) / asked,
         "accuracy_low": low,
         "accuracy_high": high,
-        "change": change.change,
-        "change_low": change.low,
-        "change_high": change.high,
-        "p": change.p,
-        "lost": change.lost,
-        "won": change.won,
-        "agreement": agreement(native.tokens, found.tokens),
-        "diverged": len(differing) / asked,
-        "diverged_at": median(differing) if differing else None,
+        **(dict.fromkeys(AGAINST) if native is None else against(native, found)),
         "tokens": sum(map(len, found.tokens)) / asked,
         "tokens_per_s": found.run.rows / found.run.decode_s if found.run.decode_s else None,
     }
     if found.run.drafted and drafts:
         row["accepted"] = 1 + found.run.accepted * drafts / found.run.drafted  # tokens a request and step
     return row
+
+
+def against(native: Outcome, found: Outcome) -> Row:
+    """What became of native's answers."""
+    change = paired(native.right, found.right)
+    places = [diverged_at(a, b) for a, b in zip(native.tokens, found.tokens, strict=True)]
+    differing = [place for place in places if place is not None]
+    parted = (agreement(native.tokens, found.tokens), len(differing) / len(places))
+    values = (change.change, change.low, change.high, change.p, change.lost, change.won, *parted)
+    return dict(zip(AGAINST, (*values, median(differing) if differing else None), strict=True))
 
 
 def unsettled(one: Outcome, other: Outcome) -> float:

@@ -13,14 +13,13 @@ from statistics import median
 
 import torch
 
-from xshare.engines.base import Engine, Run
+from xshare.engines.base import Advance, Engine, Run
 from xshare.errors import XShareError
 from xshare.policy import Policy
 from xshare.results import Row
 from xshare.tune.law import Law, fit
 
 WORTH = 1.03  # a smaller gain is not worth a risk to the answers
-Advance = Callable[[int], None]
 
 
 @dataclass
@@ -104,9 +103,9 @@ def examine(
     repeats: int = 3,
     advance: Advance = lambda done: None,
     kept: Sequence[Row] = (),
-    keep: Callable[[Row], None] = lambda sample: None,
+    keep: Callable[[list[Row]], None] = lambda samples: None,
 ) -> Examination:
-    """The prompts are the batch. `kept` are samples of an earlier run, and `keep` gets every new one."""
+    """The prompts are the batch. `kept` are samples of an earlier run, and `keep` gets those of every new repeat."""
     N, k, batch = engine.about["experts"], engine.about["top_k"], len(prompts)
     noop = Policy(warmup=min(1, k), batch_budget=N)
     ways: list[tuple[Point, Policy | None]] = [(Point("native", batch), None), (Point(str(noop), batch), noop)]
@@ -114,21 +113,28 @@ def examine(
     ways += [(Point(str(policy), batch), policy) for policy in policies]
     ways += [(Point("native", size), None) for size in sorted({1, max(1, batch // 2)}) if size < batch]
     known = {(sample["point"], sample["batch"], sample["repeat"]): sample for sample in kept if "point" in sample}
+    # A repeat is measured whole, in one go: what is held against each other in it must be of one time.
+    missing = {
+        repeat
+        for repeat in range(1, repeats + 1)
+        if any((point.name, point.batch, repeat) not in known for point, _ in ways)
+    }
     for repeat in range(repeats + 1):  # the first warms up
+        fresh = []
         for point, policy in ways if repeat % 2 else ways[::-1]:
-            wanted = [repeat] if repeat else range(1, repeats + 1)
-            if any((point.name, point.batch, number) not in known for number in wanted):
+            if repeat in missing or (repeat == 0 and missing):
                 engine.use(policy)
                 run = engine.run(prompts[: point.batch], limit=tokens, batch=point.batch, to_the_end=True)
                 if repeat:
-                    sample = sample_of(point, repeat, run, engine)
-                    known[point.name, point.batch, repeat] = sample
-                    keep(sample)
+                    fresh.append(sample_of(point, repeat, run, engine))
+                    known[point.name, point.batch, repeat] = fresh[-1]
             if repeat:
                 sample = known[point.name, point.batch, repeat]
                 point.step_ms.append(sample["step_ms"])
                 point.counted += [sample["counted"]] if sample["counted"] else []
             advance(1)
+        if fresh:
+            keep(fresh)
     points = [point for point, _ in ways]
     forced = len(sizes(N, k))
     return Examination(

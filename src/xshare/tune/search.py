@@ -139,17 +139,23 @@ class Search:
 
     def run(self, candidates: list[Candidate]) -> Iterator[Tried]:
         found: dict[int, Tried] = {}  # by place
-        yield from self.halve(candidates, found, 0, lambda tried: tried.may_hold)
-        if self.could_hold() and not any(tried.state == "holds" for tried in found.values()):
-            undecided = [place for place, tried in found.items() if tried.state == "undecided"]
-            milder = 1 + max(undecided, default=len(candidates))
-            yield from self.halve(candidates, found, milder, lambda tried: tried.state == "holds")
+        yield from self.halve(candidates, found, 0, len(candidates), lambda tried: tried.may_hold)
+        if self.could_hold():  # between the boldest that holds and the mildest before it that does not
+            best = min((place for place, tried in found.items() if tried.state == "holds"), default=len(candidates))
+            bolder = [place for place in found if place < best]
+            yield from self.halve(
+                candidates, found, 1 + max(bolder, default=-1), best, lambda tried: tried.state == "holds"
+            )
 
     def halve(
-        self, candidates: list[Candidate], found: dict[int, Tried], low: int, will_do: Callable[[Tried], bool]
+        self,
+        candidates: list[Candidate],
+        found: dict[int, Tried],
+        low: int,
+        high: int,
+        will_do: Callable[[Tried], bool],
     ) -> Iterator[Tried]:
         """None before `low` will do, and from `high` on nothing bolder is found."""
-        high = len(candidates)
         while low < high:
             middle = (low + high) // 2
             if middle not in found:
