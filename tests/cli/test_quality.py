@@ -5,6 +5,7 @@ import sys
 import time
 
 import pytest
+from played import played  # noqa: F401
 from typer.testing import CliRunner
 
 from xshare.cli import app
@@ -100,3 +101,56 @@ def test_mistakes_are_one_sentence(words, sentence):
     result = ask(*words)
     assert isinstance(result.exception, XShareError)
     assert sentence in str(result.exception)
+
+
+# Behind a server that answers "w w w", whatever it is asked
+
+
+def served(played, tmp_path, *words):  # noqa: F811
+    tasks = tmp_path / "tasks.jsonl"
+    tasks.write_text("".join(f'{{"question": "q{i}", "answer": "w", "compare": "contains"}}\n' for i in range(6)))
+    common = ["quality", "--engine", played.url, "--tasks", str(tasks), "--batch", "2", "--tokens", "3"]
+    return CliRunner().invoke(app, [*common, *words])
+
+
+def test_a_server_that_stops_leaves_the_answers_so_far(played, tmp_path):  # noqa: F811
+    path = tmp_path / "q.json"
+    played.left = 4
+    result = served(played, tmp_path, "--json", str(path))
+    assert isinstance(result.exception, XShareError)
+    (begun,) = json.loads(path.read_text())["samples"]
+    assert len(begun["ended"]) == 4
+    played.left, played.bodies[:] = None, []
+    again = served(played, tmp_path, "--json", str(path), "--engine-args", '{"timeout": 60}')  # waits longer, goes on
+    assert again.exit_code == 0, again.output
+    assert len(played.bodies) == 2
+    found = json.loads(path.read_text())
+    assert [row["accuracy"] for row in found["rows"]] == [1.0]
+    assert [sample["order"] for sample in found["samples"]] == [0]
+
+
+def test_two_servers_are_held_against_each_other(played, tmp_path):  # noqa: F811
+    native, pruned = tmp_path / "native.json", tmp_path / "pruned.json"
+    assert served(played, tmp_path, "--json", str(native)).exit_code == 0
+    played.metrics = 'xshare:on{engine="0",policy="k0=1,m=2"} 1.0\n'
+    alone = served(played, tmp_path, "--json", str(pruned))
+    assert alone.exit_code == 0, alone.output
+    assert "Native routing was not measured" in alone.output
+    (row,) = json.loads(pruned.read_text())["rows"]
+    assert row["policy"] == "k0=1,m=2"
+    assert row["change"] is row["p"] is row["agreement"] is None
+    paired = served(played, tmp_path, "--json", str(pruned), "--against", str(native))
+    assert paired.exit_code == 0, paired.output
+    (row,) = json.loads(pruned.read_text())["rows"]
+    assert (row["change"], row["agreement"]) == (0, 1)
+    other = served(played, tmp_path, "--against", str(native), "--tokens", "2")
+    assert "tokens 3 instead of 2" in str(other.exception)
+    gone = served(played, tmp_path, "--against", str(tmp_path / "none.json"))
+    assert "does not exist" in str(gone.exception)
+    wrong = served(played, tmp_path, "--against", str(pruned))
+    assert "holds no answers of native routing" in str(wrong.exception)
+
+
+def test_answers_that_were_cut_off_are_named(small):
+    result = ask("--model", str(small), "--tokens", "2")
+    assert "were cut off at 2 tokens" in result.output

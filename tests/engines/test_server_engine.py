@@ -1,12 +1,9 @@
 """Servers of every kind, played by a small one: what they offer is used, and what goes wrong is one sentence."""
 
-import json
-import socket
-import threading
 import time
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
+from played import played  # noqa: F401
 
 from xshare.engines.client import ServerError
 from xshare.engines.server import ServerEngine
@@ -24,85 +21,7 @@ xshare:experts_active{engine="0",layer="1"} 6.0
 """
 
 
-class Played(BaseHTTPRequestHandler):
-    """Answers a word w for each token asked for, or misbehaves as it is told."""
-
-    protocol_version = "HTTP/1.1"
-
-    def log_message(self, *args):
-        pass
-
-    def do_GET(self):
-        self.server.paths.append(self.path)
-        if self.path == "/v1/models":
-            self.answer({"data": [{"id": "tiny"}]})
-        elif self.path == "/metrics" and self.server.metrics:
-            self.whole(200, self.server.metrics.encode())
-        else:
-            self.whole(404, b"{}")
-
-    def do_POST(self):
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        if self.path != "/v1/completions":
-            return self.whole(404, b"{}")
-        self.server.bodies.append(body)
-        if self.server.how == "refuse":
-            return self.whole(400, b'{"error": {"message": "the prompt is too long"}}')
-        self.send_response(200)
-        self.send_header("Transfer-Encoding", "chunked")
-        self.end_headers()
-        with self.server.lock:
-            self.server.now += 1
-            self.server.most = max(self.server.most, self.server.now)
-        for number in range(body["max_tokens"]):
-            if number == 2 and self.server.how == "drop":
-                return self.connection.shutdown(socket.SHUT_RDWR)
-            if number == 2 and self.server.how == "hang":
-                time.sleep(1.5)
-            if number == 2 and self.server.how == "error":
-                self.chunk({"error": {"message": "out of memory"}})
-            if number == 2 and self.server.how == "end":
-                break
-            self.chunk({"choices": [{"text": "w "}]})
-            time.sleep(0.005)
-        else:
-            with self.server.lock:  # before the client learns of the end and asks again
-                self.server.now -= 1
-            self.chunk({"choices": [], "usage": {}})
-            self.part(b"data: [DONE]\n\n")
-        self.part(b"")
-
-    def chunk(self, what):
-        self.part(b"data: " + json.dumps(what).encode() + b"\n\n")
-
-    def part(self, what):
-        self.wfile.write(f"{len(what):x}\r\n".encode() + what + b"\r\n")
-
-    def answer(self, what):
-        self.whole(200, json.dumps(what).encode())
-
-    def whole(self, status, what):
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(what)))
-        self.end_headers()
-        self.wfile.write(what)
-
-
-@pytest.fixture
-def played(monkeypatch):
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Played)
-    monkeypatch.setattr(server, "handle_error", lambda *args: None)  # those that hang up
-    server.daemon_threads = True
-    server.paths, server.bodies, server.lock, server.how, server.metrics = [], [], threading.Lock(), "well", ""
-    server.now = server.most = 0
-    server.url = f"http://127.0.0.1:{server.server_port}"
-    threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
-    yield server
-    server.shutdown()
-    server.server_close()
-
-
-def test_a_plain_server_is_measured_as_it_runs(played):
+def test_a_plain_server_is_measured_as_it_runs(played):  # noqa: F811
     engine = ServerEngine(played.url + "/v1")
     assert engine.about == {
         "engine": "server", "version": None, "model": "tiny", "device": played.url, "prompt_form": "text",
@@ -125,14 +44,14 @@ def test_a_plain_server_is_measured_as_it_runs(played):
         engine.encode("one")
 
 
-def test_requests_come_when_they_are_due(played):
+def test_requests_come_when_they_are_due(played):  # noqa: F811
     run = ServerEngine(played.url).run([[1], [2]], limit=2, batch=4, arrivals=[0.6, 0.0])
     assert [answer.arrived_s for answer in run.answers] == [0.6, 0.0]
     assert run.answers[0].times_s[0] > 0.6
     assert [body["prompt"] for body in played.bodies] == [[2], [1]]
 
 
-def test_metrics_say_what_runs(played):
+def test_metrics_say_what_runs(played):  # noqa: F811
     played.metrics = METRICS
     engine = ServerEngine(played.url, "tiny")
     engine.use(POLICY)
@@ -152,15 +71,44 @@ def test_metrics_say_what_runs(played):
         ("hang", "said nothing for 0.5 s"),
         ("error", "gave up on a completion: out of memory"),
         ("end", "ended a completion after 2 tokens"),
+        ("garbage", "streams what is no JSON object: '{bad'"),
     ],
 )
-def test_what_goes_wrong_is_one_sentence(played, how, sentence):
+def test_what_goes_wrong_is_one_sentence(played, how, sentence):  # noqa: F811
     played.how = how
     engine = ServerEngine(played.url, timeout=0.5 if how == "hang" else 30)
     with pytest.raises(ServerError, match=f"the server at {played.url} {sentence}"):
         engine.run(["a", "b", "c"], limit=9, batch=2)
 
 
-def test_another_model_than_it_serves(played):
+def test_another_model_than_it_serves(played):  # noqa: F811
     with pytest.raises(ServerError, match="does not serve huge: it serves tiny"):
         ServerEngine(played.url, "huge")
+
+
+def test_others_are_not_waited_for(played):  # noqa: F811
+    played.how = "stall"
+    began = time.monotonic()
+    with pytest.raises(ServerError):
+        ServerEngine(played.url).run(["b", "a", "c"], limit=9, batch=3)
+    assert time.monotonic() - began < 20
+
+
+def test_what_had_ended_comes_with_the_error(played):  # noqa: F811
+    played.left = 2
+    with pytest.raises(ServerError) as failed:
+        ServerEngine(played.url).run(["a", "b", "c"], limit=3, batch=1)
+    assert [answer and answer.text for answer in failed.value.answers] == ["w w w ", "w w w ", None]
+
+
+@pytest.mark.parametrize("models", [[], {"data": []}, {"data": None}, {"data": ["tiny"]}])
+def test_a_server_that_lists_no_models(played, models):  # noqa: F811
+    played.models = models
+    with pytest.raises(ServerError, match="it lists no model at /v1/models"):
+        ServerEngine(played.url)
+
+
+@pytest.mark.parametrize("timeout", [0, -5, "abc", True, float("inf")])
+def test_a_timeout_is_a_number_of_seconds(timeout):
+    with pytest.raises(ServerError, match="timeout must be a number of seconds above 0"):
+        ServerEngine("http://127.0.0.1:1", timeout=timeout)

@@ -26,7 +26,7 @@ def demo(
     ] = None,
     questions: Annotated[int, typer.Option(min=1, help="Questions of each kind.")] = 5,
     batch: Annotated[int, typer.Option(min=1, help="Questions decoded together.")] = 16,
-    tokens: Annotated[int, typer.Option(min=1, help="Tokens of an answer, at most.")] = LONGEST,
+    tokens: Annotated[int, typer.Option(min=2, help="Tokens of an answer, at most.")] = LONGEST,
     jobs: Annotated[int, typer.Option(min=1, help="Policies at once, each on one core.")] = 2,
     json: Annotated[Path | None, typer.Option(help="Write the results here.")] = None,
 ) -> None:

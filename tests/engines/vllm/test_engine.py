@@ -14,8 +14,10 @@ from serving import Server, environment
 
 from xshare.cli import main
 from xshare.engines.opening import open_engine
+from xshare.engines.vllm.settings import SettingsError
 from xshare.errors import ModelError, PolicyError
 from xshare.policy import Policy
+from xshare.tune.scan import scan
 
 pytestmark = pytest.mark.engine
 
@@ -61,11 +63,29 @@ def checked(engine, limit=12):
     return run
 
 
+def scanned(engine):
+    """Every candidate of tune has seen the same steps, however seldom the engine counts otherwise."""
+    engine.llm.collective_rpc("xshare_count", args=(1000,))
+    prompts = [engine.encode(f"what is {number} and {3 * number}?") for number in range(4)]
+    engine.use(PRUNED)
+    engine.run(prompts, limit=4, batch=4, to_the_end=True)
+    assert engine.stats()["samples"] == 1  # the first step after a change
+    found = scan(engine, prompts, 8)
+    assert len({each.native for each in found}) == 1
+    assert all(0 < a <= n for each in found for a, n in zip(each.active, each.native, strict=True))
+    assert engine.llm.collective_rpc("xshare_stats")[0]["samples"] > 1
+    with pytest.raises(SettingsError, match="xshare_count takes a number of steps from 1 up"):
+        engine.llm.collective_rpc("xshare_count", args=(0,))
+
+
 def test_in_process(small):
     cleaned_up()
-    engine = open_engine("vllm", str(small), options=OPTIONS)
+    engine = open_engine("vllm", str(small), options=OPTIONS | {"max_num_seqs": 8})
     try:
         run = checked(engine)
+        scanned(engine)
+        with pytest.raises(ModelError, match="decodes 8 requests at once, not 9: raise its max_num_seqs"):
+            engine.run([[5]] * 9, limit=2, batch=9)
     finally:
         engine.close()
     # Four requests and then three: the first token of each comes with its prompt, the others in steps of their own.
@@ -104,6 +124,8 @@ def test_what_cannot_be_changed_or_read(started):
 
 
 def test_a_wrong_argument_is_one_sentence(small):
+    with pytest.raises(ModelError, match="vLLM runs XShare's own policies, not oea:k0=1: take the transformers engine"):
+        open_engine("vllm", str(small), policies=[Policy.parse("oea:k0=1")])
     with pytest.raises(ModelError, match=r"vllm cannot serve .*unexpected keyword argument 'dtyp'"):
         open_engine("vllm", str(small), options={"dtyp": "float32"})
     with pytest.raises(ModelError, match="no folder of a model"):
@@ -164,6 +186,21 @@ def test_behind_http(server):
     assert checked(engine, limit=LONG).steps == 0  # they are the server's own
     with pytest.raises(ValueError, match="refuses the policy oea:k0=1: its log says why"):
         engine.use(Policy.parse("oea:k0=1"))
+
+
+@pytest.mark.parametrize("on", [True, False])
+def test_a_server_is_left_as_it_was_found(server, on):
+    first = open_engine(server.url)
+    first.use(Policy.parse("k0=1,m=3"), [5, 3])
+    first._rpc("xshare_switch", on)
+    second = open_engine(server.url)
+    assert second.serves == (Policy.parse("k0=1,m=3") if on else None)
+    second.use(PRUNED)
+    second.use(None)
+    second.close()
+    found = open_engine(server.url)._counted()
+    assert (found["policy"], found["budgets"], found["on"]) == ("k0=1,m=3", [5, 3], on)
+    first.close()
 
 
 def test_bench_behind_http(server, tmp_path, monkeypatch, capsys):

@@ -99,7 +99,7 @@ class Samples:
         self.clear()
 
     def due(self, every: int) -> bool:
-        """Whether the step that now begins is to be sampled: the first after a change of policy, and one of so many."""
+        """Whether the step that now begins is to be sampled: the first of all, and one of so many."""
         self._steps += 1
         return (self._steps - 1) % every == 0
 
@@ -121,6 +121,12 @@ class Samples:
         self.sums.zero_()
         self.host.zero_()
         self.count, self._steps, self._waiting = 0, 0, None
+
+    def restart(self, clear: bool = False) -> None:
+        """The next step is a first one again."""
+        self._steps = 0
+        if clear:
+            self.clear()
 
     def means(self) -> dict[str, Any]:
         """Means over the sampled steps, by layer, as far as they have been copied to the host."""

@@ -189,8 +189,8 @@ class State:
         self.policy = policy
         for layer, budget in zip(self.layers, own, strict=True):
             layer.set_budget(budget)
-        if changed and self.samples is not None:
-            self.samples.clear()
+        if self.samples is not None:
+            self.samples.restart(clear=changed)
         return changed
 
     def _bypass_budget(self, policy: Policy) -> int:
@@ -207,6 +207,8 @@ class State:
         if steps is not None and (not isinstance(steps, int) or isinstance(steps, bool) or steps < 1):
             raise SettingsError(f"xshare_count takes a number of steps from 1 up, or None, not {steps!r}")
         self.every = self.settings.metrics.every if steps is None else steps
+        if self.samples is not None:
+            self.samples.restart()
 
     def stats(self) -> dict[str, Any]:
         """Everything that was counted, to the last step: this waits for the device."""
