@@ -71,7 +71,7 @@ def scanned(engine):
     engine.run(prompts, limit=4, batch=4, to_the_end=True)
     assert engine.stats()["samples"] == 1  # the first step after a change
     found = scan(engine, prompts, 8)
-    assert len({each.native[0] for each in found}) == 1  # later layers see what became of the first
+    assert len({round(each.native[0], 6) for each in found}) == 1  # later layers see what became of the first
     assert all(0 < a <= n for each in found for a, n in zip(each.active, each.native, strict=True))
     assert engine.llm.collective_rpc("xshare_stats")[0]["samples"] > 1
     with pytest.raises(SettingsError, match="xshare_count takes a number of steps from 1 up"):
