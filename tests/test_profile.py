@@ -3,6 +3,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from xshare.engines.vllm.settings import settings_of
 from xshare.errors import PolicyError
 from xshare.profile import Profile, ProfileError, model_hash, read_profile
 
@@ -33,6 +34,10 @@ def test_a_model_is_known_by_its_facts_in_either_form():
         (json.dumps(GOOD | {"version": 2}), "version: input should be 1"),
         (json.dumps({key: value for key, value in GOOD.items() if key != "policy"}), "policy: field required"),
         (json.dumps(GOOD | {"budgets": ["many"]}), r"budgets.0: input should be a valid integer"),
+        (json.dumps(GOOD | {"budgets": ["8"]}), r"budgets.0: input should be a valid integer"),
+        (json.dumps(GOOD | {"budgets": [-1]}), r"budgets.0: input should be greater than or equal to 0"),
+        (json.dumps(GOOD | {"budgets": []}), "budgets: list should have at least 1 item"),
+        (json.dumps(GOOD | {"policy": "native"}), "policy must be one of XShare's own, not native"),
         ("{1: 2}", "must name its fields by words"),
     ],
 )
@@ -48,3 +53,13 @@ def test_a_missing_file_and_a_bad_policy(tmp_path):
     (tmp_path / "p.yaml").write_text(json.dumps(GOOD | {"policy": "k0=x"}))
     with pytest.raises(PolicyError):
         read_profile(tmp_path / "p.yaml")
+
+
+@pytest.mark.parametrize(
+    ("measured", "gates", "rows"),
+    [({"batch": 16}, {}, 16), ({"batch": 16}, {"max_rows": 64}, 64), ({"batch": 900}, {}, 256), ({}, {}, 256)],
+)
+def test_it_acts_on_steps_as_large_as_those_it_was_measured_at(tmp_path, measured, gates, rows):
+    Profile(**GOOD | {"measured": measured}).save(tmp_path / "p.yaml")
+    given = {"profile": str(tmp_path / "p.yaml")} | ({"gates": gates} if gates else {})
+    assert settings_of({"xshare": given}).gates.max_rows == rows

@@ -175,3 +175,18 @@ def test_no_traceback_in_a_real_process(tmp_path):
     assert done.returncode == 2
     assert done.stderr.startswith("error: trace ")
     assert len(done.stderr.strip().splitlines()) == 1
+
+
+def test_what_took_long_to_measure_is_not_written_over(trace, tmp_path, xshare_command):
+    kept = tmp_path / "quality.json"
+    text = '{"provenance": {"fingerprint": {}, "argv": ["xshare", "quality"]}, "rows": [], "samples": []}'
+    kept.write_text(text)
+    code, _, err = xshare_command("replay", trace, "--batches", "2", "--json", kept)
+    assert code == 2
+    assert "holds what `xshare quality` has measured and would go on from: name another file" in err
+    assert kept.read_text() == text
+
+
+def test_as_a_module():
+    done = subprocess.run([sys.executable, "-m", "xshare", "--version"], capture_output=True, text=True)
+    assert done.stdout.startswith("xshare ")

@@ -22,7 +22,7 @@ from xshare.quality.files import Task, nano_prompt, read_tasks
 from xshare.quality.measure import ordered
 from xshare.quality.tasks import ASKED, LONGEST, held_out_questions
 from xshare.results import Row, provenance, sha256, write_result
-from xshare.statistics import median_interval
+from xshare.statistics import median_interval, share_interval
 from xshare.tune.doctor import Examination, examine, runs
 from xshare.tune.scan import Candidate, front, looks, scan
 from xshare.tune.search import Search, Tried, span
@@ -234,8 +234,12 @@ class Tuning:
                 row |= {f"{name}_low": change.low, f"{name}_high": change.high}
                 row |= {f"{name}_bound_low": low, f"{name}_bound_high": high}
                 row |= {f"{name}_accuracy": sum(trial.right) / len(trial.right)}
+        row |= {"experts_active": list(candidate.active), "experts_native": list(candidate.native)}  # by layer
         if tried is not None:
             row["state"] = tried.state
+            right = tried.last.right
+            low, high = share_interval(sum(right), len(right))
+            row |= {"accuracy": sum(right) / len(right), "accuracy_low": low, "accuracy_high": high}
         if candidate.name in self.speed:
             row |= dict(zip(("ratio", "ratio_low", "ratio_high"), self.speed[candidate.name], strict=True))
         return row

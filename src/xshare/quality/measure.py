@@ -17,6 +17,7 @@ from xshare.results import Row
 from xshare.statistics import share_interval
 
 AGAINST = ("change", "change_low", "change_high", "p", "lost", "won", "agreement", "diverged", "diverged_at")
+BY_LAYER = ("experts_active", "experts_native")
 RUN = ("decode_s", "steps", "rows", "drafted", "accepted")  # of a Run, all but its answers
 
 
@@ -35,12 +36,13 @@ class Outcome:
     def kept(self) -> Row:
         """What a result file keeps of it, and `of` reads."""
         run = {name: getattr(self.run, name) for name in RUN}
-        return {"right": self.right, "answers": self.tokens, "mean": self.stats.get("mean", {}), "run": run}
+        stats = {name: self.stats[name] for name in ("mean", *BY_LAYER) if name in self.stats}
+        return {"right": self.right, "answers": self.tokens, "stats": stats, "run": run}
 
     @classmethod
     def of(cls, policy: Policy | None, kept: Row) -> Outcome:
         run = Run([], *(kept["run"][name] for name in RUN))
-        return cls(policy, kept["right"], kept["answers"], {"mean": kept["mean"]}, run)
+        return cls(policy, kept["right"], kept["answers"], kept["stats"], run)
 
 
 def ordered(tasks: Sequence[Task], mixed: bool, seed: int = 0) -> list[Task]:
@@ -132,6 +134,8 @@ def row_of(found: Outcome, native: Outcome | None, drafts: int = 0) -> Row:
         "tokens": sum(map(len, found.tokens)) / asked,
         "tokens_per_s": found.run.rows / found.run.decode_s if found.run.decode_s else None,
     }
+    if mean:
+        row |= {name: [round(each, 3) for each in found.stats[name]] for name in BY_LAYER if name in found.stats}
     if found.run.drafted and drafts:
         row["accepted"] = 1 + found.run.accepted * drafts / found.run.drafted  # tokens a request and step
     return row

@@ -48,6 +48,8 @@ class VllmEngine:
             raise
         except (TypeError, ValueError, RuntimeError, OSError, AssertionError) as error:
             reason = " ".join(line.strip() for line in str(error).splitlines()[:3]) or type(error).__name__
+            if "memory-utilization" in reason.replace("_", "-"):
+                reason += " (here: --engine-args '{\"gpu_memory_utilization\": 0.5}')"
             raise ModelError(f"vllm cannot serve {str(model)!r}: {reason}") from error
         self._runs, self._acts = 0, False
         self._before = self._counted()
