@@ -5,9 +5,9 @@ import random
 import pytest
 
 from xshare import Policy
-from xshare.cli.tune import EACH, own_questions
 from xshare.quality.files import Task
 from xshare.quality.tasks import ASKED
+from xshare.tune.questions import EACH, own_questions
 from xshare.tune.scan import Candidate
 from xshare.tune.search import CHANCE, Search, Trial, span
 

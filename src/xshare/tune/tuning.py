@@ -1,0 +1,205 @@
+"""From a first look at many policies to one that holds, if there is one: everything that `xshare tune` measures."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any, Literal
+
+from xshare.bench.workload import Workload
+from xshare.engines.base import Advance, Engine
+from xshare.policy import Policy
+from xshare.profile import Profile
+from xshare.results import Row, provenance
+from xshare.statistics import median_interval, share_interval
+from xshare.tune.doctor import Examination, examine, runs
+from xshare.tune.questions import Questions
+from xshare.tune.scan import Candidate, front, looks, scan
+from xshare.tune.search import Search, Tried
+from xshare.tune.speed import ratios
+
+SCANNED = 48  # tokens of an answer, when candidates are looked at
+Objective = Literal["otps", "experts"]
+Progress = Callable[[str, int], AbstractContextManager[Advance]]
+
+
+def to_sample(found: Candidate) -> Row:
+    budgets = None if found.budgets is None else list(found.budgets)
+    figures = [found.active, found.native, found.mass]
+    return {"scan": str(found.policy), "budgets": budgets, "figures": figures, "kl": found.kl}
+
+
+def from_sample(sample: Row) -> Candidate:
+    budgets = None if sample["budgets"] is None else tuple(sample["budgets"])
+    active, native, mass = map(tuple, sample["figures"])
+    return Candidate(Policy.parse(sample["scan"]), budgets, active, native, mass, sample["kl"])
+
+
+class Tuning:
+    def __init__(
+        self,
+        engine: Engine,
+        questions: Questions,
+        *,
+        max_drop: float,
+        objective: Objective,
+        most: int,
+        batch: int,
+        limit: int,
+        kept: list[Row],
+        write: Callable[[list[Row], list[Row]], None],
+        progress: Progress,
+        say: Callable[[str], None],
+    ) -> None:
+        """`most`: questions a candidate may take in each set. `kept`: samples of an earlier run. `write` gets rows and
+        samples whenever there are more."""
+        self.engine, self.questions, self.max_drop, self.objective = engine, questions, max_drop, objective
+        self.most, self.batch, self.limit = most, batch, limit
+        self.samples, self.write_down, self.progress, self.say = kept, write, progress, say
+        self.tried: list[Tried] = []
+        self.candidates: list[Candidate] = []
+        self.law: Examination | None = None
+        self.speed: dict[str, tuple[float, float, float]] = {}  # measured, by candidate
+
+    def run(self) -> None:
+        self.candidates = self.scanned()
+        if self.objective == "otps":
+            self.law = self.examined()
+        bold = [c for c in front(self.candidates) if self.gain(c) > 1.0]
+        answered = [sample for sample in self.samples if "right" in sample]
+        with self.progress("answers", 2 * len(bold).bit_length() * self.most) as advance:
+            search = Search(
+                self.engine,
+                self.questions.round,
+                max_drop=self.max_drop,
+                most=self.most,
+                batch=self.batch,
+                limit=self.limit,
+                kept=answered,
+                keep=self.keep,
+                advance=advance,
+            )
+            if not search.could_hold():
+                self.say(self.first_look(search))
+            for tried in search.run(bold):
+                self.tried.append(tried)
+                self.write()
+        self.time()
+        self.write()
+
+    def first_look(self, search: Search) -> str:
+        best = search.best_case()
+        asked, total = len(best.right), best.needed(self.max_drop)
+        enough = "" if total is None else f", and {total} of each set would"
+        return f"{asked} questions cannot show a loss below {self.max_drop:.1%}, even without one that is lost{enough}."
+
+    def scanned(self) -> list[Candidate]:
+        known = [from_sample(sample) for sample in self.samples if "scan" in sample]
+        about = self.engine.about
+        prompts = [self.engine.encode(task.prompt) for task in self.questions.round(False, 0)[: self.batch]]
+        with self.progress("policies", looks(about["experts"], about["top_k"])) as advance:
+            return scan(self.engine, prompts, SCANNED, advance, known, lambda found: self.keep(to_sample(found)))
+
+    def time(self) -> None:
+        """How fast those are that may hold."""
+        open_ = [each.candidate for each in self.tried if each.state != "fails"]
+        workload = Workload(self.batch, self.batch, None, 48, SCANNED, "questions", 0)
+        with self.progress("speed", len(open_)) as advance:
+            for candidate in open_:
+                found = ratios(self.engine, candidate, workload, tuple(self.samples), self.keep, advance)
+                self.speed[candidate.name] = median_interval(found)
+
+    def examined(self) -> Examination:
+        workload = Workload(self.batch, self.batch, None, 48, 24, "questions", 0)
+        about = self.engine.about
+        with self.progress("law", runs(about["experts"], about["top_k"], self.batch, 0, 2)) as advance:
+            prompts = workload.prompts_of(self.engine, 0)
+            kept = tuple(self.samples)
+            return examine(
+                self.engine, prompts, [], tokens=24, repeats=2, advance=advance, kept=kept, keep=self.keep_all
+            )
+
+    def gain(self, candidate: Candidate) -> float:
+        """In tokens a second as the law predicts, or in experts."""
+        if self.objective == "experts":
+            return candidate.mean_native / candidate.mean_active
+        assert self.law is not None
+        return self.law.law.gain(candidate.mean_native, candidate.mean_active) / self.law.overhead
+
+    def keep(self, sample: Row) -> None:
+        self.keep_all([sample])
+
+    def keep_all(self, samples: list[Row]) -> None:
+        self.samples += samples
+        self.write()
+
+    def rows(self) -> list[Row]:
+        tried = {each.candidate.name: each for each in self.tried}
+        return [self.row(candidate, tried.get(candidate.name)) for candidate in self.candidates]
+
+    def row(self, candidate: Candidate, tried: Tried | None) -> Row:
+        row: Row = {"policy": candidate.name, "active": candidate.mean_active, "active_native": candidate.mean_native}
+        known = self.law is not None or self.objective == "experts"
+        row |= {"mass": candidate.mean_mass, "kl": candidate.kl, "predicted": self.gain(candidate) if known else None}
+        row["state"] = "not tried"
+        for name, trial in (("search", tried and tried.search), ("unseen", tried and tried.unseen)):
+            if trial and trial.right:
+                change, (low, high) = trial.change, trial.bounds
+                row |= {f"{name}_questions": len(trial.right), f"{name}_change": change.change}
+                row |= {f"{name}_low": change.low, f"{name}_high": change.high}
+                row |= {f"{name}_bound_low": low, f"{name}_bound_high": high}
+                row |= {f"{name}_accuracy": sum(trial.right) / len(trial.right)}
+        row |= {"experts_active": list(candidate.active), "experts_native": list(candidate.native)}  # by layer
+        if tried is not None:
+            row["state"] = tried.state
+            right = tried.last.right
+            low, high = share_interval(sum(right), len(right))
+            row |= {"accuracy": sum(right) / len(right), "accuracy_low": low, "accuracy_high": high}
+        if candidate.name in self.speed:
+            row |= dict(zip(("ratio", "ratio_low", "ratio_high"), self.speed[candidate.name], strict=True))
+        return row
+
+    def write(self) -> None:
+        self.write_down(self.rows(), self.samples)
+
+    @property
+    def holds(self) -> Tried | None:
+        """The boldest that does."""
+        found = [each for each in self.tried if each.state == "holds"]
+        return min(found, key=lambda each: each.candidate.mean_active, default=None)
+
+    def loaded(self, tried: Tried) -> tuple[float, float]:
+        """Experts active in the unseen questions, and natively in the same steps; of the first look where the engine
+        counted none."""
+        found = [tried.unseen.mean(name) for name in ("experts_active", "experts_native")]
+        looked = (tried.candidate.mean_active, tried.candidate.mean_native)
+        active, native = (have if have is not None else was for have, was in zip(found, looked, strict=True))
+        return active, native
+
+    def profile(self, holds: Tried) -> Profile:
+        change = holds.unseen.change
+        about = self.engine.about
+        measured: dict[str, Any] = {
+            "engine": f"{about['engine']} {about['version']}",
+            "batch": self.batch,
+            "rows_a_step": None if holds.unseen.rows_a_step is None else round(holds.unseen.rows_a_step, 1),
+            "active": round(self.loaded(holds)[0], 2),
+            "active_native": round(self.loaded(holds)[1], 2),
+            "mass": round(holds.candidate.mean_mass, 4),
+            "gain_predicted": round(self.gain(holds.candidate), 3),
+            "gain_measured": [round(each, 3) for each in self.speed[holds.candidate.name]],
+            "unseen_questions": len(holds.unseen.right),
+            "change": round(change.change, 4),
+            "change_95": [round(change.low, 4), round(change.high, 4)],
+            "change_within": [round(each, 4) for each in holds.unseen.bounds],
+            "max_drop": self.max_drop,
+        }
+        budgets = holds.candidate.budgets
+        return Profile(
+            model=str(about["model"]),
+            config=about["config"],
+            policy=str(holds.candidate.policy),
+            budgets=None if budgets is None else list(budgets),
+            measured=measured,
+            versions=provenance()["versions"],
+        )
