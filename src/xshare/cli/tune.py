@@ -122,7 +122,7 @@ def show(tuning: Tuning, profile: Path) -> None:
     console.print(table)
     console.print(
         "predicted: tokens a second by the law, or experts; speed: tokens a second against native's, measured; "
-        "within: bounds that decide, stricter than 95 % because they are looked at again and again."
+        "within: bounds that decide, wider than an interval of 95 %, because they are looked at again and again."
     )
     holds = tuning.holds
     if holds is not None:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
-from math import comb, log, log1p, sqrt
+from math import comb, log, sqrt
 from statistics import NormalDist
 
 import numpy as np
-from numpy.typing import NDArray
 
 MOST = 100_000  # questions that anyone would ask
+STAKES = (np.arange(256) + 0.5) / 256  # shares of a capital that are bet
 
 
 @dataclass(frozen=True)
@@ -49,56 +48,34 @@ def mcnemar(lost: int, won: int) -> float:
 
 
 def bounds(lost: int, won: int, asked: int, alpha: float) -> tuple[float, float]:
-    """Between what the change in accuracy is, but for a chance of alpha: exact, from Clopper and Pearson's bounds of
-    the two shares. To decide by: with few differing answers the interval above is too narrow."""
-    each = alpha / 4  # two shares, two ends
-    return (
-        _lowest(won, asked, each) - _highest(lost, asked, each),
-        _highest(won, asked, each) - _lowest(lost, asked, each),
-    )
+    """Between what the change in accuracy is: either end is wrong with a chance of at most alpha, however often one
+    looks and whenever one stops. To decide by."""
+    return _lower(lost, won, asked, alpha), -_lower(won, lost, asked, alpha)
 
 
-def _highest(count: int, asked: int, alpha: float) -> float:
-    """The share at which so few would be seen with a chance of alpha."""
-    return _between(count / asked, 1.0, lambda share: _at_most(count, asked, share) > alpha)
+def _lower(lost: int, won: int, asked: int, alpha: float) -> float:
+    """By betting (Waudby-Smith and Ramdas, 2024, "Estimating means of bounded random variables by betting").
 
-
-def _lowest(count: int, asked: int, alpha: float) -> float:
-    """The share at which so many would be."""
-    return _between(0.0, count / asked, lambda share: 1 - _at_most(count - 1, asked, share) < alpha)
-
-
-def _between(low: float, high: float, too_low: Callable[[float], bool]) -> float:
-    for _ in range(40):
-        middle = (low + high) / 2
-        low, high = (middle, high) if too_low(middle) else (low, middle)
-    return (low + high) / 2
-
-
-def _at_most(count: int, asked: int, share: float) -> float:
-    """The chance of `count` or fewer."""
-    if count < 0 or share >= 1:
-        return float(count >= asked)
-    if share <= 0:
-        return 1.0
-    factorial, i = _log_factorials(asked.bit_length()), np.arange(count + 1)
-    ways = factorial[asked] - factorial[i] - factorial[asked - i]
-    return float(np.exp(ways + i * log(share) + (asked - i) * log1p(-share)).sum())
-
-
-@cache
-def _log_factorials(bits: int) -> NDArray[np.float64]:
-    return np.concatenate([[0.0], np.log(np.arange(1, 1 << bits)).cumsum()])
-
-
-def needed(lost: int, won: int, asked: int, bound: float, alpha: Callable[[int], float]) -> int | None:
-    """About how many questions until the lower bound is above -bound, if the shares stay; None if nobody asks as many.
-
-    `alpha` is the chance that may be taken with so many questions.
+    A question counts 0 if it is lost, 1 if won, 1/2 otherwise. Whoever stakes a share u of his capital on every
+    question, on a mean above m, must not expect to gain if it is not; to see his capital multiplied by 1/alpha ever
+    then has a chance of at most alpha. The capital is an average over all u. The bound is the largest mean that would
+    have made it grow so far.
     """
+    low, high = 0.0, 1.0
+    for _ in range(30):
+        m = (low + high) / 2
+        grown = lost * np.log1p(-STAKES) + won * np.log1p(STAKES * (1 / m - 1))
+        grown += (asked - lost - won) * np.log1p(STAKES * (0.5 / m - 1))
+        capital = grown.max() + log(np.exp(grown - grown.max()).mean())
+        low, high = (m, high) if capital >= -log(alpha) else (low, m)
+    return 2 * low - 1
+
+
+def needed(lost: int, won: int, asked: int, bound: float, alpha: float) -> int | None:
+    """About how many questions until the lower bound is above -bound, if the shares stay; None if too many."""
 
     def enough(n: int) -> bool:
-        return bounds(round(lost / asked * n), round(won / asked * n), n, alpha(n))[0] >= -bound
+        return bounds(round(lost / asked * n), round(won / asked * n), n, alpha)[0] >= -bound
 
     if (won - lost) / asked <= -bound:
         return None

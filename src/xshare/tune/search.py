@@ -5,15 +5,14 @@ on, bolder ones after one that holds or may, milder ones after any other. They a
 native routing. One that holds on the questions it was found with is tried again on questions that nobody has looked
 at: only that counts. Should none hold so far, milder ones are tried until one does.
 
-The second round is as large as the first, and every later one as all before it: the chance of being wrong is spent at
-each look, so there are few, and batches are full in large ones.
+The second round is as large as the first, and every later one as all before it: batches are full in large ones. The
+bounds hold however often one looks at them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from math import ceil, log2
 from typing import Any, Literal
 
 from xshare.engines.base import Engine
@@ -23,7 +22,7 @@ from xshare.quality.paired import Paired, bounds, needed, paired
 from xshare.results import Row
 from xshare.tune.scan import Candidate
 
-CHANCE = 0.05  # of being wrong, over all looks at all policies together
+CHANCE = 0.05  # that one of all policies is said to hold and does not
 State = Literal["holds", "fails", "undecided"]
 Rounds = Callable[[bool, int], list[Task]]  # (unseen, round) -> its questions; none when they are used up
 Keep = Callable[[Row], None]
@@ -53,7 +52,7 @@ class Trial:
     def bounds(self) -> tuple[float, float]:
         """Between what the change is: to decide by."""
         change = self.change
-        return bounds(change.lost, change.won, len(self.right), self.alpha(self.looks))
+        return bounds(change.lost, change.won, len(self.right), self.alpha)
 
     def mean(self, figure: str) -> float | None:
         """Over the decode steps in which these questions were answered; None where the engine counted none."""
@@ -65,10 +64,11 @@ class Trial:
         steps = sum(steps for steps, _, _ in self.loads)
         return sum(rows for _, rows, _ in self.loads) / steps if steps else None
 
-    def alpha(self, looks: int) -> float:
-        """The chance that this look may take: less with every look and every candidate, so that all of them together
-        stay below CHANCE, however long one goes on."""
-        return CHANCE / (looks * (looks + 1) * self.turn * (self.turn + 1))
+    @property
+    def alpha(self) -> float:
+        """The chance of being wrong about this candidate: less for every one that comes after others, so that all of
+        them together stay below CHANCE."""
+        return CHANCE / (self.turn * (self.turn + 1))
 
     def state(self, max_drop: float) -> State:
         if not self.right:
@@ -78,9 +78,8 @@ class Trial:
 
     def needed(self, max_drop: float) -> int | None:
         """About how many questions would let it hold, if it goes on as it does; None where none would."""
-        asked, change = len(self.right), self.change
-        first = asked / 2 ** (self.looks - 1)
-        return needed(change.lost, change.won, asked, max_drop, lambda n: self.alpha(max(1, 1 + ceil(log2(n / first)))))
+        change = self.change
+        return needed(change.lost, change.won, len(self.right), max_drop, self.alpha)
 
 
 @dataclass
