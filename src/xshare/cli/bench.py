@@ -90,6 +90,8 @@ def regime(about: dict[str, Any], workload: Workload) -> str:
     named = [f"{about['model']} on {about['engine']} {about['version'] or ''}".strip(), about["device"]]
     named += [about["dtype"]] if "dtype" in about else []
     named += [f"graphs {about['graphs']}"] if "graphs" in about else []
+    if about.get("tensor_parallel", 1) > 1:
+        named.append(f"tensor parallel {about['tensor_parallel']}" + (", EP" if about["expert_parallel"] else ""))
     if "experts" in about:
         named.append(f"{about['experts']} experts, top-{about['top_k']}, {about['layers']} layers")
     asked = f"{workload.requests} requests, {workload.batch} at a time"

@@ -38,6 +38,7 @@ def quality(
         Mix, typer.Option(help="Batches of several kinds of questions, of one kind each, or both.")
     ] = "mixed",
     tokens: Annotated[int, typer.Option(min=1, help="Tokens of an answer, at most.")] = LONGEST,
+    drafts: Annotated[int, typer.Option(min=0, help="Drafted tokens a request and step.")] = 0,
     neighbours: Annotated[bool, typer.Option("--neighbours", help="Also decode under other neighbours.")] = False,
     seed: Annotated[int, typer.Option(min=0, help="Other questions, in another order.")] = 0,
     engine_args: Annotated[str, typer.Option(help="More arguments of the engine, as a JSON object.")] = "{}",
@@ -57,7 +58,8 @@ def quality(
     setting["tasks"] = f"nano's, {questions} of each kind" if tasks is None else f"{tasks.name} {sha256(tasks)[:12]}"
     setting["xshare"] = __version__
     check_kept(json, setting)
-    opened = open_engine(engine, model, policies=[each for each in policies if each is not None], options=options)
+    named = [each for each in policies if each is not None]
+    opened = open_engine(engine, model, drafts=drafts, policies=named, options=options)
     if (running := opened.about.get("policy")) is not None:  # a server that cannot be changed: measured as it is
         if policy:
             opened.close()
@@ -123,7 +125,9 @@ def show(rows: list[Row], about: dict[str, Any], setting: Row) -> None:
     title = f"{about['model']} on {about['engine']}, {setting['tasks']}, {setting['batch']} decoded together"
     columns = ["batches", "experts", "mass", "accuracy", "95 %", "change", "95 %", "p", "agreement", "KL"]
     settled = any(row["unsettled"] is not None for row in rows)
-    table = number_table(title, "policy", *columns, *(["unsettled"] if settled else []))
+    drafted = any("accepted" in row for row in rows)
+    more = [*(["accepted"] if drafted else []), *(["unsettled"] if settled else [])]
+    table = number_table(title, "policy", *columns, *more)
     for row in rows:
         cells = [
             "mixed" if row["mixed"] else "alike",
@@ -134,11 +138,11 @@ def show(rows: list[Row], about: dict[str, Any], setting: Row) -> None:
             *held_against(row),
             "-" if row["kl"] is None else f"{row['kl']:.4f}",
         ]
-        table.add_row(
-            row["policy"],
-            *cells,
-            *(["-" if row["unsettled"] is None else f"{row['unsettled']:.1%}"] if settled else []),
-        )
+        if drafted:
+            cells.append(f"{row['accepted']:.2f}" if "accepted" in row else "-")
+        if settled:
+            cells.append("-" if row["unsettled"] is None else f"{row['unsettled']:.1%}")
+        table.add_row(row["policy"], *cells)
     console = wide_console()
     console.print(table)
     console.print(
@@ -154,5 +158,7 @@ def show(rows: list[Row], about: dict[str, Any], setting: Row) -> None:
         console.print("Native routing was not measured: --against FILE takes results of a server that runs natively.")
     if rows[0]["kl"] is None:
         console.print("KL is measured in process, and in vLLM without drafts.")
+    if drafted:
+        console.print("accepted: tokens a request and step, its own among them.")
     if settled:
         console.print("unsettled: answers that differ under other neighbours in the batch.")

@@ -243,6 +243,8 @@ def about(llm: Any, name: str, version: str) -> dict[str, Any]:
         if config.model_config.enforce_eager
         else getattr(config.compilation_config.cudagraph_mode, "name", "none").lower(),
         "tensor_parallel": config.parallel_config.tensor_parallel_size,
+        "expert_parallel": bool(config.parallel_config.enable_expert_parallel),
+        "max_num_seqs": config.scheduler_config.max_num_seqs,
         "drafts": speculative.num_speculative_tokens if speculative is not None else 0,
         "drafter": str(speculative.model or speculative.method) if speculative is not None else None,
         "vocab": config.model_config.get_vocab_size(),
