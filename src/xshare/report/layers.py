@@ -24,7 +24,7 @@ def by_layer(rows: list[Row]) -> Layers:
                 mine[layer] = active
             if beside is not None:
                 native[layer] = beside
-    native = native or found.get(NATIVE, {})
+    native = found.get(NATIVE) or native  # its own, or what would have been loaded in the steps of another
     others = {policy: layers for policy, layers in found.items() if policy != NATIVE and layers}
     return ({NATIVE: native} if native else {}) | others
 

@@ -149,9 +149,9 @@ class Tuning:
                 row |= {f"{name}_low": change.low, f"{name}_high": change.high}
                 row |= {f"{name}_bound_low": low, f"{name}_bound_high": high}
                 row |= {f"{name}_accuracy": sum(trial.right) / len(trial.right)}
-        row |= {"experts_active": list(candidate.active), "experts_native": list(candidate.native)}  # by layer
         if tried is not None:
             row["state"] = tried.state
+            row |= {"experts_active": list(candidate.active), "experts_native": list(candidate.native)}  # by layer
             right = tried.last.right
             low, high = share_interval(sum(right), len(right))
             row |= {"accuracy": sum(right) / len(right), "accuracy_low": low, "accuracy_high": high}
