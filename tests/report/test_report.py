@@ -148,7 +148,7 @@ def test_sections_are_there_when_there_is_data_for_them(tmp_path):
         (tmp_path / name).mkdir()
         write(tmp_path / name, "r.json", rows)
         assert sections(made(tmp_path / name)) == wanted
-    assert sections(made(EVIDENCE)) == ["pareto", "law", "curve", "tables"]
+    assert sections(made(EVIDENCE)) == ["pareto", "layers", "law", "curve", "tables"]
 
 
 def test_the_front_is_what_nothing_beats(tmp_path):
