@@ -1,6 +1,7 @@
 import json
 
 import pytest
+from killing import killed
 from typer.testing import CliRunner
 
 import xshare.cli.doctor
@@ -32,6 +33,22 @@ def test_table_verdict_and_file(small, tmp_path):
     pruned = next(row for row in found["rows"] if row["policy"] == "k0=1,m=0")
     assert pruned["predicted"] is not None
     assert pruned["active"] < pruned["active_native"]
+
+
+def test_killed_and_gone_on_with(small, tmp_path):
+    """A repeat is kept whole: native and the control of one are of one time."""
+    path = tmp_path / "doctor.json"
+    words = ["doctor", "--engine", "transformers", "--model", str(small), "--engine-args", '{"dtype": "float32"}']
+    words += ["--batch", "4", "--tokens", "4", "--prompt-tokens", "8", "--json", str(path)]
+    before = killed([*words, "--repeats", "1000"], path, lambda found: found["samples"])["samples"]
+    repeats = max(sample["repeat"] for sample in before)
+    assert [sample["repeat"] for sample in before].count(1) * repeats == len(before)
+    result = CliRunner().invoke(app, [*words, "--repeats", str(repeats + 1)])
+    assert result.exit_code == 0, result.output
+    after = json.loads(path.read_text())
+    assert after["samples"][: len(before)] == before
+    assert len(after["samples"]) == len(before) // repeats * (repeats + 1)
+    assert "worth it: " in result.output
 
 
 def test_a_file_that_cannot_be_continued_is_refused_before_the_engine_is_up(tmp_path, monkeypatch):

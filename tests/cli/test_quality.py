@@ -1,10 +1,7 @@
 import json
-import signal
-import subprocess
-import sys
-import time
 
 import pytest
+from killing import killed
 from played import played  # noqa: F401
 from typer.testing import CliRunner
 
@@ -55,16 +52,7 @@ def test_killed_and_started_again(small, tmp_path):
     path = tmp_path / "quality.json"
     policies = [word for m in range(8) for word in ("--policy", f"k0=1,m={m}")]
     words = [*WORDS, "--model", str(small), "--tokens", "40", *policies, "--json", str(path)]
-    running = subprocess.Popen(
-        [sys.executable, "-c", "from xshare.cli import main; main()", *words], stderr=subprocess.DEVNULL
-    )
-    for _ in range(1800):
-        if path.exists() and json.loads(path.read_text())["rows"]:
-            break
-        time.sleep(0.1)
-    running.send_signal(signal.SIGKILL)
-    running.wait()
-    before = json.loads(path.read_text())
+    before = killed(words, path, lambda found: found["rows"])
     assert 1 <= len(before["rows"]) <= 9
     result = CliRunner().invoke(app, words)
     assert result.exit_code == 0, result.output

@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from killing import killed
 from typer.testing import CliRunner
 
 from xshare.cli import app
@@ -67,6 +68,36 @@ def test_a_wide_bound_is_met_on_unseen_questions_and_gone_on_with(tmp_path, mode
     after = json.loads((tmp_path / "tune.json").read_text())
     assert after["samples"] == before["samples"]  # nothing was measured twice
     assert after["rows"] == before["rows"]
+
+
+@pytest.mark.parametrize("what", ["scan", "right"])
+def test_killed_and_gone_on_with(tmp_path, model, task_file, what):
+    """While policies are looked at, and while they answer."""
+    path = tmp_path / "tune.json"
+    words = ["--tasks", str(task_file), "--max-drop", "60%", "--questions", "64"]
+    files = ["--json", str(path), "--profile", str(tmp_path / "profile.yaml")]
+    before = killed(
+        ["tune", "--objective", "experts", *model, *files, *words],
+        path,
+        lambda found: sum(what in sample for sample in found["samples"]) > 2,
+    )
+    result = ask(tmp_path, model, *words)
+    assert result.exit_code == 0, result.output
+    after = json.loads(path.read_text())
+    assert after["samples"][: len(before["samples"])] == before["samples"]
+    assert read_profile(tmp_path / "profile.yaml").measured["unseen_questions"] >= 8
+
+
+def test_speed_as_the_objective(tmp_path, model, task_file):
+    """By the law of this machine, on which it may well be that nothing gets faster."""
+    files = ["--json", str(tmp_path / "tune.json"), "--profile", str(tmp_path / "profile.yaml")]
+    words = ["--tasks", str(task_file), "--max-drop", "60%", "--questions", "16"]
+    result = CliRunner().invoke(app, ["tune", "--objective", "otps", *model, *files, *words])
+    assert result.exit_code == 0, result.output
+    assert any(said in result.output for said in ("holds on", "undecided: ", "no operating window: "))
+    found = json.loads((tmp_path / "tune.json").read_text())
+    assert all(row["predicted"] > 0 for row in found["rows"])
+    assert any("step_ms" in sample for sample in found["samples"])
 
 
 def test_tasks_that_cannot_show_harm_are_refused(tmp_path, model):
