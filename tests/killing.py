@@ -10,7 +10,7 @@ import time
 def killed(words, path, far_enough):
     """-> what the file holds then. `far_enough` is asked about its contents."""
     running = subprocess.Popen(
-        [sys.executable, "-m", "xshare", *map(str, words)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        [sys.executable, "-m", "xshare", *map(str, words)], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
     )
     end = time.monotonic() + 180
     while time.monotonic() < end and running.poll() is None:
@@ -18,5 +18,6 @@ def killed(words, path, far_enough):
             break
         time.sleep(0.02)
     running.send_signal(signal.SIGKILL)
-    running.wait()
+    said = running.communicate()[1].decode()
+    assert path.exists(), said
     return json.loads(path.read_text())

@@ -1,13 +1,9 @@
 """xshare bench on a Transformers model: the table, the file, and going on from it."""
 
 import json
-import os
-import signal
-import subprocess
-import sys
-import time
 
 import pytest
+from killing import killed
 
 from xshare.cli import main
 
@@ -89,16 +85,7 @@ def test_a_stream_of_requests(small, bench):
 
 def test_killed_and_continued(small, tmp_path, bench):
     path = tmp_path / "b.json"
-    words = list(map(str, options(small, path, repeats=1000)))
-    running = [sys.executable, "-c", "from xshare.cli import main; main()", "bench", *words]
-    with subprocess.Popen(running, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
-        end = time.monotonic() + 180
-        while not path.exists() and time.monotonic() < end and process.poll() is None:
-            time.sleep(0.02)
-        os.kill(process.pid, signal.SIGKILL)
-        said = process.stderr.read().decode()
-    assert path.exists(), said
-    kept = json.loads(path.read_text())["samples"]
+    kept = killed(["bench", *options(small, path, repeats=1000)], path, lambda found: found["samples"])["samples"]
     repeats = len(kept) // len(NAMES)
     assert len(kept) == repeats * len(NAMES) > 0
     code, _, err = bench(*options(small, path, repeats=repeats + 1))

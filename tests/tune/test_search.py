@@ -82,12 +82,12 @@ LINE = [Candidate(Policy(warmup=1, batch_budget=m), None, (m,), (41.0,), (1.0,))
 def test_rounds_double_and_only_whole_ones_are_asked():
     assert [span(number) for number in range(5)] == [(0, 1), (1, 1), (2, 2), (4, 4), (8, 8)]
     search, _ = searching(200, max_drop=0.02)
-    assert len(search.best_case().right) == 160  # 40, 40, 80; the next would be 160
+    assert len(search.best_case.right) == 160  # 40, 40, 80; the next would be 160
     assert not search.could_hold()
     assert searching(640, max_drop=0.02)[0].could_hold()
-    assert 160 < search.best_case().needed(0.02) <= 640
+    assert 160 < search.best_case.needed(0.02) <= 640
     tiny, _ = searching(10)
-    assert len(tiny.best_case().right) == 40  # one round at least
+    assert len(tiny.best_case.right) == 40  # one round at least
 
 
 def test_a_chance_that_was_spent_stays_spent():

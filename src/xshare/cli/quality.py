@@ -68,8 +68,8 @@ def quality(
     elif against is not None:
         opened.close()
         raise XShareError("this engine is measured natively, too: --against is for a server that cannot be changed")
-    elif not policy and (served := getattr(opened, "serves", None)) is not None:
-        policies.append(served)  # what a server that can be changed was found with
+    elif not policy and opened.serves is not None:
+        policies.append(opened.serves)
     fingerprint = opened.about | setting
     rows: list[Row] = []
     try:

@@ -61,6 +61,7 @@ class Divergence:
 class Engine(Protocol):
     about: dict[str, Any]  # the regime: engine and its version, model, device, dtype, experts, k, MoE layers, drafts
     forces: bool  # whether it can `diverge`: not behind a server, nor with drafts in vLLM
+    serves: Policy | None  # what a server that can be changed was found with
 
     def use(self, policy: Policy | None, budgets: Sequence[int] | None = None) -> None:
         """From the next run on; counters start from zero. `budgets`: a batch_budget for each layer, instead of m."""

@@ -94,11 +94,11 @@ def scan(
     `known` were looked at before; `keep` gets every new one.
     """
     there = {(str(each.policy), each.budgets): each for each in known}
+    engine.count_all(True)
 
     @cache
     def forced() -> tuple[Sequence[Sequence[int]], list[list[int]]]:
         """Prompts with native's answers, or none of them where the engine cannot be forced."""
-        engine.count_all(True)
         if not engine.forces:
             return prompts, []
         engine.use(None)

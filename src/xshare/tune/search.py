@@ -3,7 +3,8 @@
 Candidates stand from the boldest to the mildest, and harm is taken to fall along them: they are tried from the middle
 on, bolder ones after one that holds or may, milder ones after any other. They answer questions in rounds, paired with
 native routing. One that holds on the questions it was found with is tried again on questions that nobody has looked
-at: only that counts. Should none hold so far, milder ones are tried until one does.
+at: only that counts. Where questions suffice, those between the boldest that holds and the bolder ones that do not are
+tried as well.
 
 The second round is as large as the first, and every later one as all before it: batches are full in large ones. The
 bounds hold however often one looks at them.
@@ -13,7 +14,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from functools import cached_property
+from typing import Literal
 
 from xshare.engines.base import Engine
 from xshare.quality.files import Task, TaskError
@@ -169,26 +171,27 @@ class Search:
             self.judge(candidate, tried.unseen)
         return tried
 
+    @cached_property
     def best_case(self) -> Trial:
         """As many questions as may be asked, and none of them lost."""
-        best, number = Trial(False), 0
-        while tasks := self.next_round(best, number):
+        best = Trial(False)
+        while tasks := self.next_round(best):
             best.right += [True] * len(tasks)
-            number += 1
-        best.native, best.looks = best.right, number
+            best.looks += 1
+        best.native = best.right
         return best
 
     def could_hold(self) -> bool:
-        return self.best_case().state(self.max_drop) == "holds"
+        return self.best_case.state(self.max_drop) == "holds"
 
-    def next_round(self, trial: Trial, number: int) -> list[Task]:
+    def next_round(self, trial: Trial) -> list[Task]:
         """Whole rounds only, so that they stay what they are if more may be asked another time."""
-        tasks = self.rounds(trial.unseen, number)
+        tasks = self.rounds(trial.unseen, trial.looks)
         return tasks if not trial.right or len(trial.right) + len(tasks) <= self.most else []
 
     def judge(self, candidate: Candidate, trial: Trial) -> State:
         """Rounds of questions until the bounds say something, or they are used up."""
-        while trial.state(self.max_drop) == "undecided" and (tasks := self.next_round(trial, trial.looks)):
+        while trial.state(self.max_drop) == "undecided" and (tasks := self.next_round(trial)):
             trial.native += self.answers(None, tasks, trial)["right"]
             if sum(trial.native) < 0.1 * len(trial.native):
                 raise TaskError(
@@ -208,11 +211,10 @@ class Search:
         if key in self.known:
             self.advance(len(tasks))
             return self.known[key]
-        asked: dict[str, Any] = {"batch": self.batch, "limit": self.limit, "advance": self.advance}
-        if candidate is None:
-            found = answer(self.engine, None, tasks, **asked)
-        else:
-            found = answer(self.engine, candidate.policy, tasks, budgets=candidate.budgets, **asked)
+        policy, budgets = (None, None) if candidate is None else (candidate.policy, candidate.budgets)
+        found = answer(
+            self.engine, policy, tasks, budgets=budgets, batch=self.batch, limit=self.limit, advance=self.advance
+        )
         turn = trial.turn if trial.unseen and candidate is not None else None
         row: Row = {"policy": name, "unseen": trial.unseen, "round": trial.looks, "turn": turn, "right": found.right}
         row |= {"steps": found.run.steps, "rows": found.run.rows, "mean": found.stats.get("mean", {})}

@@ -88,7 +88,7 @@ class Tuning:
         self.write()
 
     def first_look(self, search: Search) -> str:
-        best = search.best_case()
+        best = search.best_case
         asked, total = len(best.right), best.needed(self.max_drop)
         enough = "" if total is None else f", and {total} of each set would"
         return f"{asked} questions cannot show a loss below {self.max_drop:.1%}, even without one that is lost{enough}."

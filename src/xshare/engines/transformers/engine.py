@@ -27,6 +27,7 @@ def expert_bytes(model: Any, routers: list[Router]) -> int:
 
 class TransformersEngine:
     forces = True
+    serves: Policy | None = None
     lanes = 1  # batches that go through one pass: no way to serve, but to find out sooner what becomes of many answers
 
     def __init__(self, model: Any, tokenizer: Any, name: str, drafter: Any = None, drafts: int = 0) -> None:

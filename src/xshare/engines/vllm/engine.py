@@ -24,6 +24,8 @@ class VllmEngine:
     """`options` are arguments of vLLM's LLM. `policies` are those that will be asked for: budgets for each request or
     device must be provided for from the start."""
 
+    serves: Policy | None = None
+
     def __init__(
         self,
         model: Path,
