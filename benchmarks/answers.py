@@ -70,9 +70,8 @@ class Job:
             # The same tokens from the same steps: sums over experts in a fixed order.
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
             torch.use_deterministic_algorithms(True, warn_only=True)
-        engine = open_engine("transformers", self.model, drafts=drafts, options=self.options)
+        engine = open_engine("transformers", self.model, drafts=drafts, options=self.options | {"lanes": self.lanes})
         assert isinstance(engine, TransformersEngine)
-        engine.lanes = self.lanes
         # By their names: where a folder lies does not matter, and its files are told by their marks.
         engine.about |= {name: Path(engine.about[name]).name for name in ("model", "drafter") if name in engine.about}
         return engine

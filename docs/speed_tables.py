@@ -99,6 +99,21 @@ def laws(found: Row) -> Table:
     return titles, cells
 
 
+def hosts(found: Row) -> Table:
+    """Where a slow host sets the pace: the law, the control and one policy."""
+    titles = ["routing", "drafts", "batch", "native, ms", "law, ms", "GB/s of the law", "control (95 %)", "policy"]
+    shown = {"plain": "k0=1,m=24", "fixed": "k0=1,m=0,mr=4", "eagle3": "k0=1,m=0,mr=4"}
+    at = {(row["piece"], row["regime"], row["batch"], row["policy"]): row for row in found["rows"]}
+    cells = []
+    for (piece, regime, batch, policy), row in at.items():
+        if policy == "native":
+            control, one = at[piece, regime, batch, "noop"], at[piece, regime, batch, shown[piece]]
+            line = [regime, _drafts(row), str(batch), f"{row['step_ms']:.2f}", f"{row['a']:.2f} + {row['b']:.4f} T"]
+            line += [f"{row['law_gb_s']:.0f}", _ratio(control), f"`{one['policy']}`", _measured(one)]
+            cells.append([*line, _gain(one["predicted"])])
+    return [*titles, "ours (95 %)", "predicted"], cells
+
+
 def fit(found: Row) -> Table:
     """What is known of gpt-oss-20b and, by the paper, of gpt-oss-120b, beside what either fit makes of it."""
     at: dict[tuple[Any, ...], dict[str, Row]] = {}
@@ -191,6 +206,7 @@ def tables() -> dict[str, tuple[str, Callable[[Row], Table]]]:
         "controls": ("paper_speed", controls),
         "laws": ("paper_speed", laws),
         "headline": ("paper_speed", headline),
+        "slow_host": ("paper_speed_slow_host", hosts),
         "fit_routing": ("fit_routing", fit),
         "ep_claims": ("paper_ep", ep_claims),
     }

@@ -103,6 +103,7 @@ def test_killed_and_continued(small, tmp_path, bench):
         (["--engine", "tgi"], "engine 'tgi' is not known: expected transformers, vllm or the http:// address"),
         (["--engine", "transformers", "--model", "nowhere"], "model 'nowhere' is no folder"),
         (["--engine", "transformers", "--engine-args", '{"dtpe": "float32"}'], "'dtpe' is no argument of transformers"),
+        (["--engine", "transformers", "--engine-args", '{"lanes": 8}'], "nothing can be timed so"),
         (["--engine", "transformers", "--drafts", "2"], "drafts nothing"),
         (["--engine", "http://127.0.0.1:1", "--drafts", "2"], "a server drafts as it was started to"),
         (["--engine", "http://127.0.0.1:nine"], "is no address: expected one as http://127.0.0.1:8000"),

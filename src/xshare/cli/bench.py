@@ -46,7 +46,7 @@ def bench(
     policies = [Policy.parse(text) for text in policy or []]
     if rate is not None and not 0 < rate < inf:
         raise XShareError(f"rate must be above 0 requests a second, and finite, not {rate:g}")
-    options = engine_arguments(engine_args)
+    options = engine_arguments(engine_args, timed=True)
     workload = Workload(batch, requests or batch, rate, prompt_tokens, tokens, prompts, seed)
     check_kept(json, asdict(workload) | {"engine_args": lasting(options), "xshare": __version__})
     opened = open_engine(engine, model, drafts=drafts, policies=policies, options=options)

@@ -39,7 +39,7 @@ def doctor(
     """Force the number of active experts, fit step = a + b * T, and say whether selection is worth it here."""
     check_local(engine)
     asked = [Policy.parse(text) for text in policy or POLICIES]
-    options = engine_arguments(engine_args)
+    options = engine_arguments(engine_args, timed=True)
     setting: Row = {"batch": batch, "prompts": prompts, "prompt_tokens": prompt_tokens, "tokens": tokens, "seed": seed}
     setting |= {"engine_args": options, "xshare": __version__}
     check_kept(json, setting | {"engine": engine})

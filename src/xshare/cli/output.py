@@ -37,14 +37,16 @@ def progress_bar(what: str, total: int) -> Iterator[Callable[[int], None]]:
         yield lambda done: progress.advance(task, done)
 
 
-def engine_arguments(text: str) -> dict[str, Any]:
-    """What --engine-args was given."""
+def engine_arguments(text: str, timed: bool = False) -> dict[str, Any]:
+    """What --engine-args was given. `timed`: steps are, and must be of one batch each."""
     try:
         found = json.loads(text)
     except ValueError:
         found = None
     if not isinstance(found, dict):
         raise XShareError(f'engine-args must be a JSON object such as \'{{"dtype": "float32"}}\', not {text!r}')
+    if timed and "lanes" in found:
+        raise XShareError("lanes put several batches through one pass, for quality and tune: nothing can be timed so")
     return found
 
 

@@ -28,8 +28,8 @@ def open_engine(
     model     a folder, or a model in the box; of a server, the name of one of its models
     drafts    drafted tokens a request and step
     policies  those that will be used: vLLM provides for their budgets from the start
-    options   arguments of the engine's own: vLLM's LLM; device, dtype and the draft model's folder for Transformers;
-              timeout for a server
+    options   arguments of the engine's own: vLLM's LLM; device, dtype, the draft model's folder and lanes (batches that
+              go through one pass) for Transformers; timeout for a server
     """
     options = dict(options or {})
     if kind.startswith(("http://", "https://")):
@@ -60,7 +60,12 @@ def open_engine(
     from xshare.engines.transformers.engine import TransformersEngine
     from xshare.engines.transformers.record import load
 
-    _check(options, ("device", "dtype", "draft"), "transformers")
+    _check(options, ("device", "dtype", "draft", "lanes"), "transformers")
+    lanes = options.pop("lanes", 1)
+    if not isinstance(lanes, int) or isinstance(lanes, bool) or lanes < 1:
+        raise ModelError(
+            f"lanes, the batches that go through one pass, must be a whole number from 1 up, not {lanes!r}"
+        )
     draft = options.pop("draft", "nano-draft" if name == "nano" else None)
     if drafts and draft is None:
         raise ModelError(
@@ -69,7 +74,7 @@ def open_engine(
         )
     options = ({"dtype": "float32"} if name in models.NAMES else {}) | options
     drafter = load(_draft_folder(draft), **options)[0] if drafts else None
-    opened = TransformersEngine(*load(folder, **options), name, drafter, drafts)
+    opened = TransformersEngine(*load(folder, **options), name, drafter, drafts, lanes)
     opened.about["files"] = mark(folder)
     if drafts:
         opened.about |= {"drafter": draft, "drafter_files": mark(_draft_folder(draft))}

@@ -6,6 +6,7 @@ import torch
 from xshare.engines.opening import open_engine
 from xshare.engines.transformers.passes import Pass
 from xshare.engines.transformers.places import Places
+from xshare.errors import ModelError
 from xshare.policy import Policy
 from xshare.quality.files import built_in
 from xshare.quality.measure import prompts_of
@@ -40,16 +41,23 @@ def test_each_batch_is_as_if_alone(drafts, policy):
 
 
 def test_ranks_close_when_a_sequence_ends():
-    engine = open_engine("transformers", "nano")
+    engine = open_engine("transformers", "nano", options={"lanes": 4})
     prompts = prompts_of(engine, built_in(3, 0))
-    engine.lanes = 4
     run = engine.run(prompts, limit=400, batch=4)
+    assert run.decode_s == 0  # of one batch, that is not known
     tokens = [len(answer.tokens) for answer in run.answers]
     assert len(set(tokens)) > 8  # they end at different steps
     # Of n sequences under way, n // 4 batches are full: not many more steps than if none were ever short.
     assert run.steps < 1.25 * (sum(tokens) - len(tokens)) / 4
     assert engine.stats()["mean"]["experts_active"] <= 4 * 4
+    assert engine.run(prompts[:4], limit=4, batch=4).decode_s > 0
     engine.close()
+
+
+@pytest.mark.parametrize("lanes", [0, True, "8", 2.0])
+def test_odd_lanes_are_refused(lanes):
+    with pytest.raises(ModelError, match="must be a whole number from 1 up"):
+        open_engine("transformers", "nano", options={"lanes": lanes})
 
 
 def test_places_of_batches_and_of_positions():

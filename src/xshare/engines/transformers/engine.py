@@ -28,11 +28,13 @@ def expert_bytes(model: Any, routers: list[Router]) -> int:
 class TransformersEngine:
     forces = True
     serves: Policy | None = None
-    lanes = 1  # batches that go through one pass: no way to serve, but to find out sooner what becomes of many answers
 
-    def __init__(self, model: Any, tokenizer: Any, name: str, drafter: Any = None, drafts: int = 0) -> None:
-        """`drafter`: a model with the same tokens, which proposes `drafts` of them a request and step."""
-        self.model, self.tokenizer = model, tokenizer
+    def __init__(
+        self, model: Any, tokenizer: Any, name: str, drafter: Any = None, drafts: int = 0, lanes: int = 1
+    ) -> None:
+        """`drafter`: a model with the same tokens, which proposes `drafts` of them a request and step. `lanes`: batches
+        that go through one pass: no way to serve, but to find out sooner what becomes of many answers."""
+        self.model, self.tokenizer, self.lanes = model, tokenizer, lanes
         self.drafter, self.drafts = drafter, drafts
         _, routers = find(model)
         if drafts and drafter.config.vocab_size != model.config.get_text_config().vocab_size:
@@ -92,7 +94,9 @@ class TransformersEngine:
                 found.tokens, texts, arrivals or [0.0] * len(prompts), found.times_s, strict=True
             )
         ]
-        return Run(answers, found.seconds, found.steps, found.rows, found.drafted, found.accepted)
+        # Where batches share passes, what one of them took is not known.
+        seconds = 0.0 if self.lanes > 1 and len(prompts) > batch else found.seconds
+        return Run(answers, seconds, found.steps, found.rows, found.drafted, found.accepted)
 
     def diverge(
         self,
