@@ -57,7 +57,13 @@ def test_a_missing_file_and_a_bad_policy(tmp_path):
 
 @pytest.mark.parametrize(
     ("measured", "gates", "rows"),
-    [({"batch": 16}, {}, 16), ({"batch": 16}, {"max_rows": 64}, 64), ({"batch": 900}, {}, 256), ({}, {}, 256)],
+    [
+        ({"batch": 16}, {}, 16),
+        ({"batch": 16, "drafts": 3}, {}, 64),
+        ({"batch": 16}, {"max_rows": 64}, 64),
+        ({"batch": 900}, {}, 256),
+        ({}, {}, 256),
+    ],
 )
 def test_it_acts_on_steps_as_large_as_those_it_was_measured_at(tmp_path, measured, gates, rows):
     Profile(**GOOD | {"measured": measured}).save(tmp_path / "p.yaml")

@@ -43,6 +43,12 @@ class Profile(BaseModel):
     measured: dict[str, Any]
     versions: dict[str, Any]
 
+    @property
+    def rows(self) -> int | None:
+        """Of the largest step that it was measured at, if it says so."""
+        batch, drafts = self.measured.get("batch"), self.measured.get("drafts", 0)
+        return batch * (1 + drafts) if isinstance(batch, int) and isinstance(drafts, int) else None
+
     def check(self, config: Any) -> None:
         """Refuse a model that the profile was not made for."""
         if model_hash(config) != self.config:

@@ -35,6 +35,20 @@ def test_table_verdict_and_file(small, tmp_path):
     assert pruned["active"] < pruned["active_native"]
 
 
+def test_with_drafts(small, tmp_path):
+    path = tmp_path / "doctor.json"
+    options = json.dumps({"dtype": "float32", "draft": str(small)})
+    words = ["doctor", "--engine", "transformers", "--model", str(small), "--engine-args", options, "--drafts", "2"]
+    words += ["--batch", "4", "--tokens", "6", "--repeats", "1", "--prompt-tokens", "8", "--json", str(path)]
+    result = CliRunner().invoke(app, [*words, "--policy", "k0=1,mr=1"])
+    assert result.exit_code == 0, result.output
+    assert "batch 4, 2 drafts" in result.output
+    found = json.loads(path.read_text())
+    assert found["provenance"]["drafts"] == 2
+    pruned = next(row for row in found["rows"] if row["policy"] == "k0=1,m=0,mr=1")
+    assert pruned["active"] < pruned["active_native"]
+
+
 def test_killed_and_gone_on_with(small, tmp_path):
     """A repeat is kept whole: native and the control of one are of one time."""
     path = tmp_path / "doctor.json"

@@ -100,6 +100,18 @@ def test_speed_as_the_objective(tmp_path, model, task_file):
     assert any("step_ms" in sample for sample in found["samples"])
 
 
+def test_with_drafts_request_budgets_are_tried_too(small, tmp_path, task_file):
+    options = json.dumps({"dtype": "float32", "draft": str(small)})
+    model = ["--model", str(small), "--engine-args", options, "--batch", "4", "--tokens", str(TOKENS), "--drafts", "2"]
+    result = ask(tmp_path, model, "--tasks", str(task_file), "--max-drop", "60%", "--questions", "64")
+    assert result.exit_code == 0, result.output
+    found = json.loads((tmp_path / "tune.json").read_text())
+    assert {"k0=1,m=0,mr=2", "k0=2,m=0,mr=4"} <= {row["policy"] for row in found["rows"]}
+    profile = read_profile(tmp_path / "profile.yaml")
+    assert profile.measured["drafts"] == 2
+    assert profile.rows == 12
+
+
 def test_tasks_that_cannot_show_harm_are_refused(tmp_path, model):
     result = ask(tmp_path, model, "--max-drop", "10%")  # nano's tasks, to a model that learnt nothing
     assert isinstance(result.exception, TaskError)

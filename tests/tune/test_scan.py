@@ -42,6 +42,16 @@ def test_the_grid_stays_below_k():
     assert {policy.warmup for policy in grid(64, 4)} == {1, 2, 3}
     assert {policy.warmup for policy in grid(64, 2)} == {1}
     assert max(policy.batch_budget for policy in grid(64, 4)) == 32
+    assert not any(policy.request_budget for policy in grid(64, 4))
+
+
+def test_request_budgets_join_with_drafts():
+    found = grid(64, 4, drafts=3)
+    assert found[: len(grid(64, 4))] == grid(64, 4)
+    more = found[len(grid(64, 4)) :]
+    assert {policy.warmup for policy in more} == {1, 2, 3}
+    assert all(policy.request_budget and not policy.batch_budget for policy in more)
+    assert looks(64, 4, drafts=3) == looks(64, 4) + len(more)
 
 
 def test_a_real_engine(engine):

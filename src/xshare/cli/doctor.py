@@ -29,6 +29,7 @@ def doctor(
     ] = "questions",
     prompt_tokens: Annotated[int, typer.Option(min=1, help="Tokens of a prompt.")] = 64,
     tokens: Annotated[int, typer.Option(min=2, help="Tokens of an answer.")] = 32,
+    drafts: Annotated[int, typer.Option(min=0, help="Drafted tokens a request and step.")] = 0,
     repeats: Annotated[int, typer.Option(min=1, help="Runs of each number of experts.")] = 3,
     seed: Annotated[int, typer.Option(min=0)] = 0,
     engine_args: Annotated[str, typer.Option(help="More arguments of the engine, as a JSON object.")] = "{}",
@@ -43,7 +44,8 @@ def doctor(
     setting: Row = {"batch": batch, "prompts": prompts, "prompt_tokens": prompt_tokens, "tokens": tokens, "seed": seed}
     setting |= {"engine_args": options, "xshare": __version__}
     check_kept(json, setting | {"engine": engine})
-    opened = open_engine(engine, model, policies=[*asked, Policy(batch_budget=1)], options=options)
+    forced = Policy(batch_budget=1)
+    opened = open_engine(engine, model, drafts=drafts, policies=[*asked, forced], options=options)
     about = opened.about
     workload = Workload(batch, batch, None, prompt_tokens, tokens, prompts, seed)
     fingerprint = about | setting
@@ -98,6 +100,7 @@ def spelled(value: float | None, form: str) -> str:
 
 def show(found: Examination, about: dict[str, Any], worth: bool, why: str) -> None:
     title = f"{about['model']} on {about['engine']} {about['version']}, {about['device']}, batch {found.native.batch}"
+    title += f", {about['drafts']} drafts" if about["drafts"] else ""
     table = number_table(title, "", "experts", "step ms", "by the law", "mass", "faster", "expected")
     for point in points_of(found):
         whole = point.batch == found.native.batch

@@ -40,6 +40,7 @@ def tune(
     ] = 128,
     batch: Annotated[int, typer.Option(min=2, help="Questions decoded together.")] = 16,
     tokens: Annotated[int, typer.Option(min=1, help="Tokens of an answer, at most.")] = LONGEST,
+    drafts: Annotated[int, typer.Option(min=0, help="Drafted tokens a request and step.")] = 0,
     engine_args: Annotated[str, typer.Option(help="More arguments of the engine, as a JSON object.")] = "{}",
     json: Annotated[Path, typer.Option(help="Everything measured; a file that is there is continued.")] = Path(
         "tune.json"
@@ -56,7 +57,8 @@ def tune(
     setting["first_round"] = asked.first
     setting["tasks"] = "nano's" if tasks is None else f"{tasks.name} {sha256(tasks)[:12]}"
     check_kept(json, setting)
-    opened = open_engine(engine, model, policies=[Policy(warmup=1)], options=options)
+    like = Policy(warmup=1, request_budget=min(1, drafts))  # what selection must provide for
+    opened = open_engine(engine, model, drafts=drafts, policies=[like], options=options)
     if objective is None:  # a step on a CPU is not bound by loading experts, and says nothing about one on a GPU
         objective = "experts" if str(opened.about["device"]).startswith("cpu") else "otps"
     fingerprint = opened.about | setting

@@ -16,6 +16,7 @@ from xshare.policy import Policy
 
 DIVIDED = (1, 2)  # warm-ups whose budgets are divided among layers, too: beyond them little is left to divide
 SHARES = (0.0, 1 / 16, 1 / 8, 3 / 16, 1 / 4, 3 / 8, 1 / 2)  # of N, as batch budgets
+REQUESTED = (1, 2, 4, 6, 8)  # request budgets, where a request has several rows
 
 
 @dataclass(frozen=True)
@@ -51,10 +52,17 @@ class Candidate:
         return sum(self.mass) / len(self.mass)
 
 
-def grid(num_experts: int, top_k: int) -> list[Policy]:
-    """Warm-ups below k and batch budgets up to half of the experts."""
+def grid(num_experts: int, top_k: int, drafts: int = 0) -> list[Policy]:
+    """Warm-ups below k and batch budgets up to half of the experts; with drafts request budgets, too."""
     budgets = list(dict.fromkeys(round(share * num_experts) for share in SHARES))
-    return [Policy(warmup=k0, batch_budget=m) for k0 in range(1, min(4, top_k)) for m in budgets]
+    warmups = range(1, min(4, top_k))
+    found = [Policy(warmup=k0, batch_budget=m) for k0 in warmups for m in budgets]
+    return found + [Policy(warmup=k0, request_budget=mr) for k0 in warmups for mr in REQUESTED if drafts]
+
+
+def divided(policies: Sequence[Policy], k0: int) -> list[Policy]:
+    """Those of a family, alike but for m, whose budgets are divided among layers."""
+    return [policy for policy in policies if policy.warmup == k0 and not policy.request_budget][1:-1:2]
 
 
 def look(
@@ -116,24 +124,26 @@ def scan(
             found.append(look(engine, *forced(), policy, budgets, tokens))
             keep(found[-1])
 
-    for policy in grid(engine.about["experts"], engine.about["top_k"]):
+    policies = grid(engine.about["experts"], engine.about["top_k"], engine.about["drafts"])
+    for policy in policies:
         add(policy, None)
         advance(1)
+    whole = {candidate.policy: candidate for candidate in found}
     for k0 in DIVIDED:
-        family = [candidate for candidate in found if candidate.policy.warmup == k0 and candidate.budgets is None]
-        for like in family[1:-1:2]:
-            budgets = allocate(family, like.mean_active)
+        family = [whole[policy] for policy in policies if policy.warmup == k0 and not policy.request_budget]
+        for policy in divided(policies, k0):
+            budgets = allocate(family, whole[policy].mean_active)
             if len(set(budgets)) > 1:
-                add(like.policy, budgets)
+                add(policy, budgets)
             advance(1)
     engine.count_all(False)
     return found
 
 
-def looks(num_experts: int, top_k: int) -> int:
+def looks(num_experts: int, top_k: int, drafts: int = 0) -> int:
     """How often `scan` calls `advance`."""
-    policies = grid(num_experts, top_k)
-    return len(policies) + sum(len([p for p in policies if p.warmup == k0][1:-1:2]) for k0 in DIVIDED)
+    policies = grid(num_experts, top_k, drafts)
+    return len(policies) + sum(len(divided(policies, k0)) for k0 in DIVIDED)
 
 
 def allocate(family: Sequence[Candidate], target: float) -> list[int]:

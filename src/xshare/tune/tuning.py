@@ -97,7 +97,7 @@ class Tuning:
         known = [from_sample(sample) for sample in self.samples if "scan" in sample]
         about = self.engine.about
         prompts = [self.engine.encode(task.prompt) for task in self.questions.round(False, 0)[: self.batch]]
-        with self.progress("policies", looks(about["experts"], about["top_k"])) as advance:
+        with self.progress("policies", looks(about["experts"], about["top_k"], about["drafts"])) as advance:
             return scan(self.engine, prompts, SCANNED, advance, known, lambda found: self.keep(to_sample(found)))
 
     def time(self) -> None:
@@ -182,6 +182,7 @@ class Tuning:
         measured: dict[str, Any] = {
             "engine": f"{about['engine']} {about['version']}",
             "batch": self.batch,
+            "drafts": about["drafts"],
             "rows_a_step": None if holds.unseen.rows_a_step is None else round(holds.unseen.rows_a_step, 1),
             "active": round(self.loaded(holds)[0], 2),
             "active_native": round(self.loaded(holds)[1], 2),

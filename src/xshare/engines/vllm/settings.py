@@ -77,8 +77,8 @@ def settings_of(additional_config: Any) -> Settings | None:
         profile = read_profile(Path(own["profile"]))
         rest, own["budgets"] = {"policy": profile.policy}, profile.budgets
         # The same budget prunes a larger batch harder, and that was not measured.
-        if isinstance(batch := profile.measured.get("batch"), int) and isinstance(own.get("gates", {}), Mapping):
-            own["gates"] = {"max_rows": min(batch, MAX_ROWS), **own.get("gates", {})}
+        if profile.rows is not None and isinstance(own.get("gates", {}), Mapping):
+            own["gates"] = {"max_rows": min(profile.rows, MAX_ROWS), **own.get("gates", {})}
     if "policy" in rest:  # the string form, or a preset's name
         if not isinstance(rest["policy"], str) or len(rest) > 1:
             raise SettingsError("policy in xshare must be a string such as 'k0=1,m=24', without other policy fields")
