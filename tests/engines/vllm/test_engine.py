@@ -111,6 +111,9 @@ def test_in_process_with_drafts(started):
     assert run.drafted == pytest.approx(2 * 7 * 11, abs=14)  # none for the last token
     assert 0 <= run.accepted < run.drafted
     assert run.steps * 4 * 3 >= run.rows  # at most four requests in a step, at most three tokens each
+    found = {str(each.policy): each for each in scan(started, [[number] for number in range(5, 9)], 8)}
+    assert found["k0=1,m=0"].mean_active <= found["k0=1,m=0,mr=2"].mean_active <= found["k0=1,m=0,mr=8"].mean_active
+    assert all(each.kl is None for each in found.values())
 
 
 def test_what_cannot_be_changed_or_read(started):

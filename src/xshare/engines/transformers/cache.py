@@ -19,6 +19,13 @@ class RoomyLayer(DynamicLayer):
         """Others in their place."""
         self.keys, self.values, self.buffers = keys, values, None
 
+    def move(self, source: Tensor, to: Tensor, count: int) -> None:
+        """Some sequences to other places, and only the first `count` places stay."""
+        self.keys[to], self.values[to] = self.keys[source], self.values[source]
+        self.keys, self.values = self.keys[:count], self.values[:count]
+        if self.buffers is not None:
+            self.buffers = self.buffers[0][:count], self.buffers[1][:count]
+
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """New ones behind those that are cached -> all of them."""
         past, new = self.get_seq_length(), key_states.shape[-2]

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+SLACK = 64  # columns that nobody needs any more, before they are dropped, which copies all that is cached
 HOLES = 32  # that rejected drafts may leave in every sequence before ranks are closed, which moves all that is cached
 
 
@@ -44,6 +45,21 @@ class Batch:
     last: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.long))  # [sequences], not yet cached
     who: list[int] = field(default_factory=list)
 
+    def replace(self, gone: list[int], new: Batch) -> None:
+        """Those in some rows have ended, and new ones take their places, which moves nothing else that is cached."""
+        width, taken = new.mask.shape[1], gone[: len(new.who)]
+        if len(taken) < len(new.who) or width > self.mask.shape[1]:
+            self.leave(gone)
+            self.add(new)
+            return
+        index = torch.tensor(taken, dtype=torch.long, device=self.mask.device)
+        for mine, other in zip(self._layers(), new._layers(), strict=True):
+            mine.keys[index, :, -width:], mine.values[index, :, -width:] = other.keys, other.values
+        self.mask[index], self.last[index] = _pad(new.mask, self.mask.shape[1]), new.last
+        for row, who in zip(taken, new.who, strict=True):
+            self.who[row] = who
+        self.leave(gone[len(taken) :])
+
     def add(self, new: Batch) -> None:
         if not self.who or not new.who:
             if new.who:
@@ -56,14 +72,24 @@ class Batch:
         self.mask = torch.cat([_pad(self.mask, width), _pad(new.mask, width)])
         self.last, self.who = torch.cat([self.last, new.last]), self.who + new.who
 
-    def keep(self, rows: list[int]) -> None:
-        """Only these, and of the cache only what any of them needs."""
-        index = torch.tensor(rows, dtype=torch.long, device=self.mask.device)
-        self.who, self.last, self.mask = [self.who[row] for row in rows], self.last[index], self.mask[index]
-        padding = int(self.mask.amax(0).argmax()) if rows else 0  # columns on the left that nobody needs
-        self.mask = self.mask[:, padding:]
+    def leave(self, gone: list[int]) -> None:
+        """All but these stay, the last of them in the places that become free; of the cache, about what they need."""
+        count = len(self.who) - len(gone)
+        places = [row for row in gone if row < count]
+        movers = [row for row in range(count, len(self.who)) if row not in gone]
+        to, source = (torch.tensor(rows, dtype=torch.long, device=self.mask.device) for rows in (places, movers))
         for layer in self._layers():
-            layer.put(layer.keys[index, :, padding:], layer.values[index, :, padding:])
+            layer.move(source, to, count)
+        self.mask[to], self.last[to] = self.mask[source], self.last[source]
+        self.mask, self.last = self.mask[:count], self.last[:count]
+        for place, mover in zip(places, movers, strict=True):
+            self.who[place] = self.who[mover]
+        self.who = self.who[:count]
+        padding = int(self.mask.amax(0).argmax()) if count else 0  # columns on the left that nobody needs
+        if padding > SLACK:
+            self.mask = self.mask[:, padding:]
+            for layer in self._layers():
+                layer.put(layer.keys[:, :, padding:], layer.values[:, :, padding:])
 
     def close_ranks(self) -> None:
         """Rejected drafts have left holes: what is cached moves to the right over them, and padding is left again."""
@@ -114,9 +140,9 @@ def decode(
     models = [model, drafter] if drafts else [model]
     start = time.perf_counter()
 
-    def write_down(some: Batch, new: list[list[int]]) -> int:
-        """Each sequence's new tokens, up to its end -> how many in all; sequences that end with them leave."""
-        going, written = [], 0
+    def write_down(some: Batch, new: list[list[int]]) -> tuple[int, list[int]]:
+        """Each sequence's new tokens, up to its end -> how many in all, and the rows of those that end with them."""
+        gone, written = [], 0
         now = time.perf_counter() - start
         for row, (who, tokens) in enumerate(zip(some.who, new, strict=True)):
             tokens = tokens[: limit - len(found.tokens[who])]
@@ -124,21 +150,26 @@ def decode(
             found.tokens[who] += tokens
             found.times_s[who] += [now] * len(tokens)
             written += len(tokens)
-            if tokens[-1] != ends and len(found.tokens[who]) < limit:
-                going.append(row)
-        if len(going) < len(some.who):
-            advance(len(some.who) - len(going))
-            some.keep(going)
-        return written
+            if tokens[-1] == ends or len(found.tokens[who]) == limit:
+                gone.append(row)
+        if gone:
+            advance(len(gone))
+        return written, gone
 
+    gone: list[int] = []  # rows of the last step that have ended, and are still there
     while waiting or live.who:
         now = time.perf_counter() - start
-        here = [who for who in waiting[: batch * lanes - len(live.who)] if due[who] <= now]
+        here = [who for who in waiting[: batch * lanes - len(live.who) + len(gone)] if due[who] <= now]
         if here:
             new = read_prompts(models, {who: prompts[who] for who in here})
             waiting = waiting[len(here) :]
-            write_down(new, new.last.unsqueeze(1).tolist())
-            live.add(new)
+            new.leave(write_down(new, new.last.unsqueeze(1).tolist())[1])
+            live.replace(gone, new)
+            gone = []
+            continue
+        if gone:
+            live.leave(gone)
+            gone = []
             continue
         if not live.who:
             time.sleep(max(0.0, due[waiting[0]] - now))
@@ -147,7 +178,7 @@ def decode(
         began = time.perf_counter()
         tokens = verify(models, live, drafts) if drafts else step(model, live)
         found.seconds += time.perf_counter() - began
-        written = write_down(live, tokens)
+        written, gone = write_down(live, tokens)
         found.steps, found.rows = found.steps + -(-sequences // batch), found.rows + written
         if drafts:
             found.drafted, found.accepted = found.drafted + sequences * drafts, found.accepted + written - sequences
