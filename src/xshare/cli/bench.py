@@ -50,6 +50,8 @@ def bench(
     workload = Workload(batch, requests or batch, rate, prompt_tokens, tokens, prompts, seed)
     check_kept(json, asdict(workload) | {"engine_args": lasting(options), "xshare": __version__})
     opened = open_engine(engine, model, drafts=drafts, policies=policies, options=options)
+    if not policies and opened.serves is not None:
+        policies = [opened.serves]
     try:
         run(opened, policies, workload, repeats, options, json)
     finally:

@@ -64,8 +64,11 @@ class ServerEngine:
     # The policy
 
     def use(self, policy: Policy | None, budgets: Sequence[int] | None = None) -> None:
+        """The policy that it was found with keeps its budgets by layer."""
         wanted = "native" if policy is None else str(policy)
         if self.live:
+            if policy is not None and policy == self.serves and budgets is None:
+                budgets = self._found["budgets"]
             calls: list[tuple[Any, ...]] = [("xshare_switch", policy is not None)]
             if policy is not None:
                 calls.insert(0, ("xshare_set", wanted, None if budgets is None else list(budgets)))

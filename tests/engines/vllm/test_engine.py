@@ -11,8 +11,9 @@ from types import SimpleNamespace
 import pytest
 from models import cleaned_up, replace_kernels_once
 from serving import Server, environment
+from typer.testing import CliRunner
 
-from xshare.cli import main
+from xshare.cli import app, main
 from xshare.engines.opening import open_engine
 from xshare.engines.vllm.settings import SettingsError
 from xshare.errors import ModelError, PolicyError
@@ -24,7 +25,8 @@ pytestmark = pytest.mark.engine
 OPTIONS = {"dtype": "float32", "enforce_eager": True, "max_model_len": 128, "kv_cache_memory_bytes": 64 << 20}
 OPTIONS |= {"additional_config": {"xshare": {"metrics": {"every": 1}}}}
 CONTROL, PRUNED = Policy.parse("k0=1,m=16"), Policy.parse("k0=1,m=0")
-BENCH = ["bench", "--policy", "k0=1,m=0", "--batch", "4", "--prompt-tokens", "9", "--tokens", "8"]
+PLAIN = ["bench", "--batch", "4", "--prompt-tokens", "9", "--tokens", "8"]
+BENCH = [*PLAIN, "--policy", "k0=1,m=0"]
 
 
 def checked(engine, limit=12):
@@ -199,6 +201,9 @@ def test_a_server_is_left_as_it_was_found(server, on):
     second = open_engine(server.url)
     assert second.serves == (Policy.parse("k0=1,m=3") if on else None)
     second.use(PRUNED)
+    assert second._counted()["budgets"] is None
+    second.use(Policy.parse("k0=1,m=3"))
+    assert second._counted()["budgets"] == ([5, 3] if on else None)
     second.use(None)
     second.close()
     found = open_engine(server.url)._counted()
@@ -224,6 +229,15 @@ def test_bench_behind_http(server, tmp_path, monkeypatch, capsys):
     assert f"tiny on vllm server {rows and open_engine(server.url).about['version']}, {server.url}" in out
     assert_compared(rows)
     assert all(row["step_ms"] is None and row["ttft_ms_p50"] > 0 for row in rows)
+
+
+def test_bench_takes_what_is_served(server, tmp_path):
+    path = tmp_path / "b.json"
+    open_engine(server.url).use(PRUNED)
+    result = CliRunner().invoke(app, [*PLAIN, "--engine", server.url, "--repeats", "1", "--json", str(path)])
+    assert result.exit_code == 0, result.output
+    rows = json.loads(path.read_text())["rows"]
+    assert [row["policy"] for row in rows] == ["native", "k0=1,m=16", "k0=1,m=0"]
 
 
 def test_a_server_that_dies_leaves_what_was_measured(server, tmp_path):
