@@ -38,8 +38,10 @@ def alone(model):
         }
 
 
+@pytest.mark.parametrize("slack", [0, 3, 64])
 @pytest.mark.parametrize("batch", [1, 4, 32])
-def test_answers_are_those_of_each_prompt_alone(model, alone, batch):
+def test_answers_are_those_of_each_prompt_alone(model, alone, batch, slack, monkeypatch):
+    monkeypatch.setattr("xshare.engines.transformers.decode.SLACK", slack)
     ends = next(iter(alone.values()))[7]  # some token that sequences do reach, at different times
     wanted = [answer[: answer.index(ends) + 1] if ends in answer else answer for answer in alone.values()]
     ended = []
