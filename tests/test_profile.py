@@ -68,4 +68,6 @@ def test_a_missing_file_and_a_bad_policy(tmp_path):
 def test_it_acts_on_steps_as_large_as_those_it_was_measured_at(tmp_path, measured, gates, rows):
     Profile(**GOOD | {"measured": measured}).save(tmp_path / "p.yaml")
     given = {"profile": str(tmp_path / "p.yaml")} | ({"gates": gates} if gates else {})
-    assert settings_of({"xshare": given}).gates.max_rows == rows
+    found = settings_of({"xshare": given}).gates
+    assert found.max_rows == rows
+    assert found.max_requests == (None if gates else measured.get("batch"))

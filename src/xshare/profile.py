@@ -44,10 +44,15 @@ class Profile(BaseModel):
     versions: dict[str, Any]
 
     @property
-    def rows(self) -> int | None:
-        """Of the largest step that it was measured at, if it says so."""
-        batch, drafts = self.measured.get("batch"), self.measured.get("drafts", 0)
-        return batch * (1 + drafts) if isinstance(batch, int) and isinstance(drafts, int) else None
+    def batch(self) -> int | None:
+        """Requests of the largest step that it was measured at, if it says so."""
+        found = self.measured.get("batch")
+        return found if isinstance(found, int) else None
+
+    @property
+    def drafts(self) -> int:
+        found = self.measured.get("drafts")
+        return found if isinstance(found, int) else 0
 
     def check(self, config: Any) -> None:
         """Refuse a model that the profile was not made for."""

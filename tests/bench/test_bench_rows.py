@@ -6,6 +6,7 @@ import pytest
 
 from xshare.bench.rows import COUNTS, RATES, rows_of
 from xshare.bench.sample import counted, figures
+from xshare.cli.bench import notes
 from xshare.engines.base import Answer, Run
 from xshare.statistics import median_interval
 
@@ -29,8 +30,23 @@ def test_what_an_engine_does_not_tell_is_none():
     assert found["otps"] is found["step_ms"] is found["itl_ms_p50"] is found["accepted_length"] is None
     nothing = counted({"steps_pruned": 0, "steps_bypassed": {}, "mean": {}})
     assert set(nothing.values()) == {None}
-    some = counted({"steps_pruned": 3, "steps_bypassed": {"prefill": 9, "within_budget": 1}, "mean": {}})
-    assert some["acted"] == 0.75
+    some = counted({"steps_pruned": 3, "steps_bypassed": {"prefill": 9, "within_budget": 1, "off": 0}, "mean": {}})
+    assert (some["acted"], some["left_alone"]) == (0.75, "within_budget")
+
+
+def test_steps_that_were_left_alone_are_spoken_of():
+    rows = [
+        {"policy": "native", "identical": None, "acted": 0.0, "left_alone": "off"},
+        {"policy": "k0=1,m=8", "identical": 1.0, "acted": 0.0, "left_alone": "within_budget"},
+        {"policy": "k0=1,m=2", "identical": 0.5, "acted": 0.96, "left_alone": "few_rows"},
+        {"policy": "k0=1,m=3", "identical": 0.5, "acted": 0.1, "left_alone": "many_rows"},
+    ]
+    found = notes(rows, {"drafter": "xshare.engines.vllm.drafter.FixedDrafter"}, "k0=1,m=8")
+    assert [note[:60] for note in found] == [
+        "k0=1,m=8 left 100% of its decode steps alone, mostly by with",
+        "k0=1,m=3 left 90% of its decode steps alone, mostly by many_",
+        "Drafts are made up: this measures speed, and what is accepte",
+    ]
 
 
 def sample(policy, repeat, otps, step_ms=None, active=None):

@@ -108,8 +108,8 @@ def test_with_drafts_request_budgets_are_tried_too(small, tmp_path, task_file):
     found = json.loads((tmp_path / "tune.json").read_text())
     assert {"k0=1,m=0,mr=2", "k0=2,m=0,mr=4"} <= {row["policy"] for row in found["rows"]}
     profile = read_profile(tmp_path / "profile.yaml")
-    assert profile.measured["drafts"] == 2
-    assert profile.rows == 12
+    assert (profile.batch, profile.drafts) == (4, 2)
+    assert profile.measured["drafter"] == str(small)
 
 
 def test_tasks_that_cannot_show_harm_are_refused(tmp_path, model):

@@ -30,6 +30,13 @@ def test_a_budget_of_n_changes_no_token(engine, tasks, native):
     assert row["active"] == pytest.approx(row["active_native"])
 
 
+def test_times_of_some_batches_are_times_of_none(engine, tasks, monkeypatch):
+    monkeypatch.setattr(engine, "lanes", 2)
+    found = answer(engine, None, [*tasks, Task("Sort 2 1", "x", "d")], batch=2, limit=6, alike=True)
+    assert found.run.decode_s == 0  # the last, alone in a pass, was timed
+    assert row_of(found, found)["tokens_per_s"] is None
+
+
 def test_a_small_budget_is_seen_in_every_figure(engine, tasks, native):
     found = answer(engine, Policy.parse("k0=1,m=0"), tasks, **OPTIONS)
     row = row_of(found, native)

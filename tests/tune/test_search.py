@@ -109,7 +109,7 @@ def test_what_was_loaded_is_a_mean_over_steps():
     wanted = sum(n * (5.0 + look) for look, n in enumerate(rounds)) / sum(rounds)
     assert unseen.mean("experts_active") == pytest.approx(wanted)
     assert unseen.mean("experts_native") is None
-    assert unseen.rows_a_step == 4
+    assert unseen.tokens_a_step == 4
 
 
 @pytest.mark.parametrize("max_drop", [0.02, 0.05, 0.5])

@@ -28,6 +28,7 @@ def rows_of(samples: Sequence[Row], control: str, setting: Row) -> list[Row]:
         method = "noop" if name == control else Policy.parse(name).method
         row: Row = {"policy": name, "method": method, **setting, "repeats": len(mine)}
         row |= {column: _median(mine, column) for column in (*RATES, *COUNTS)}
+        row["left_alone"] = next((each["left_alone"] for each in mine if each.get("left_alone")), None)
         for ratio, column in RATIOS.items():
             pairs = [_ratio(column, each, native.get(each["repeat"], {})) for each in mine]
             known = [pair for pair in pairs if pair is not None]

@@ -79,12 +79,14 @@ def _quantiles(name: str, seconds: list[float]) -> Row:
 
 
 def counted(stats: dict[str, Any]) -> Row:
-    """What selection did. `acted`: the share of decode steps on which it did anything."""
-    left_alone = sum(count for reason, count in stats["steps_bypassed"].items() if reason != "prefill")
-    steps = stats["steps_pruned"] + left_alone
+    """What selection did. `acted`: the share of decode steps on which it did anything; `left_alone`: why not on most of
+    the others."""
+    reasons = {reason: count for reason, count in stats["steps_bypassed"].items() if count and reason != "prefill"}
+    steps = stats["steps_pruned"] + sum(reasons.values())
     return {
         "active": stats["mean"].get("experts_active"),
         "active_native": stats["mean"].get("experts_native"),
         "mass": stats["mean"].get("mass_kept"),
         "acted": stats["steps_pruned"] / steps if steps else None,
+        "left_alone": max(reasons, key=lambda reason: reasons[reason], default=None),
     }

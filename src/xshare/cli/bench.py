@@ -11,10 +11,10 @@ import typer
 
 from xshare import __version__
 from xshare.bench.kept import check_kept, lasting, samples_kept
-from xshare.bench.paired import compare, control_of, variants
+from xshare.bench.paired import NATIVE, compare, control_of, variants
 from xshare.bench.rows import rows_of
 from xshare.bench.workload import Workload
-from xshare.cli.output import engine_arguments, number_table, progress_bar, wide_console
+from xshare.cli.output import engine_arguments, made_up, number_table, progress_bar, wide_console
 from xshare.engines.base import Engine
 from xshare.engines.opening import open_engine
 from xshare.errors import XShareError
@@ -135,17 +135,14 @@ def notes(rows: list[Row], about: dict[str, Any], control: str) -> list[str]:
     same = next((row["identical"] for row in rows if row["policy"] == control), None)
     if same is not None and same < 1:
         found.append(f"The control changed {1 - same:.1%} of native's answers, by rounding or by mistake.")
-    acted = next((row["acted"] for row in rows if row["policy"] == control), None)
-    if acted is not None and acted < 1:
-        found.append(
-            f"In the control selection ran in {acted:.0%} of the decode steps only: start the engine with "
-            '"gates": {"bypass": false}.'
-        )
-    if "dummy" in str(about.get("weights")):
-        found.append("Random weights: this measures speed, not quality.")
-    if "FixedDrafter" in str(about.get("drafter")):
-        found.append("Drafts are made up: this measures speed, and what is accepted says nothing of a real drafter.")
-    return found
+    for row in rows:
+        if row["policy"] != NATIVE and row["acted"] is not None and row["acted"] < 0.95:
+            found.append(
+                f"{row['policy']} left {1 - row['acted']:.0%} of its decode steps alone, mostly by "
+                f'{row["left_alone"]}: see "gates" of the xshare key, in which "bypass": false acts even where '
+                "nothing is saved."
+            )
+    return found + made_up(about)
 
 
 def _number(value: float | None, digits: int) -> str:

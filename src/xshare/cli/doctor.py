@@ -10,11 +10,11 @@ import typer
 from xshare import __version__
 from xshare.bench.kept import check_kept, samples_kept
 from xshare.bench.workload import Workload
-from xshare.cli.output import check_local, engine_arguments, number_table, progress_bar, wide_console
+from xshare.cli.output import check_local, engine_arguments, made_up, number_table, progress_bar, wide_console
 from xshare.engines.opening import open_engine
 from xshare.policy import Policy
 from xshare.results import Row, provenance, write_result
-from xshare.tune.doctor import Examination, Point, examine, runs, verdict
+from xshare.tune.doctor import Examination, Point, examine, requests, runs, verdict
 
 POLICIES = ("k0=1,m=0", "k0=2,m=0")
 
@@ -47,7 +47,7 @@ def doctor(
     forced = Policy(batch_budget=1)
     opened = open_engine(engine, model, drafts=drafts, policies=[*asked, forced], options=options)
     about = opened.about
-    workload = Workload(batch, batch, None, prompt_tokens, tokens, prompts, seed)
+    workload = Workload(batch, requests(batch, about["drafts"]), None, prompt_tokens, tokens, prompts, seed)
     fingerprint = about | setting
     samples: list[Row] = []
 
@@ -125,4 +125,6 @@ def show(found: Examination, about: dict[str, Any], worth: bool, why: str) -> No
             f"bandwidth  experts are read at {found.bandwidth_gbps:.0f} GB/s, {share:.0%} of this device's "
             f"{found.copy_gbps:.0f} GB/s in a copy"
         )
+    for note in made_up(about):
+        console.print(note)
     console.print(f"[bold]{'worth it' if worth else 'not worth it'}[/bold]: {why}")

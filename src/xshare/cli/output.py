@@ -46,7 +46,19 @@ def engine_arguments(text: str, timed: bool = False) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise XShareError(f'engine-args must be a JSON object such as \'{{"dtype": "float32"}}\', not {text!r}')
     if timed and "lanes" in found:
-        raise XShareError("lanes put several batches through one pass, for quality and tune: nothing can be timed so")
+        raise XShareError(
+            "lanes put several batches through one pass, for quality and tune in Transformers: nothing can be timed so"
+        )
+    return found
+
+
+def made_up(about: dict[str, Any]) -> list[str]:
+    """What of an engine is not real, and what follows from it."""
+    found = []
+    if "dummy" in str(about.get("weights")):
+        found.append("Random weights: this measures speed, not quality.")
+    if "FixedDrafter" in str(about.get("drafter")):
+        found.append("Drafts are made up: this measures speed, and what is accepted says nothing of a real drafter.")
     return found
 
 

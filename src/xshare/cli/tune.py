@@ -10,7 +10,7 @@ import typer
 
 from xshare import __version__
 from xshare.bench.kept import check_kept, samples_kept
-from xshare.cli.output import check_local, engine_arguments, number_table, progress_bar, wide_console
+from xshare.cli.output import check_local, engine_arguments, made_up, number_table, progress_bar, wide_console
 from xshare.engines.opening import open_engine
 from xshare.errors import XShareError
 from xshare.files import check_writable
@@ -59,6 +59,9 @@ def tune(
     check_kept(json, setting)
     like = Policy(warmup=1, request_budget=min(1, drafts))  # what selection must provide for
     opened = open_engine(engine, model, drafts=drafts, policies=[like], options=options)
+    if unreal := made_up(opened.about):
+        opened.close()
+        raise XShareError(f"answers would decide nothing here: {' '.join(unreal)}")
     if objective is None:  # a step on a CPU is not bound by loading experts, and says nothing about one on a GPU
         objective = "experts" if str(opened.about["device"]).startswith("cpu") else "otps"
     fingerprint = opened.about | setting

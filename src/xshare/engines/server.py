@@ -57,6 +57,8 @@ class ServerEngine:
         if self.live:
             self.about |= {"experts": found[0]["experts"], "top_k": found[0]["top_k"]}
             self.about |= {"layers": len(found[0]["layers"])}
+            if self.serves is not None and found[0].get("budgets") is not None:  # what `serves` does not say
+                self.about["budgets"] = found[0]["budgets"]
             self._before = found[0]
         else:
             self.about["policy"] = self._running()
@@ -64,11 +66,11 @@ class ServerEngine:
     # The policy
 
     def use(self, policy: Policy | None, budgets: Sequence[int] | None = None) -> None:
-        """The policy that it was found with keeps its budgets by layer."""
+        """`serves` itself, not one that is spelled alike, comes with the budgets by layer that it was found with."""
         wanted = "native" if policy is None else str(policy)
         if self.live:
-            if policy is not None and policy == self.serves and budgets is None:
-                budgets = self._found["budgets"]
+            if policy is not None and policy is self.serves:
+                budgets = self._found.get("budgets")
             calls: list[tuple[Any, ...]] = [("xshare_switch", policy is not None)]
             if policy is not None:
                 calls.insert(0, ("xshare_set", wanted, None if budgets is None else list(budgets)))

@@ -71,7 +71,7 @@ def answer(
         groups = [[task for task in tasks if task.kind == kind] for kind in kinds]
     order = [task for group in groups for task in group]
     place = {id(task): number for number, task in enumerate(order)}
-    whole = Run([])
+    whole, timed = Run([]), True
     for group in groups:
         try:
             run = engine.run(prompts_of(engine, group), limit=limit, batch=batch, advance=advance)
@@ -80,8 +80,11 @@ def answer(
             error.answers = [ended.get(place[id(task)]) for task in tasks]
             raise
         whole.answers += run.answers
+        timed = timed and (run.decode_s > 0 or not run.steps)
         for name in RUN:
             setattr(whole, name, getattr(whole, name) + getattr(run, name))
+    if not timed:  # some of its steps were not
+        whole.decode_s = 0.0
     answers = [whole.answers[place[id(task)]] for task in tasks]
     right = [task.is_right(each.text) for task, each in zip(tasks, answers, strict=True)]
     return Outcome(policy, right, [tokens_of(each) for each in answers], engine.stats(), whole)

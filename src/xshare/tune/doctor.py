@@ -20,6 +20,7 @@ from xshare.results import Row
 from xshare.tune.law import Law, fit
 
 WORTH = 1.03  # a smaller gain is not worth a risk to the answers
+WAVES = 3  # batches of requests that follow one another with drafts, where requests end at different steps
 
 
 @dataclass
@@ -88,6 +89,11 @@ class Examination:
         return None if point.active is None else self.law.gain(self.wanted, point.active) / self.overhead
 
 
+def requests(batch: int, drafts: int) -> int:
+    """How many prompts `examine` takes."""
+    return batch * (WAVES if drafts else 1)
+
+
 def sizes(num_experts: int, top_k: int, count: int = 6) -> list[int]:
     """Budgets from k to N, closer together where they are small."""
     steps = [round(top_k * (num_experts / top_k) ** (i / (count - 1))) for i in range(count)]
@@ -105,8 +111,10 @@ def examine(
     kept: Sequence[Row] = (),
     keep: Callable[[list[Row]], None] = lambda samples: None,
 ) -> Examination:
-    """The prompts are the batch. `kept` are samples of an earlier run, and `keep` gets those of every new repeat."""
-    N, k, batch = engine.about["experts"], engine.about["top_k"], len(prompts)
+    """The prompts are the batch; with drafts, WAVES of it. `kept` are samples of an earlier run, and `keep` gets those
+    of every new repeat."""
+    N, k, waves = engine.about["experts"], engine.about["top_k"], WAVES if engine.about["drafts"] else 1
+    batch = len(prompts) // waves
     noop = Policy(warmup=min(1, k), batch_budget=N)
     ways: list[tuple[Point, Policy | None]] = [(Point("native", batch), None), (Point(str(noop), batch), noop)]
     ways += [(Point(f"k0=0,m={m}", batch), Policy(batch_budget=m)) for m in sizes(N, k)]
@@ -124,7 +132,8 @@ def examine(
         for point, policy in ways if repeat % 2 else ways[::-1]:
             if repeat in missing or (repeat == 0 and missing):
                 engine.use(policy)
-                run = engine.run(prompts[: point.batch], limit=tokens, batch=point.batch, to_the_end=True)
+                asked = prompts[: waves * point.batch]
+                run = engine.run(asked, limit=tokens, batch=point.batch, to_the_end=True)
                 if repeat:
                     fresh.append(sample_of(point, repeat, run, engine))
                     known[point.name, point.batch, repeat] = fresh[-1]

@@ -62,7 +62,7 @@ class Trial:
         return sum(n * value for n, value in known) / sum(n for n, _ in known) if known else None
 
     @property
-    def rows_a_step(self) -> float | None:
+    def tokens_a_step(self) -> float | None:
         steps = sum(steps for steps, _, _ in self.loads)
         return sum(rows for _, rows, _ in self.loads) / steps if steps else None
 

@@ -12,7 +12,7 @@ from xshare.policy import Policy
 from xshare.profile import Profile
 from xshare.results import Row, provenance
 from xshare.statistics import median_interval, share_interval
-from xshare.tune.doctor import Examination, examine, runs
+from xshare.tune.doctor import Examination, examine, requests, runs
 from xshare.tune.questions import Questions
 from xshare.tune.scan import Candidate, front, looks, scan
 from xshare.tune.search import Search, Tried
@@ -110,8 +110,8 @@ class Tuning:
                 self.speed[candidate.name] = median_interval(found)
 
     def examined(self) -> Examination:
-        workload = Workload(self.batch, self.batch, None, 48, 24, "questions", 0)
         about = self.engine.about
+        workload = Workload(self.batch, requests(self.batch, about["drafts"]), None, 48, 24, "questions", 0)
         with self.progress("law", runs(about["experts"], about["top_k"], self.batch, 0, 2)) as advance:
             prompts = workload.prompts_of(self.engine, 0)
             kept = tuple(self.samples)
@@ -183,7 +183,8 @@ class Tuning:
             "engine": f"{about['engine']} {about['version']}",
             "batch": self.batch,
             "drafts": about["drafts"],
-            "rows_a_step": None if holds.unseen.rows_a_step is None else round(holds.unseen.rows_a_step, 1),
+            "drafter": about.get("drafter"),
+            "tokens_a_step": None if holds.unseen.tokens_a_step is None else round(holds.unseen.tokens_a_step, 1),
             "active": round(self.loaded(holds)[0], 2),
             "active_native": round(self.loaded(holds)[1], 2),
             "mass": round(holds.candidate.mean_mass, 4),

@@ -31,6 +31,13 @@ def test_a_step_that_is_padded_beyond_the_kernels_is_left_alone():
     assert found.why_not(True, 65) == "many_rows"
 
 
+def test_a_step_of_more_requests_than_were_measured_is_left_alone():
+    found = state(drafts=3, max_rows=64, max_requests=16, bypass=False)
+    found.top_k = 4  # otherwise the layers', and there are none
+    assert found.why_not(True, 64, 16) is None
+    assert found.why_not(True, 17, 17) == "many_requests"
+
+
 def test_an_engine_without_graphs_pads_nothing():
     found = state(requests=48, captured=())
     assert found.max_rows == 48

@@ -47,15 +47,15 @@ class Batch:
 
     def replace(self, gone: list[int], new: Batch) -> None:
         """Those in some rows have ended, and new ones take their places, which moves nothing else that is cached."""
-        width, taken = new.mask.shape[1], gone[: len(new.who)]
-        if len(taken) < len(new.who) or width > self.mask.shape[1]:
+        past, taken = self.mask.shape[1], gone[: len(new.who)]
+        if len(taken) < len(new.who) or new.mask.shape[1] > past:
             self.leave(gone)
             self.add(new)
             return
         index = torch.tensor(taken, dtype=torch.long, device=self.mask.device)
         for mine, other in zip(self._layers(), new._layers(), strict=True):
-            mine.keys[index, :, -width:], mine.values[index, :, -width:] = other.keys, other.values
-        self.mask[index], self.last[index] = _pad(new.mask, self.mask.shape[1]), new.last
+            mine.keys[index], mine.values[index] = (_widen(each, past) for each in (other.keys, other.values))
+        self.mask[index], self.last[index] = _pad(new.mask, past), new.last
         for row, who in zip(taken, new.who, strict=True):
             self.who[row] = who
         self.leave(gone[len(taken) :])

@@ -27,6 +27,7 @@ class Gates(BaseModel):
 
     min_rows: int = Field(2, ge=1)  # one row alone loads its own experts anyway
     max_rows: int = Field(MAX_ROWS, ge=1, le=MAX_ROWS)
+    max_requests: int | None = Field(None, ge=1)
     bypass: bool = True  # False: act even where it cannot save anything, as a no-op control must
 
 
@@ -77,8 +78,10 @@ def settings_of(additional_config: Any) -> Settings | None:
         profile = read_profile(Path(own["profile"]))
         rest, own["budgets"] = {"policy": profile.policy}, profile.budgets
         # The same budget prunes a larger batch harder, and that was not measured.
-        if profile.rows is not None and isinstance(own.get("gates", {}), Mapping):
-            own["gates"] = {"max_rows": min(profile.rows, MAX_ROWS), **own.get("gates", {})}
+        given = own.get("gates", {})
+        if profile.batch is not None and isinstance(given, Mapping) and "max_rows" not in given:
+            rows = min(profile.batch * (1 + profile.drafts), MAX_ROWS)
+            own["gates"] = {"max_rows": rows, "max_requests": profile.batch, **given}
     if "policy" in rest:  # the string form, or a preset's name
         if not isinstance(rest["policy"], str) or len(rest) > 1:
             raise SettingsError("policy in xshare must be a string such as 'k0=1,m=24', without other policy fields")

@@ -112,7 +112,7 @@ class State:
         if self.samples is not None:
             self.samples.settle()
         was_open, self.rows = self.gate, int(starts[-1])
-        reason = self.why_not(decoding, self.rows)
+        reason = self.why_not(decoding, self.rows, len(starts) - 1)
         self.gate, self.sampling = reason is None, False
         if reason is not None:
             self.bypassed[reason] += 1
@@ -133,7 +133,7 @@ class State:
         if self.sampling and self.samples is not None:
             self.samples.begin(self.rows)
 
-    def why_not(self, decoding: bool, rows: int) -> str | None:
+    def why_not(self, decoding: bool, rows: int, requests: int = 0) -> str | None:
         gates = self.settings.gates
         if not self.on:
             return "off"
@@ -141,6 +141,8 @@ class State:
             return "prefill"
         if rows > self.max_rows:
             return "many_rows"
+        if gates.max_requests is not None and requests > gates.max_requests:
+            return "many_requests"
         if gates.bypass and rows < gates.min_rows:
             return "few_rows"
         if rows * self.top_k <= self._bypass_budget(self.policy):
