@@ -14,7 +14,7 @@ from xshare.cli.output import check_local, engine_arguments, made_up, number_tab
 from xshare.engines.opening import open_engine
 from xshare.policy import Policy
 from xshare.results import Row, provenance, write_result
-from xshare.tune.doctor import Examination, Point, examine, requests, runs, verdict
+from xshare.tune.doctor import Examination, Point, examine, runs, verdict, waves
 
 POLICIES = ("k0=1,m=0", "k0=2,m=0")
 
@@ -47,7 +47,7 @@ def doctor(
     forced = Policy(batch_budget=1)
     opened = open_engine(engine, model, drafts=drafts, policies=[*asked, forced], options=options)
     about = opened.about
-    workload = Workload(batch, requests(batch, about["drafts"]), None, prompt_tokens, tokens, prompts, seed)
+    workload = Workload(batch, batch * waves(about["drafts"]), None, prompt_tokens, tokens, prompts, seed)
     fingerprint = about | setting
     samples: list[Row] = []
 

@@ -89,9 +89,9 @@ class Examination:
         return None if point.active is None else self.law.gain(self.wanted, point.active) / self.overhead
 
 
-def requests(batch: int, drafts: int) -> int:
-    """How many prompts `examine` takes."""
-    return batch * (WAVES if drafts else 1)
+def waves(drafts: int) -> int:
+    """How many batches of prompts `examine` takes."""
+    return WAVES if drafts else 1
 
 
 def sizes(num_experts: int, top_k: int, count: int = 6) -> list[int]:
@@ -111,10 +111,10 @@ def examine(
     kept: Sequence[Row] = (),
     keep: Callable[[list[Row]], None] = lambda samples: None,
 ) -> Examination:
-    """The prompts are the batch; with drafts, WAVES of it. `kept` are samples of an earlier run, and `keep` gets those
+    """The prompts are as many batches as `waves` says. `kept` are samples of an earlier run, and `keep` gets those
     of every new repeat."""
-    N, k, waves = engine.about["experts"], engine.about["top_k"], WAVES if engine.about["drafts"] else 1
-    batch = len(prompts) // waves
+    N, k, batches = engine.about["experts"], engine.about["top_k"], waves(engine.about["drafts"])
+    batch = len(prompts) // batches
     noop = Policy(warmup=min(1, k), batch_budget=N)
     ways: list[tuple[Point, Policy | None]] = [(Point("native", batch), None), (Point(str(noop), batch), noop)]
     ways += [(Point(f"k0=0,m={m}", batch), Policy(batch_budget=m)) for m in sizes(N, k)]
@@ -132,7 +132,7 @@ def examine(
         for point, policy in ways if repeat % 2 else ways[::-1]:
             if repeat in missing or (repeat == 0 and missing):
                 engine.use(policy)
-                asked = prompts[: waves * point.batch]
+                asked = prompts[: batches * point.batch]
                 run = engine.run(asked, limit=tokens, batch=point.batch, to_the_end=True)
                 if repeat:
                     fresh.append(sample_of(point, repeat, run, engine))

@@ -15,6 +15,7 @@ from xshare.errors import XShareError
 from xshare.policy import Policy
 
 DIVIDED = (1, 2)  # warm-ups whose budgets are divided among layers, too: beyond them little is left to divide
+SOME = slice(1, -1, 2)  # of a family: those that budgets by layer are to load as much as
 SHARES = (0.0, 1 / 16, 1 / 8, 3 / 16, 1 / 4, 3 / 8, 1 / 2)  # of N, as batch budgets
 REQUESTED = (1, 2, 4, 6, 8)  # request budgets, where a request has several rows
 
@@ -60,9 +61,9 @@ def grid(num_experts: int, top_k: int, drafts: int = 0) -> list[Policy]:
     return found + [Policy(warmup=k0, request_budget=mr) for k0 in warmups for mr in REQUESTED if drafts]
 
 
-def divided(policies: Sequence[Policy], k0: int) -> list[Policy]:
-    """Those of a family, alike but for m, whose budgets are divided among layers."""
-    return [policy for policy in policies if policy.warmup == k0 and not policy.request_budget][1:-1:2]
+def family_of(policies: Sequence[Policy], k0: int) -> list[Policy]:
+    """Those that are alike but for m."""
+    return [policy for policy in policies if policy.warmup == k0 and not policy.request_budget]
 
 
 def look(
@@ -130,11 +131,11 @@ def scan(
         advance(1)
     whole = {candidate.policy: candidate for candidate in found}
     for k0 in DIVIDED:
-        family = [whole[policy] for policy in policies if policy.warmup == k0 and not policy.request_budget]
-        for policy in divided(policies, k0):
-            budgets = allocate(family, whole[policy].mean_active)
+        family = [whole[policy] for policy in family_of(policies, k0)]
+        for like in family[SOME]:
+            budgets = allocate(family, like.mean_active)
             if len(set(budgets)) > 1:
-                add(policy, budgets)
+                add(like.policy, budgets)
             advance(1)
     engine.count_all(False)
     return found
@@ -143,7 +144,7 @@ def scan(
 def looks(num_experts: int, top_k: int, drafts: int = 0) -> int:
     """How often `scan` calls `advance`."""
     policies = grid(num_experts, top_k, drafts)
-    return len(policies) + sum(len(divided(policies, k0)) for k0 in DIVIDED)
+    return len(policies) + sum(len(family_of(policies, k0)[SOME]) for k0 in DIVIDED)
 
 
 def allocate(family: Sequence[Candidate], target: float) -> list[int]:

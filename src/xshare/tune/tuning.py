@@ -12,7 +12,7 @@ from xshare.policy import Policy
 from xshare.profile import Profile
 from xshare.results import Row, provenance
 from xshare.statistics import median_interval, share_interval
-from xshare.tune.doctor import Examination, examine, requests, runs
+from xshare.tune.doctor import Examination, examine, runs, waves
 from xshare.tune.questions import Questions
 from xshare.tune.scan import Candidate, front, looks, scan
 from xshare.tune.search import Search, Tried
@@ -111,7 +111,7 @@ class Tuning:
 
     def examined(self) -> Examination:
         about = self.engine.about
-        workload = Workload(self.batch, requests(self.batch, about["drafts"]), None, 48, 24, "questions", 0)
+        workload = Workload(self.batch, self.batch * waves(about["drafts"]), None, 48, 24, "questions", 0)
         with self.progress("law", runs(about["experts"], about["top_k"], self.batch, 0, 2)) as advance:
             prompts = workload.prompts_of(self.engine, 0)
             kept = tuple(self.samples)

@@ -73,19 +73,24 @@ class Batch:
         self.last, self.who = torch.cat([self.last, new.last]), self.who + new.who
 
     def leave(self, gone: list[int]) -> None:
-        """All but these stay, the last of them in the places that become free; of the cache, about what they need."""
-        count = len(self.who) - len(gone)
-        places = [row for row in gone if row < count]
-        movers = [row for row in range(count, len(self.who)) if row not in gone]
-        to, source = (torch.tensor(rows, dtype=torch.long, device=self.mask.device) for rows in (places, movers))
-        for layer in self._layers():
-            layer.move(source, to, count)
-        self.mask[to], self.last[to] = self.mask[source], self.last[source]
-        self.mask, self.last = self.mask[:count], self.last[:count]
-        for place, mover in zip(places, movers, strict=True):
-            self.who[place] = self.who[mover]
-        self.who = self.who[:count]
-        padding = int(self.mask.amax(0).argmax()) if count else 0  # columns on the left that nobody needs
+        """All but these stay, the last of them in the places that become free."""
+        if gone:
+            count = len(self.who) - len(gone)
+            places = [row for row in gone if row < count]
+            movers = [row for row in range(count, len(self.who)) if row not in gone]
+            to, source = (torch.tensor(rows, dtype=torch.long, device=self.mask.device) for rows in (places, movers))
+            for layer in self._layers():
+                layer.move(source, to, count)
+            self.mask[to], self.last[to] = self.mask[source], self.last[source]
+            self.mask, self.last = self.mask[:count], self.last[:count]
+            for place, mover in zip(places, movers, strict=True):
+                self.who[place] = self.who[mover]
+            self.who = self.who[:count]
+        self.trim()
+
+    def trim(self) -> None:
+        """Of the cache, about what anybody needs."""
+        padding = int(self.mask.amax(0).argmax()) if self.who else 0  # columns on the left that nobody needs
         if padding > SLACK:
             self.mask = self.mask[:, padding:]
             for layer in self._layers():

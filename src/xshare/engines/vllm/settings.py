@@ -78,10 +78,10 @@ def settings_of(additional_config: Any) -> Settings | None:
         profile = read_profile(Path(own["profile"]))
         rest, own["budgets"] = {"policy": profile.policy}, profile.budgets
         # The same budget prunes a larger batch harder, and that was not measured.
-        given = own.get("gates", {})
-        if profile.batch is not None and isinstance(given, Mapping) and "max_rows" not in given:
+        gates = own.get("gates", {})
+        if profile.batch is not None and isinstance(gates, Mapping) and "max_rows" not in gates:
             rows = min(profile.batch * (1 + profile.drafts), MAX_ROWS)
-            own["gates"] = {"max_rows": rows, "max_requests": profile.batch, **given}
+            own["gates"] = {"max_rows": rows, "max_requests": profile.batch, **gates}
     if "policy" in rest:  # the string form, or a preset's name
         if not isinstance(rest["policy"], str) or len(rest) > 1:
             raise SettingsError("policy in xshare must be a string such as 'k0=1,m=24', without other policy fields")
