@@ -36,6 +36,7 @@ ON_CPU = {"VLLM_CPU_KVCACHE_SPACE": "1", "OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_T
 class Engine:
     """The parent's end. `options`: tiny, layers, weights, drafter, drafts, sizes (captured), and
 
+    runner V1 or V2, vLLM's model runner; a machine without a GPU has V1 only
     rule   None (unmodified vLLM, the plugin not loaded), "xshare" (beside it `xshare`, the plugin's key, or None: no
            key), "logit-sum" (pull request 35551 with a budget of `budget`)
     """
@@ -43,6 +44,7 @@ class Engine:
     def __init__(self, name: str, options: dict[str, Any]) -> None:
         self.log = Path(tempfile.gettempdir(), f"engine_{name}.log")
         environment = (ON_CPU if options["tiny"] else {}) | os.environ
+        environment["VLLM_USE_V2_MODEL_RUNNER"] = str(int(options["runner"] == "V2" and not options["tiny"]))
         if options["rule"] != "xshare":
             environment["VLLM_PLUGINS"] = ""
         with self.log.open("w") as log:
@@ -108,6 +110,7 @@ class Child:
         method = experts[0].routed_experts.quant_method
         return {
             "vllm": vllm.__version__,
+            "runner": "V2" if config.use_v2_model_runner else "V1",
             "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
             "graphs": str(config.compilation_config.cudagraph_mode),
             "experts_by": f"{type(method).__name__} {getattr(method, 'mxfp4_backend', '')}".strip(),

@@ -60,6 +60,7 @@ class Piece:
     drafter: str = "none"
     drafts: int = 0
     method: str = "xshare"
+    runner: str = "V1"  # vLLM 0.26's for gpt-oss. With V2, the default from 0.29 on, drafts do not wait for the host
     regimes: tuple[str, ...] = REGIMES
 
     def policies(self, batch: int) -> list[str]:
@@ -81,7 +82,8 @@ PIECES = {
     for piece in (
         Piece("plain", (16, 32, 8, 4)),
         Piece("fixed", (4,), "fixed", 3),
-        Piece("eagle3", (4,), "eagle3", 3),
+        Piece("eagle3", (4,), "eagle3", 3, runner="V2"),
+        Piece("eagle3-v1", (4,), "eagle3", 3),
         Piece("logit-sum", (16, 32, 8, 4), method="logit-sum"),
         Piece("presence", (16, 32), method="unused", regimes=("fitted",)),
     )
@@ -184,6 +186,7 @@ def run_piece(
     shape = gpt_oss_120b(layers, tiny)
     first = cells[0][0]
     options: Row = {"tiny": tiny, "layers": layers, "drafter": piece.drafter, "drafts": piece.drafts}
+    options["runner"] = piece.runner
     # A drafting head runs on one row a request after its first pass.
     rows_each = {1 + piece.drafts} | ({1} if piece.drafter == "eagle3" else set())
     options["sizes"] = sorted({batch * each for batch in piece.batches for each in rows_each})
@@ -219,7 +222,7 @@ def main(
     pieces: Annotated[list[str] | None, typer.Argument(help=f"{', '.join(PIECES)}; all by default.")] = None,
     batch: Annotated[list[int] | None, typer.Option(help="Only cells of this batch; may be repeated.")] = None,
     regime: Annotated[list[str] | None, typer.Option(help="Only cells of this regime; may be repeated.")] = None,
-    layers: Annotated[int | None, typer.Option(help="24 by default: two engines share one card.")] = None,
+    layers: Annotated[int | None, typer.Option(help="36 by default, which is all; for smaller cards.")] = None,
     steps: Annotated[int, typer.Option(help="Steps of a timed decode.")] = 64,
     repeats: Annotated[int, typer.Option(help=f"Pairs of each policy; {CONTROLS} times as many of the control.")] = 5,
     json: Annotated[Path, typer.Option(help="The result file; other cells in it are kept.")] = (
@@ -237,7 +240,7 @@ def main(
             raise typer.BadParameter(f"{name!r} is no regime: there are {', '.join(REGIMES)}")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))  # so that the engines are stopped as well
     regimes: dict[str, Row] = {"independent": {"skew": 0.0, "correlation": 0.0}} | fits()
-    settings = {"tiny": tiny, "layers": layers or (4 if tiny else 24), "regimes": regimes}
+    settings = {"tiny": tiny, "layers": layers or (4 if tiny else 36), "regimes": regimes}
     try:
         kept = Kept(json, settings)
         for name in [] if summary else pieces or PIECES:

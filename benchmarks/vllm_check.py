@@ -42,6 +42,8 @@ CASES: dict[str, dict[str, Any]] = {
     "gpt-oss V1 full": {"shape": "gpt-oss", "graphs": "FULL_AND_PIECEWISE"},
     "gpt-oss V2 full": {"shape": "gpt-oss", "graphs": "FULL_AND_PIECEWISE", "v2": True},
     "gpt-oss V1 drafts": {"shape": "gpt-oss", "graphs": "FULL_AND_PIECEWISE", "drafts": 3},
+    "gpt-oss V1 eagle3": {"shape": "gpt-oss", "graphs": "FULL_AND_PIECEWISE", "drafts": 3, "eagle3": True},
+    "gpt-oss V2 eagle3": {"shape": "gpt-oss", "graphs": "FULL_AND_PIECEWISE", "drafts": 3, "eagle3": True, "v2": True},
     "qwen3 V1 eager": {"shape": "qwen3", "eager": True},
     "qwen3 V1 full, not compiled": {"shape": "qwen3", "graphs": "FULL_DECODE_ONLY", "mode": 0},
     "qwen3 V1 piecewise": {"shape": "qwen3", "graphs": "PIECEWISE"},
@@ -54,7 +56,7 @@ def engine(case: dict[str, Any], tiny: bool, folder: Path) -> Any:
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     os.environ["VLLM_USE_V2_MODEL_RUNNER"] = str(int(bool(case.get("v2"))))
     sys.path.append(str(HERE))
-    from shapes import gpt_oss_120b, qwen3_30b_a3b, write
+    from shapes import eagle3_head, gpt_oss_120b, qwen3_30b_a3b, write
     from vllm import LLM
 
     shape = gpt_oss_120b(4, tiny) if case["shape"] == "gpt-oss" else qwen3_30b_a3b(4, tiny)
@@ -69,11 +71,10 @@ def engine(case: dict[str, Any], tiny: bool, folder: Path) -> Any:
         if "mode" in case:
             options["compilation_config"]["mode"] = case["mode"]
     if case.get("drafts"):
-        options["speculative_config"] = {
-            "method": "custom_class",
-            "model": "xshare.engines.vllm.drafter.FixedDrafter",
-            "num_speculative_tokens": case["drafts"],
-        }
+        drafter = {"method": "custom_class", "model": "xshare.engines.vllm.drafter.FixedDrafter"}
+        if case.get("eagle3"):
+            drafter = {"method": "eagle3", "model": str(write(eagle3_head(shape), folder / "eagle3"))}
+        options["speculative_config"] = drafter | {"num_speculative_tokens": case["drafts"]}
         if not tiny:
             options["speculative_config"] |= {
                 "rejection_sample_method": "synthetic",
