@@ -11,6 +11,7 @@ import sys
 if __name__ == "__main__":
     sys.path.append(sys.path.pop(0))  # this folder last: in it, select.py would stand in for the standard library's
 
+import fcntl
 import gc
 import json
 import os
@@ -95,6 +96,8 @@ class Child:
             register_dummy_loader()
         from vllm import LLM
 
+        if not options["tiny"]:
+            load_alone()
         with tempfile.TemporaryDirectory() as folder:
             self.llm: Any = LLM(**arguments(options, Path(folder)))
         self.before: dict[str, Any] = {}
@@ -195,6 +198,22 @@ class Child:
         return found | {"tokens": sum(have.values()) - at_begin, "short": short}
 
 
+def load_alone() -> None:
+    """One engine at a time loads its model: while it does it takes a third more memory than it keeps."""
+    import torch
+    from vllm.v1.worker.gpu_worker import Worker
+
+    native = Worker.load_model
+
+    def load_model(self: Any, *given: Any, **named: Any) -> None:
+        with Path(tempfile.gettempdir(), "engine_loads.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # until the file is closed
+            native(self, *given, **named)
+            torch.cuda.empty_cache()
+
+    Worker.load_model = load_model
+
+
 def arguments(options: dict[str, Any], folder: Path) -> dict[str, Any]:
     """What vLLM's LLM is started with."""
     from shapes import eagle3_head, gpt_oss_120b, write
@@ -209,7 +228,7 @@ def arguments(options: dict[str, Any], folder: Path) -> dict[str, Any]:
         "max_model_len": 1024,
         "max_num_seqs": 64,
         "max_num_batched_tokens": 512,  # two engines share the memory of one GPU
-        "gpu_memory_utilization": 0.45,
+        "gpu_memory_utilization": 0.1,  # what must be free at the start: the other engine may have loaded already
         "kv_cache_memory_bytes": 1 << 30,
         "enable_prefix_caching": False,
         "disable_log_stats": True,
