@@ -50,6 +50,7 @@ REGIMES = ("independent", "fitted", "carried")
 CONTROLS = 3  # pairs of the control for one of a policy: it decides about one percent
 WARM = 8  # steps after a change of policy
 BESIDE = ["k0=1,m=24", "k0=0,m=24", "k0=1,m=0", "k0=2,m=0"]  # at other batches; the last two so that the law has points
+BUDGETS = [f"k0=0,m={m}" for m in range(8, 50, 2)]  # sets of exactly so many: what one expert more costs
 BEGAN = time.perf_counter()
 
 
@@ -67,6 +68,8 @@ class Piece:
         """What the second engine is measured with; the first is the control, where there is one."""
         if self.method != "xshare":
             return [{"logit-sum": LOGIT_SUM, "unused": UNUSED}[self.method]]
+        if self.name == "budgets":
+            return [NOOP, *BUDGETS]
         return [NOOP, *PAPER.get((self.drafts, batch), BESIDE)]
 
     def second(self, experts: int) -> Row:
@@ -85,10 +88,11 @@ PIECES = {
         Piece("eagle3", (4,), "eagle3", 3, runner="V2"),
         Piece("eagle3-v1", (4,), "eagle3", 3),
         Piece("logit-sum", (16, 32, 8, 4), method="logit-sum"),
+        Piece("budgets", (16,), regimes=("independent",)),
         Piece("presence", (16, 32), method="unused", regimes=("fitted",)),
     )
 }
-CELL = ("piece", "regime", "batch")
+CELL = ("piece", "regime", "batch", "layers")
 
 
 def say(text: str) -> None:
@@ -121,9 +125,10 @@ class Kept:
         write_result(self.path, self.rows, stamp, runs=self.runs)
 
 
-def _place(row: Row) -> tuple[int, int, int]:
+def _place(row: Row) -> tuple[int, ...]:
     piece = PIECES[row["piece"]]
-    return list(PIECES).index(piece.name), REGIMES.index(row["regime"]), piece.batches.index(row["batch"])
+    place = list(PIECES).index(piece.name), REGIMES.index(row["regime"]), piece.batches.index(row["batch"])
+    return -row["layers"], *place
 
 
 @dataclass
@@ -178,11 +183,9 @@ def decodes(pairs: dict[str, Any]) -> dict[str, list[list[float]]]:
     }
 
 
-def run_piece(
-    piece: Piece, cells: list[tuple[str, int]], regimes: dict[str, Row], kept: Kept, steps: int, repeats: int
-) -> None:
+def run_piece(piece: Piece, layers: int, cells: list[tuple[str, int]], kept: Kept, steps: int, repeats: int) -> None:
     """Start the two engines and measure these (regime, batch), one after another."""
-    tiny, layers = kept.settings["tiny"], kept.settings["layers"]
+    tiny, regimes = kept.settings["tiny"], kept.settings["regimes"]
     shape = gpt_oss_120b(layers, tiny)
     first = cells[0][0]
     options: Row = {"tiny": tiny, "layers": layers, "drafter": piece.drafter, "drafts": piece.drafts}
@@ -204,12 +207,12 @@ def run_piece(
             began = time.perf_counter()
             pair.reach(regime, regimes[regime])
             pairs, counted = pair.measure(batch, steps, repeats)
-            cell: Row = {"piece": piece.name, "regime": regime, "batch": batch}
+            cell: Row = {"piece": piece.name, "regime": regime, "batch": batch, "layers": layers}
             setting = cell | {"drafts": piece.drafts, "drafter": piece.drafter}
             plain = [row for row in kept.rows if row["piece"] == "plain"] if piece.method == "logit-sum" else []
             rows = rows_of(setting, pairs, counted, moved, plain)
             run = cell | about | regimes[regime] | {"steps": steps, "repeats": repeats, "prompt_tokens": PROMPT}
-            run |= {"layers": layers, "accepted": ACCEPTED if piece.drafts and not tiny else None}
+            run |= {"accepted": ACCEPTED if piece.drafts and not tiny else None}
             run |= {"copy_gb_s": bandwidth / 1e9 if bandwidth else None, "seconds": time.perf_counter() - began}
             run["decodes"] = decodes(pairs)
             stamp = provenance()
@@ -240,9 +243,9 @@ def main(
             raise typer.BadParameter(f"{name!r} is no regime: there are {', '.join(REGIMES)}")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))  # so that the engines are stopped as well
     regimes: dict[str, Row] = {"independent": {"skew": 0.0, "correlation": 0.0}} | fits()
-    settings = {"tiny": tiny, "layers": layers or (4 if tiny else 36), "regimes": regimes}
+    layers = layers or (4 if tiny else 36)
     try:
-        kept = Kept(json, settings)
+        kept = Kept(json, {"tiny": tiny, "regimes": regimes})
         for name in [] if summary else pieces or PIECES:
             piece = PIECES[name]
             wanted = [
@@ -251,13 +254,15 @@ def main(
                 for size in piece.batches
                 if (not regime or each in regime) and (not batch or size in batch)
             ]
-            cells = [cell for cell in wanted if again or (name, *cell) not in kept.done()]
+            cells = [cell for cell in wanted if again or (name, *cell, layers) not in kept.done()]
             say(f"{name}: {len(cells)} cells to measure of {len(wanted)} that are asked for")
             if cells:
-                run_piece(piece, cells, regimes, kept, steps, repeats)
+                run_piece(piece, layers, cells, kept, steps, repeats)
     except XShareError as error:
         raise SystemExit(str(error)) from None
-    print("\n".join(["", "All that is there:", *map(spelled, kept.rows), *totals(kept.rows)]))
+    for depth in dict.fromkeys(row["layers"] for row in kept.rows):
+        rows = [row for row in kept.rows if row["layers"] == depth]
+        print("\n".join(["", f"All that is there of {depth} layers:", *map(spelled, rows), *totals(rows)]))
 
 
 if __name__ == "__main__":

@@ -64,6 +64,7 @@ def gpt_oss_120b(layers: int = 36, tiny: bool = False) -> Config:
 def eagle3_head(target: Config) -> Config:
     """A draft head in the form of nvidia/gpt-oss-120b-Eagle3: one dense layer, the target's embedding and head."""
     layers, hidden = target["num_hidden_layers"], target["hidden_size"]
+    streams = sorted({1, layers // 2, layers - 1})  # published: 1, 17, 32 of 36
     return {
         "architectures": ["LlamaForCausalLMEagle3"],
         "model_type": "llama",
@@ -81,10 +82,8 @@ def eagle3_head(target: Config) -> Config:
         "attention_bias": False,
         "tie_word_embeddings": False,
         "norm_before_residual": True,
-        "eagle_config": {
-            "use_aux_hidden_state": True,
-            "eagle_aux_hidden_state_layer_ids": sorted({1, layers // 2, layers - 1}),  # published: 1, 17, 32 of 36
-        },
+        "eagle_config": {"use_aux_hidden_state": True, "eagle_aux_hidden_state_layer_ids": streams},
+        "eagle_aux_hidden_state_layer_ids": streams,  # where the V2 runner looks for them
         "torch_dtype": target["torch_dtype"],
     }
 

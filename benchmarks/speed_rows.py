@@ -109,7 +109,7 @@ def rows_of(
     batch = setting["batch"]
     natives = [native for each in pairs.values() for native, _ in each]
     native_ms = median(map(step_ms, natives))
-    alike = [row for row in plain if all(row[name] == setting[name] for name in ("regime", "batch"))]
+    alike = [row for row in plain if all(row[name] == setting[name] for name in ("regime", "batch", "layers"))]
     known = [each.native for each in counted.values() if each.native is not None]
     experts = sum(known) / len(known) if known else next((row["active_native"] for row in alike), None)
 

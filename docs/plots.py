@@ -16,6 +16,7 @@ from typing import Annotated, Any
 
 import typer
 from quality_tables import by_mates
+from speed_tables import REGIMES, deepest
 
 from xshare.files import whole_file
 from xshare.report.plot import need_matplotlib, new_axes
@@ -130,8 +131,8 @@ def speed(found: Row) -> tuple[Any, Any]:
     """Gain against active experts at batch 16, the law of each regime, and the paper's ranges for the same policies."""
     title = "gpt-oss-120b's shape on an H200, batch 16, no drafts"
     figure, axes = new_axes(title, "active experts a layer", "output tokens a second, against unmodified vLLM")
-    for place, regime in enumerate(("independent", "fitted")):
-        rows = [r for r in found["rows"] if (r["piece"], r["regime"], r["batch"]) == ("plain", regime, 16)]
+    for place, regime in enumerate(REGIMES):
+        rows = [r for r in deepest(found) if (r["piece"], r["regime"], r["batch"]) == ("plain", regime, 16)]
         native = next(row for row in rows if row["method"] == "native")
         shown = [row for row in rows if row["method"] in ("xshare", "noop")]
         x, y = [row["active"] for row in shown], [row["ratio"] for row in shown]

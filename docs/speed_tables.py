@@ -8,9 +8,24 @@ from typing import Any
 
 Row = dict[str, Any]
 Table = tuple[list[str], list[list[str]]]
+REGIMES = ("independent", "fitted", "carried")
+SHOWN = {"plain": "no drafts", "eagle3": "EAGLE-3 head", "fixed": "fixed drafts"}  # pieces with the paper's policies
+BUDGET = ("k0=1,m=24", "k0=0,m=24")  # at every batch; other policies at 4, 8 and 32 are there as points of the law
 
 
-def claims(found: Row, regime: str, drafter: str) -> Table:
+def deepest(found: Row) -> list[Row]:
+    """Of every cell the rows with the most layers."""
+
+    def cell(row: Row) -> tuple[Any, ...]:
+        return row["piece"], row["regime"], row["batch"]
+
+    most: dict[tuple[Any, ...], int] = {}
+    for row in found["rows"]:
+        most[cell(row)] = max(row["layers"], most.get(cell(row), 0))
+    return [row for row in found["rows"] if row["layers"] == most[cell(row)]]
+
+
+def claims(found: Row, regime: str, piece: str) -> Table:
     """The paper's configurations: what it says, what was measured, what could at best be had."""
     titles = [
         "policy",
@@ -22,23 +37,47 @@ def claims(found: Row, regime: str, drafter: str) -> Table:
         "paper's range",
     ]
     cells = []
-    for row in found["rows"]:
-        if (row["regime"], row["drafter"], row["method"]) == (regime, drafter, "xshare") and row["paper_high"]:
+    for row in deepest(found):
+        if (row["regime"], row["piece"], row["method"]) == (regime, piece, "xshare") and row["paper_high"]:
             line = [f"`{row['policy']}`", _experts(row), f"{_gain(row['paper_low'])} to {_gain(row['paper_high'])}"]
             line += [_measured(row), _gain(row["predicted"]), _bound(row)]
             cells.append([*line, {True: "reached", False: "not reached", None: ""}[row["paper_met"]]])
     return titles, cells
 
 
+def verdicts(found: Row) -> Table:
+    """What is asked of the rows, and of how many it is true."""
+    rows = deepest(found)
+    ours = [row for row in rows if row["method"] == "xshare" and row["piece"] in SHOWN]
+    asked = [row for row in ours if row["paper_high"] or row["policy"] in BUDGET]
+    demands: dict[str, list[tuple[str, bool]]] = {
+        "control at least 0.99 of unmodified vLLM, batch 16 and 32": [
+            (row["regime"], row["ratio"] >= 0.99) for row in rows if row["method"] == "noop" and row["batch"] >= 16
+        ],
+        "lower bound at least 95 % of predicted": [(row["regime"], row["of_predicted"] >= 0.95) for row in asked],
+        "the same as a share of the gain": [
+            (row["regime"], row["of_gain"] >= 0.95) for row in asked if row["of_gain"] is not None
+        ],
+    }
+    for piece, name in SHOWN.items():
+        met = [(row["regime"], row["paper_met"]) for row in asked if row["piece"] == piece and row["paper_high"]]
+        demands[f"the paper's range reached, {name}"] = met
+    cells = []
+    for demand, held in demands.items():
+        each = [[true for where, true in held if where == regime] for regime in REGIMES]
+        cells.append([demand, *(f"{sum(found)} of {len(found)}" if found else "" for found in each)])
+    return ["asked", *REGIMES], cells
+
+
 def controls(found: Row) -> Table:
     """What selection costs where it saves nothing, and the plugin those who do not use it."""
     what = {"noop": "no-op control", "unused": "plugin there, no key"}
-    rows = [row for row in found["rows"] if row["method"] in what]
-    cells = [
-        [what[row["method"]], row["regime"], _drafts(row), str(row["batch"]), f"{row['step_ms']:.2f}", _ratio(row)]
-        for row in rows
-    ]
-    return ["engine", "routing", "drafts", "batch", "ms a step", "of unmodified vLLM's speed (95 %)"], cells
+    cells = []
+    for row in deepest(found):
+        if row["method"] in what:
+            line = [what[row["method"]], row["regime"], _drafts(row), str(row["batch"]), str(row["layers"])]
+            cells.append([*line, f"{row['step_ms']:.2f}", _ratio(row)])
+    return ["engine", "routing", "drafts", "batch", "layers", "ms a step", "of unmodified vLLM's speed (95 %)"], cells
 
 
 def batches(found: Row, regime: str) -> Table:
@@ -52,7 +91,9 @@ def batches(found: Row, regime: str) -> Table:
         "`k0=1,m=24`",
         "predicted",
     ]
-    rows = [row for row in found["rows"] if row["regime"] == regime and row["drafter"] == "none"]
+    here = [row for row in found["rows"] if row["regime"] == regime and row["drafter"] == "none"]
+    layers = max(row["layers"] for row in here if row["method"] == "logit-sum")  # both rules in as many
+    rows = [row for row in here if row["layers"] == layers]
     cells = []
     for batch in sorted({row["batch"] for row in rows}):
         at = {row["policy"]: row for row in rows if row["batch"] == batch}
@@ -68,12 +109,14 @@ HEADLINE = ("noop", "k0=1,m=24", "k0=1,m=12", "k0=2,m=0", "k0=1,m=0")
 
 def headline(found: Row) -> Table:
     """Batch 16 without drafts, in few words."""
-    titles = ["policy", "independent: active experts", "tokens/s (95 %)", "fitted: active experts", "tokens/s (95 %)"]
-    rows = [row for row in found["rows"] if row["piece"] == "plain" and row["batch"] == 16]
+    titles = ["policy"]
+    for regime in REGIMES:
+        titles += [f"{regime}: active experts", "tokens/s (95 %)"]
+    rows = [row for row in deepest(found) if row["piece"] == "plain" and row["batch"] == 16]
     cells = []
     for policy in HEADLINE:
         line = ["no-op control" if policy == "noop" else f"`{policy}`"]
-        for regime in ("independent", "fitted"):
+        for regime in REGIMES:
             row = next(row for row in rows if (row["policy"], row["regime"]) == (policy, regime))
             line += [_experts(row), _measured(row)]
         cells.append(line)
@@ -81,28 +124,29 @@ def headline(found: Row) -> Table:
 
 
 def laws(found: Row) -> Table:
-    titles = ["routing", "drafts", "batch", "native experts", "step, ms", "law, ms", "GB/s of the law", "floor, ms"]
+    titles = ["routing", "drafts", "batch", "layers", "native experts", "step, ms", "law, ms", "GB/s of the law"]
     cells = [
         [
             row["regime"],
             _drafts(row),
             str(row["batch"]),
+            str(row["layers"]),
             f"{row['active_native']:.1f}",
             f"{row['step_ms']:.2f}",
             f"{row['a']:.2f} + {row['b']:.4f} T",
             f"{row['law_gb_s']:.0f}",
             f"{row['floor_ms']:.2f}",
         ]
-        for row in found["rows"]
-        if row["method"] == "native" and row["piece"] in ("plain", "fixed", "eagle3") and row["b"]
+        for row in deepest(found)
+        if row["method"] == "native" and row["piece"] in SHOWN and row["b"]
     ]
-    return titles, cells
+    return [*titles, "floor, ms"], cells
 
 
 def hosts(found: Row) -> Table:
     """Where a slow host sets the pace: the law, the control and one policy."""
     titles = ["routing", "drafts", "batch", "native, ms", "law, ms", "GB/s of the law", "control (95 %)", "policy"]
-    shown = {"plain": "k0=1,m=24", "fixed": "k0=1,m=0,mr=4", "eagle3": "k0=1,m=0,mr=4"}
+    shown = {"plain": "k0=1,m=24", "fixed": "k0=1,m=0,mr=4", "eagle3-v1": "k0=1,m=0,mr=4"}
     at = {(row["piece"], row["regime"], row["batch"], row["policy"]): row for row in found["rows"]}
     cells = []
     for (piece, regime, batch, policy), row in at.items():
@@ -197,7 +241,7 @@ def _experts(row: Row) -> str:
 
 
 def _drafts(row: Row) -> str:
-    return f"{row['drafts']}, {row['drafter']}" if row["drafts"] else "none"
+    return f"{row['drafts']}, {row['piece']}" if row["drafts"] else "none"
 
 
 def tables() -> dict[str, tuple[str, Callable[[Row], Table]]]:
@@ -205,15 +249,16 @@ def tables() -> dict[str, tuple[str, Callable[[Row], Table]]]:
     found: dict[str, tuple[str, Callable[[Row], Table]]] = {
         "controls": ("paper_speed", controls),
         "laws": ("paper_speed", laws),
+        "speed_verdicts": ("paper_speed", verdicts),
         "headline": ("paper_speed", headline),
         "slow_host": ("paper_speed_slow_host", hosts),
         "fit_routing": ("fit_routing", fit),
         "ep_claims": ("paper_ep", ep_claims),
     }
-    for regime in ("independent", "fitted", "carried"):
-        for drafter in ("none", "fixed", "eagle3"):
-            name = "paper_speed" if drafter == "none" else f"paper_speed_{drafter}"
-            found[f"{name}_{regime}"] = ("paper_speed", partial(claims, regime=regime, drafter=drafter))
+    for regime in REGIMES:
+        for piece in SHOWN:
+            name = "paper_speed" if piece == "plain" else f"paper_speed_{piece}"
+            found[f"{name}_{regime}"] = ("paper_speed", partial(claims, regime=regime, piece=piece))
         found[f"batches_{regime}"] = ("paper_speed", partial(batches, regime=regime))
     for regime in ("independent", "skewed"):
         found[f"paper_ep_{regime}"] = ("paper_ep", partial(devices, regime=regime))

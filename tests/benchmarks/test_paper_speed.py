@@ -66,7 +66,7 @@ def test_the_stored_fits_reproduce_the_trace():
 
 A, B, SELECTING, NATIVE = 2.0, 0.12, 0.05, 51.0  # ms, ms an expert, ms, experts
 ACTIVE = {"k0=1,m=0": 15.0, "k0=1,m=24": 37.0, "k0=0,m=24": 24.0, "k0=1,m=32": 42.0}
-SETTING = {"piece": "plain", "regime": "independent", "batch": 16, "drafts": 0, "drafter": "none"}
+SETTING = {"piece": "plain", "regime": "independent", "batch": 16, "drafts": 0, "drafter": "none", "layers": 24}
 
 
 def sample(ms, steps=64):
@@ -199,8 +199,8 @@ def test_the_pull_requests_selection_is_that_of_method_logit_sum():
 
 # Resuming
 
-RUN = {"piece": "plain", "regime": "fitted", "batch": 16}
-SETTINGS = {"tiny": True, "layers": 4, "regimes": {"fitted": {"skew": 0.3, "correlation": 0.7}}}
+RUN = {"piece": "plain", "regime": "fitted", "batch": 16, "layers": 4}
+SETTINGS = {"tiny": True, "regimes": {"fitted": {"skew": 0.3, "correlation": 0.7}}}
 
 
 def test_a_cell_is_kept_replaced_and_known(tmp_path):
@@ -210,7 +210,7 @@ def test_a_cell_is_kept_replaced_and_known(tmp_path):
     kept.add([RUN | {"batch": 4, "policy": "native"}], RUN | {"batch": 4})
     kept.add([RUN | {"regime": "independent", "policy": "native"}], RUN | {"regime": "independent"})
     again = paper_speed.Kept(path, SETTINGS)
-    assert again.done() == {("plain", "fitted", 16), ("plain", "fitted", 4), ("plain", "independent", 16)}
+    assert again.done() == {("plain", "fitted", 16, 4), ("plain", "fitted", 4, 4), ("plain", "independent", 16, 4)}
     again.add([RUN | {"policy": name, "step_ms": 2.0} for name in ("native", "noop")], RUN)
     found = json.loads(path.read_text())
     assert len(found["runs"]) == 3
@@ -223,8 +223,8 @@ def test_a_cell_is_kept_replaced_and_known(tmp_path):
 def test_a_file_of_other_settings_is_refused(tmp_path):
     path = tmp_path / "speed.json"
     paper_speed.Kept(path, SETTINGS).add([], RUN)
-    with pytest.raises(ValueError, match="measured with other settings, layers 4 instead of 24: name another file"):
-        paper_speed.Kept(path, SETTINGS | {"layers": 24})
+    with pytest.raises(ValueError, match="measured with other settings, tiny true instead of false: name another file"):
+        paper_speed.Kept(path, SETTINGS | {"tiny": False})
 
 
 # End to end
