@@ -199,14 +199,14 @@ class Child:
 
 
 def load_alone() -> None:
-    """One engine at a time loads its model: while it does it takes a third more memory than it keeps."""
+    """One engine at a time loads its model: 82 GiB were seen while it does so with 36 layers, of which it keeps 62."""
     import torch
     from vllm.v1.worker.gpu_worker import Worker
 
     native = Worker.load_model
 
     def load_model(self: Any, *given: Any, **named: Any) -> None:
-        with Path(tempfile.gettempdir(), "engine_loads.lock").open("w") as lock:
+        with Path(tempfile.gettempdir(), f"engine_loads_{os.getuid()}.lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)  # until the file is closed
             native(self, *given, **named)
             torch.cuda.empty_cache()

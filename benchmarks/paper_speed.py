@@ -11,9 +11,16 @@ of step times, native's over the policy's: medians of the pairs with bootstrap 9
 selection with a budget of N, bypasses off: it really runs, and keeps everything. With drafts acceptance is synthetic,
 2.5 tokens a step, so ratios of steps are ratios of tokens; `token_ratio` is as it happened to come out.
 
-A piece is one start of the two engines; its cells are regimes times batches. All routing regimes are measured in one
-start, because routers, embedding and head are filled again where they are. Rows are written after every cell, and cells
-that are there already are skipped, so it may be stopped and run again.
+A piece is one start of the two engines; its cells are regimes times batches, with so many layers. All routing regimes
+are measured in one start, because routers, embedding and head are filled again where they are. Rows are written after
+every cell, and cells that are there already are skipped, so it may be stopped and run again; `--again` measures them
+once more. With all 36 layers an engine takes 62 GiB, so both fit on a card of 141 GB; fewer (`--layers`) on others.
+
+  plain, fixed, eagle3   the paper's policies: without drafts; with drafts that cost nothing but run on the host; with a
+                         head of EAGLE-3's shape, on vLLM's V2 runner (eagle3-v1: on V1, 0.26's default for this model)
+  logit-sum              the rule of vLLM pull request 35551
+  budgets                sets of exactly m experts, for many m: how straight the law is
+  presence               the plugin there and not used
 
 `predicted` is what `step = a + b * active experts` gives for the experts saved if selecting were free, with b from the
 control and the other policies. `floor_ms` is the time to read the active experts at the card's own copy bandwidth.
@@ -50,7 +57,7 @@ REGIMES = ("independent", "fitted", "carried")
 CONTROLS = 3  # pairs of the control for one of a policy: it decides about one percent
 WARM = 8  # steps after a change of policy
 BESIDE = ["k0=1,m=24", "k0=0,m=24", "k0=1,m=0", "k0=2,m=0"]  # at other batches; the last two so that the law has points
-BUDGETS = [f"k0=0,m={m}" for m in range(8, 50, 2)]  # sets of exactly so many: what one expert more costs
+BUDGETS = tuple(f"k0=0,m={m}" for m in range(8, 50, 2))
 BEGAN = time.perf_counter()
 
 
@@ -63,14 +70,14 @@ class Piece:
     method: str = "xshare"
     runner: str = "V1"  # vLLM 0.26's for gpt-oss. With V2, the default from 0.29 on, drafts do not wait for the host
     regimes: tuple[str, ...] = REGIMES
+    measured: tuple[str, ...] = ()  # instead of the paper's policies
 
     def policies(self, batch: int) -> list[str]:
         """What the second engine is measured with; the first is the control, where there is one."""
         if self.method != "xshare":
             return [{"logit-sum": LOGIT_SUM, "unused": UNUSED}[self.method]]
-        if self.name == "budgets":
-            return [NOOP, *BUDGETS]
-        return [NOOP, *PAPER.get((self.drafts, batch), BESIDE)]
+        paper = PAPER.get((self.drafts, batch))
+        return [NOOP, *(self.measured or paper or BESIDE)]
 
     def second(self, experts: int) -> Row:
         """How the second engine differs from unmodified vLLM."""
@@ -88,7 +95,7 @@ PIECES = {
         Piece("eagle3", (4,), "eagle3", 3, runner="V2"),
         Piece("eagle3-v1", (4,), "eagle3", 3),
         Piece("logit-sum", (16, 32, 8, 4), method="logit-sum"),
-        Piece("budgets", (16,), regimes=("independent",)),
+        Piece("budgets", (16,), regimes=("independent",), measured=BUDGETS),
         Piece("presence", (16, 32), method="unused", regimes=("fitted",)),
     )
 }
@@ -225,7 +232,7 @@ def main(
     pieces: Annotated[list[str] | None, typer.Argument(help=f"{', '.join(PIECES)}; all by default.")] = None,
     batch: Annotated[list[int] | None, typer.Option(help="Only cells of this batch; may be repeated.")] = None,
     regime: Annotated[list[str] | None, typer.Option(help="Only cells of this regime; may be repeated.")] = None,
-    layers: Annotated[int | None, typer.Option(help="36 by default, which is all; for smaller cards.")] = None,
+    layers: Annotated[int | None, typer.Option(help="36 by default, which is all; fewer for a smaller card.")] = None,
     steps: Annotated[int, typer.Option(help="Steps of a timed decode.")] = 64,
     repeats: Annotated[int, typer.Option(help=f"Pairs of each policy; {CONTROLS} times as many of the control.")] = 5,
     json: Annotated[Path, typer.Option(help="The result file; other cells in it are kept.")] = (

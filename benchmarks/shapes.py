@@ -64,7 +64,7 @@ def gpt_oss_120b(layers: int = 36, tiny: bool = False) -> Config:
 def eagle3_head(target: Config) -> Config:
     """A draft head in the form of nvidia/gpt-oss-120b-Eagle3: one dense layer, the target's embedding and head."""
     layers, hidden = target["num_hidden_layers"], target["hidden_size"]
-    streams = sorted({1, layers // 2, layers - 1})  # published: 1, 17, 32 of 36
+    streams = [1, 17, 32] if layers == 36 else sorted({1, layers // 2, layers - 1})  # published for 36
     return {
         "architectures": ["LlamaForCausalLMEagle3"],
         "model_type": "llama",

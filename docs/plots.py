@@ -133,6 +133,8 @@ def speed(found: Row) -> tuple[Any, Any]:
     figure, axes = new_axes(title, "active experts a layer", "output tokens a second, against unmodified vLLM")
     for place, regime in enumerate(REGIMES):
         rows = [r for r in deepest(found) if (r["piece"], r["regime"], r["batch"]) == ("plain", regime, 16)]
+        if not rows:
+            continue
         native = next(row for row in rows if row["method"] == "native")
         shown = [row for row in rows if row["method"] in ("xshare", "noop")]
         x, y = [row["active"] for row in shown], [row["ratio"] for row in shown]
