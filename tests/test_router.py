@@ -73,6 +73,16 @@ def test_a_broken_bias_never_makes_nan():
         assert not xshare.route(logits, router, xshare.Policy(warmup=1)).weights.isnan().any()
 
 
+def test_a_group_of_broken_biases_is_still_before_one_that_is_not_in_the_set():
+    bias = torch.tensor([0.0, 0.0, -torch.inf, -torch.inf])
+    router = RouterSpec.sigmoid(1, correction_bias=bias, n_group=2, topk_group=1)
+    scores = torch.tensor([[-9.0, -9.0, 5.0, 5.0]])
+    routing = xshare.route(scores, router, xshare.Policy(warmup=0, batch_budget=2))
+    assert routing.selected.tolist() == [False, False, True, True]
+    assert routing.ids.tolist() == [[2]]
+    assert routing.weights.tolist() == [[1.0]]
+
+
 def test_score_choice_and_weight_are_three_things():
     logits = torch.tensor([[2.0, 0.0, -1.0]], dtype=torch.float64)
     bias = torch.tensor([-1.0, 0.0, 1.0])

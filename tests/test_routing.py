@@ -6,6 +6,7 @@ import torch
 from cases import make
 
 import xshare
+from xshare.routing import with_budgets
 
 
 def experts(mask):
@@ -43,3 +44,9 @@ def test_select_equals_oracle(block):
             **case.policy,
         )
         assert experts(xshare.select(scores, case.xshare_policy(), **case.keywords())) == want, seed
+
+
+def test_budgets_by_layer_may_not_choose_nothing():
+    with pytest.raises(xshare.PolicyError, match="budgets of 0 need a warmup"):
+        with_budgets(xshare.Policy.parse("k0=0,m=8"), [0, 4], 2)
+    assert str(with_budgets(xshare.Policy.parse("k0=1,m=8"), [0, 4], 2)) == "k0=1,m=0"

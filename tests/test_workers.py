@@ -50,6 +50,24 @@ def test_what_a_call_raises_is_raised_here(jobs):
     workers.close()
 
 
+def refuse(advance):
+    raise ValueError("nothing to work with")
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_what_cannot_be_made_is_told(jobs):
+    workers = Workers(refuse, jobs)
+    with pytest.raises(ValueError, match="nothing to work with"):
+        list(workers.run(iter([("a", Counter.add, (1, 2))])))
+    workers.close()
+
+
+def test_the_only_job_keeps_what_it_made():
+    workers = Workers(Counter, 1)
+    calls = [result[1] for _ in range(2) for _, result in workers.run(iter([("a", Counter.add, (1, 2))]))]
+    assert calls == [1, 2]
+
+
 PROGRAM = """
 import sys, time
 sys.path.insert(0, sys.argv[1])

@@ -14,6 +14,8 @@ def check_writable(path: Path) -> None:
     """Refuse an output path before the work, not after it."""
     if path.is_dir():
         raise XShareError(f"output {str(path)!r} is a folder, expected a file")
+    if path.exists() and not path.is_file():
+        raise XShareError(f"output {str(path)!r} is a device or a pipe, expected a file: it would be replaced")
     if not path.parent.is_dir():
         raise XShareError(f"output {str(path)!r}: the folder {str(path.parent)!r} does not exist")
     if not os.access(path.parent, os.W_OK):
@@ -24,6 +26,7 @@ def check_writable(path: Path) -> None:
 def whole_file(path: Path) -> Iterator[Path]:
     """A temporary path beside `path` that takes its place if the block succeeds and vanishes if it does not."""
     check_writable(path)
+    path = path.resolve()  # a link stays one
     temporary = path.with_name(f".{path.stem}.{os.getpid()}{path.suffix}")  # the suffix tells plotters the format
     try:
         yield temporary

@@ -79,7 +79,8 @@ class RouterSpec:
         """The router of a known model: `for_model("deepseek-r1")`, `for_model("Qwen/Qwen3-30B-A3B")`."""
         short = str(name).lower().rsplit("/", 1)[-1]
         match = max((known for known in PRESETS if short.startswith(known)), key=len, default=None)
-        if match is None or "distill" in short:  # the distilled R1 models are dense
+        dense = any(word in short for word in ("distill", "-qwen", "-llama"))  # students of R1
+        if match is None or dense:
             raise RouterError(f"no router preset for model {name!r}: expected one of {', '.join(PRESETS)}")
         return cls(**PRESETS[match])
 
@@ -124,7 +125,8 @@ class RouterSpec:
         groups = choice.view(*choice.shape[:-1], self.n_group, -1)  # [..., n, n_group, N / n_group]
         best = groups.topk(min(2, groups.shape[-1]), dim=-1).values
         present = best > ABSENT
-        value = torch.where(present, best, 0).sum(-1).masked_fill(~present.any(-1), ABSENT)  # [..., n, n_group]
+        value = torch.where(present, best, 0).sum(-1).clamp(min=LOWEST)  # [..., n, n_group]; two of LOWEST overflow
+        value = value.masked_fill(~present.any(-1), ABSENT)
         order = value.argsort(dim=-1, descending=True, stable=True)
         stays = torch.zeros_like(value, dtype=torch.bool).scatter_(-1, order[..., : self.topk_group], True)
         return groups.masked_fill(~stays.unsqueeze(-1), ABSENT).flatten(-2)

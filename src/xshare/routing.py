@@ -100,6 +100,8 @@ def with_budgets(policy: Policy, budgets: Sequence[int], layers: int) -> Policy:
         raise PolicyError(f"budgets must be {layers} whole numbers, one a layer, not {list(budgets)}")
     if policy.mass is not None or policy.device_budget is not None or policy.method != "xshare":
         raise PolicyError(f"budgets by layer take the place of batch_budget (m), which {policy} does not have")
+    if not min(budgets) and not policy.warmup and not policy.request_budget:
+        raise PolicyError("budgets of 0 need a warmup (k0) or a request_budget (mr): that layer would choose nothing")
     return policy.model_copy(update={"batch_budget": min(budgets)})
 
 

@@ -31,10 +31,15 @@ def _begin(make: Callable[[Advance], Any], answered: Any) -> None:
 
     Thread(target=end_with_the_parent, daemon=True).start()
     global OWN
-    OWN = make(advance)
+    try:
+        OWN = make(advance)
+    except Exception as error:  # raised here it would only break the pool: whoever calls is to be told
+        OWN = error
 
 
 def _call(function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+    if isinstance(OWN, Exception):
+        raise OWN
     return function(OWN, *args)
 
 
@@ -48,6 +53,7 @@ class Workers:
         self.make, self.jobs = make, jobs
         self.advance: Advance = quiet
         self.pool: ProcessPoolExecutor | None = None
+        self.own: Any = None  # of the only job
         if jobs > 1:
             context = get_context("spawn")
             self.answered, self.told = context.Value("q", 0), 0
@@ -60,8 +66,8 @@ class Workers:
     def run(self, calls: Iterator[Call]) -> Iterator[tuple[Any, Any]]:
         """-> (name, result) as they come. A call is taken from the iterator when a worker is free for it."""
         if self.pool is None:
-            own = self.make(lambda done: self.advance(done))
-            yield from ((name, function(own, *args)) for name, function, args in calls)
+            self.own = self.own or self.make(lambda done: self.advance(done))
+            yield from ((name, function(self.own, *args)) for name, function, args in calls)
             return
         running: dict[Future[Any], Any] = {}
         while True:

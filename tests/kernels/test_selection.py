@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import xshare
-from xshare import BatchLayout, LayoutError, Placement, Policy, PolicyError, RouterSpec
+from xshare import BatchLayout, LayoutError, Placement, Policy, PolicyError, RouterError, RouterSpec
 
 pytest.importorskip("triton", reason="Triton has no wheel for this platform")
 
@@ -95,6 +95,8 @@ def case(kernel, seed):
     logits = (torch.randn(n, N, generator=torch.Generator().manual_seed(seed + 1)) * 2).to(kernel.dtype)
     if rng.random() < 0.2:
         logits[rng.randrange(n)] = rng.choice([torch.nan, torch.inf, -torch.inf])
+    if rng.random() < 0.2:
+        logits[rng.randrange(n), rng.randrange(N) :] = -torch.inf
     G = max(1, kernel.devices)
     placement = Placement.of([(7 * j) % G if j % 5 else 0 for j in range(N)], G)  # uneven
     return Policy(**fields), logits, starts, placement
@@ -137,6 +139,12 @@ def in_doubt(router, policy, logits, layout, placement):
     return len(sets) > 1
 
 
+def masked_logits(logits, S):
+    """Outside S the lowest value, and -inf inside it above that: a row with few logits must not leave S."""
+    lowest = torch.finfo(logits.dtype).min
+    return logits if S.all() else logits.masked_fill(logits == -torch.inf, lowest / 2).masked_fill(~S, lowest)
+
+
 left_out = []
 
 
@@ -155,8 +163,7 @@ def test_random_configurations_equal_the_reference(kernel):
             assert in_doubt(router, policy, logits, layout, placement), (seed, str(policy))
             left_out.append((kernel, seed))
             continue
-        lowest = torch.finfo(logits.dtype).min
-        assert torch.equal(masked.nan_to_num(), logits.masked_fill(~want.selected, lowest).nan_to_num()), seed
+        assert torch.equal(masked.nan_to_num(7), masked_logits(logits, want.selected).nan_to_num(7)), seed
 
 
 def test_few_configurations_are_left_out():
@@ -232,17 +239,23 @@ def test_a_budget_of_everything_and_a_closed_gate_leave_the_bits_alone():
 
 @pytest.mark.parametrize(("N", "groups", "kept"), [(32, 4, 2), (16, 1, 1), (64, 8, 4)])
 def test_reroute_equals_the_reference(N, groups, kept):
-    """Groups thinned out by S, to one expert and to none, and rows left with fewer than k."""
+    """Groups thinned out by S, to one expert and to none, rows left with fewer than k, rows that cannot be read, rows
+    whose scores underflow; and S = E, where the engine's own routing stays."""
     bias = torch.randn(N, generator=torch.Generator().manual_seed(N)) * 0.2
     scale = 2.5
     router = RouterSpec.sigmoid(4, correction_bias=bias, n_group=groups, topk_group=kept, routed_scaling_factor=scale)
+    broken = [torch.nan, torch.inf, -torch.inf, -200.0]
+    layout, compared = BatchLayout([0, 1, 2, 3, 4, -1]), 0
     for seed in range(CASES):
         logits = torch.randn(6, N, generator=torch.Generator().manual_seed(seed)) * 2
-        policy = Policy.parse(random.Random(seed).choice(["k0=1,m=0", "k0=0,m=4", "k0=1,m=6", "k0=2,m=2"]))
-        want = xshare.route(logits, router, policy, layout=BatchLayout([0, 1, 2, 3, 4, -1]))
+        logits[seed % 6, : N if seed % 3 else 1] = broken[seed % 4]
+        policy = Policy.parse(random.Random(seed).choice(["k0=1,m=0", "k0=0,m=4", "k0=1,m=6", "k0=2,m=2", f"m={N}"]))
+        want = xshare.route(logits, router, policy, layout=layout)
         got, _ = fused(router, policy, logits, [0, 1, 2, 3, 4, 5], mask_logits=False)
         if not torch.equal(got.keep.cpu(), want.selected):
-            continue  # counted above
+            assert in_doubt(router, policy, logits, layout, None), (seed, str(policy))
+            continue
+        compared += 1
         control = Control(DEVICE)
         ids, weights = torch.full((6, 4), 99, dtype=torch.int32, device=DEVICE), torch.full((6, 4), 9.0, device=DEVICE)
         rows = logits.to(DEVICE)
@@ -251,8 +264,17 @@ def test_reroute_equals_the_reference(N, groups, kept):
         control.set_gate(True)
         control.push()
         got.reroute(rows, weights, ids, control, True, scale)
-        assert torch.equal(ids.cpu().long(), want.ids), seed
-        torch.testing.assert_close(weights.cpu(), want.weights, rtol=1e-5, atol=1e-6)
+        if want.selected.all():
+            assert (ids == 99).all(), seed
+            continue
+        read = logits.amax(-1).isfinite()
+        assert torch.equal(ids.cpu()[read].long(), want.ids[read]), seed
+        torch.testing.assert_close(weights.cpu()[read], want.weights[read], rtol=1e-5, atol=1e-6)
+        assert want.selected[ids.cpu()[~read].long()].all()  # in S, though not by the sums
+        for row in weights.cpu()[~read]:
+            torch.testing.assert_close(row.sum(), torch.tensor(scale))
+            assert len(row[row > 0].unique()) == 1
+    assert compared > 0.9 * CASES
 
 
 def test_strided_rows():
@@ -283,7 +305,21 @@ def test_strided_rows():
         (lambda: FusedSelection(64, 4, 8, DEVICE).check(Policy.parse("k0=1,mr=2")), PolicyError, "rows_per_request"),
         (lambda: FusedSelection(64, 4, 8, DEVICE).check(Policy.parse("k0=1,mg=2")), PolicyError, "placement"),
         (lambda: FusedSelection(64, 4, 8, DEVICE).launch(torch.zeros(8, 60), Control(DEVICE)), LayoutError, "64"),
-        (lambda: FusedSelection(64, 4, 8, DEVICE).launch(torch.zeros(9, 64), Control(DEVICE)), LayoutError, "8, 64"),
+        (
+            lambda: FusedSelection(64, 4, 8, DEVICE).launch(torch.zeros(9, 64), Control(DEVICE)),
+            LayoutError,
+            "8 or fewer",
+        ),
+        (lambda: FusedSelection(64, 4, 8, DEVICE).launch(torch.zeros(64), Control(DEVICE)), LayoutError, "not .64."),
+        (lambda: FusedSelection(64, 4, 8, DEVICE, "sigmoid", torch.zeros(60)), RouterError, "one value an expert"),
+        (lambda: FusedSelection(64, 4, 8, DEVICE, "tanh"), RouterError, "'tanh'"),
+        (lambda: FusedSelection(64, 4, 8, DEVICE, n_group=4, topk_group=2), RouterError, "sigmoid"),
+        (lambda: FusedSelection(64, 4, 8, DEVICE, fill="lvl"), LayoutError, "'lvl'"),
+        (
+            lambda: FusedSelection(64, 4, 8, DEVICE, placement=Placement.contiguous(32, 4)),
+            LayoutError,
+            "each of the 64",
+        ),
     ],
 )
 def test_what_it_cannot_serve_is_named(make, error, names):

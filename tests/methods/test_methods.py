@@ -103,6 +103,14 @@ def test_logit_sum_opens_warm_up_to_its_own_row_only():
     assert two.ids.tolist() == [[0, 1], [2, 1]]  # the pool is {1, 2}; row 1 may not use expert 0
 
 
+def test_a_small_random_set_is_not_filled_up_with_the_best():
+    logits = torch.randn(200, 8, 64, generator=torch.Generator().manual_seed(0))
+    router = RouterSpec.softmax(8)
+    small, whole = (run(text, logits, router) for text in ("random:m=1", "random:m=8"))
+    assert (small.selected.sum(-1) == 8).all()
+    assert torch.equal(small.selected, whole.selected)
+
+
 def test_random_has_the_size_of_xshare_and_is_not_chosen():
     logits = torch.randn(40, 8, 64, generator=torch.Generator().manual_seed(0))
     ours, control, other = (

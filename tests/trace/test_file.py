@@ -174,3 +174,11 @@ def test_npz_of_an_unknown_or_other_model(tmp_path):
     (tmp_path / "x.npz").write_bytes(b"PK\x03\x04 broken")
     with pytest.raises(TraceError, match=r"not a whole \.npz"):
         import_npz(tmp_path / "x.npz")
+
+
+def test_only_what_the_score_asks_for_is_in_a_trace():
+    full, chosen = full_trace(), chosen_trace()
+    with pytest.raises(TraceError, match="logits do not belong into a trace of score 'topk'"):
+        Trace(chosen.header, chosen.lengths, experts=chosen.experts, weights=chosen.weights, logits=full.logits)
+    with pytest.raises(TraceError, match="experts do not belong into a trace of score 'full'"):
+        Trace(full.header, full.lengths, logits=full.logits, experts=chosen.experts)

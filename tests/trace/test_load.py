@@ -3,9 +3,13 @@ import json
 import numpy as np
 import pytest
 import torch
+from traces import full_trace
 from typer.testing import CliRunner
 
+from xshare import BatchLayout, RouterSpec
+from xshare.batch import Placement
 from xshare.cli import app
+from xshare.routing import prepare
 from xshare.trace import Header, Trace
 from xshare.trace.file import RouterFields
 from xshare.trace.load import load_rows, shares
@@ -31,6 +35,15 @@ def test_shares_entropy_dead_and_heaviest():
     assert second["entropy"] == pytest.approx(0.5)
     assert second["dead"] == 0.5
     assert second["heaviest"] == 2
+
+
+def test_slots_are_routed_by_the_group_rule():
+    trace = full_trace(router=RouterSpec.sigmoid(3, n_group=4, topk_group=2))
+    logits = trace.logits.double().transpose(0, 1)  # [layers, tokens, N]
+    layout = BatchLayout.one_per_row(trace.tokens)
+    native = prepare(logits, trace.router(), layout, Placement(torch.zeros(12, dtype=torch.int64), 1)).native
+    want = torch.stack([torch.bincount(layer.flatten(), minlength=12) for layer in native.ids]) / (3 * trace.tokens)
+    assert np.allclose(shares(trace), want)
 
 
 def test_the_command_prints_writes_and_draws(tmp_path):

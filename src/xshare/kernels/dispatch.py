@@ -36,24 +36,25 @@ def fused_set(
     bias = None if router is None else router.correction_bias
     if unsupported_shape(N, n, groups[0]) or (bias is not None and bias.ndim > 1):
         return None
-    selection = FusedSelection(
-        N,
-        0 if router is None else router.top_k,
-        n,
-        rows.device,
-        "given" if router is None else router.scoring,
-        bias,
-        *groups,
-        rows_per_request=longest,
-        placement=None if policy.device_budget is None else placement,
-        fill=policy.fill,
-        mask_logits=False,
-        with_mass=False,
-    )
-    control = Control(rows.device, max_requests=n)
-    control.set_policy(policy)
-    control.set_step(starts[-1], starts)
-    control.set_gate(True)
-    control.push()
-    selection.launch(rows, control)
+    with torch.cuda.device(rows.device):  # launches go to the current one
+        selection = FusedSelection(
+            N,
+            0 if router is None else router.top_k,
+            n,
+            rows.device,
+            "given" if router is None else router.scoring,
+            bias,
+            *groups,
+            rows_per_request=longest,
+            placement=None if policy.device_budget is None else placement,
+            fill=policy.fill,
+            mask_logits=False,
+            with_mass=False,
+        )
+        control = Control(rows.device, max_requests=n)
+        control.set_policy(policy)
+        control.set_step(starts[-1], starts)
+        control.set_gate(True)
+        control.push()
+        selection.launch(rows, control)
     return selection.keep

@@ -45,6 +45,7 @@ class Control:
         self.tau = torch.full((1,), -1.0, dtype=torch.float64, device=device)  # below zero: no threshold
         self.max_requests = max_requests
         self.policy: Policy | None = None  # what was set last, for FusedSelection.check
+        self._tau = self._sent_tau = -1.0
         self._host = np.zeros(size, np.int32)
         self._used = self.WORDS  # how much of it this step needs
         self._changed = True  # since the last push
@@ -63,7 +64,7 @@ class Control:
         budgets = [min(budget, MAX_EXPERTS) for budget in (policy.batch_budget, policy.request_budget)]
         self._host[3:7] = [policy.warmup, *budgets, m_g]
         self._changed = True
-        self.tau.copy_(torch.tensor([-1.0 if policy.mass is None else policy.mass], dtype=torch.float64))
+        self._tau = -1.0 if policy.mass is None else policy.mass
         self.policy = policy
 
     def set_step(self, rows: int, starts: Sequence[int] | Array | None = None) -> None:
@@ -75,7 +76,7 @@ class Control:
         if starts is self._step[1] and rows == self._step[0]:
             return
         if len(starts) - 1 > self.max_requests:
-            raise LayoutError(f"starts must name at most {self.max_requests} requests, not {len(starts) - 1}")
+            raise LayoutError(f"a step must have at most {self.max_requests} requests, not {len(starts) - 1}")
         self._step, self._changed = (rows, starts), True
         self._host[1], self._host[2] = rows, len(starts) - 1
         self._used = self.WORDS + len(starts)
@@ -92,6 +93,9 @@ class Control:
         if not self._changed:
             return
         self._changed, used = False, self._used
+        if self._tau != self._sent_tau:
+            self.tau.fill_(self._tau)
+            self._sent_tau = self._tau
         self._turn = (self._turn + 1) % len(self._buffers)
         if self._events:
             self._events[self._turn].synchronize()  # long past: eight transfers ago
@@ -131,10 +135,12 @@ class FusedSelection:
         if reason := unsupported_shape(self.num_experts, self.rows, self.n_group):
             raise LayoutError(reason)
         N, device = self.num_experts, self.device
+        self._check_rules()
         self.keep = torch.ones(N, dtype=torch.bool, device=device)  # S
         self.mass = torch.ones(self.rows, dtype=torch.float32, device=device)  # share of each row's score inside S
         if self.seen is not None and (self.seen.shape != (self.rows, N) or not self.seen.is_contiguous()):
-            raise LayoutError(f"seen must be a contiguous [{self.rows}, {N}], not {list(self.seen.shape)}")
+            which = "" if self.seen.is_contiguous() else " that is not contiguous"
+            raise LayoutError(f"seen must be a contiguous [{self.rows}, {N}], not {list(self.seen.shape)}{which}")
         bias = torch.zeros(N) if self.correction_bias is None else self.correction_bias
         self.bias = bias.to(device, torch.float32).contiguous()
         self.masked_bias = self.bias.clone()  # for routers that rank by score + bias: the lowest value outside S
@@ -175,6 +181,17 @@ class FusedSelection:
         self.sums, self.totals = scratch(columns, torch.int64), scratch(columns, torch.int32)
         self.arrivals = scratch(1, torch.int64)  # counted up for as long as an engine serves
 
+    def _check_rules(self) -> None:
+        """Kernels read and write N of everything, whatever they are given."""
+        if self.scoring != "given":
+            rule: dict[str, Any] = {"n_group": self.n_group, "topk_group": self.topk_group, "scoring": self.scoring}
+            RouterSpec(max(1, self.top_k), correction_bias=self.correction_bias, **rule).check(self.num_experts)
+        if self.placement is not None and self.placement.devices.shape != (self.num_experts,):
+            got = list(self.placement.devices.shape)
+            raise LayoutError(f"placement must name a device for each of the {self.num_experts} experts, not {got}")
+        if self.fill not in ("level", "rounds"):
+            raise LayoutError(f"fill must be level or rounds, not {self.fill!r}")
+
     def check(self, policy: Policy) -> None:
         """Refuse a policy that was not provided for. A captured graph cannot: ask before changing its control."""
         if policy.request_budget and not self.each:
@@ -184,10 +201,12 @@ class FusedSelection:
 
     def launch(self, logits: Tensor, control: Control) -> None:
         """Select for `logits` [rows, N], rows possibly strided; leaves keep, mass, masked_bias and masked logits."""
-        n, N = logits.shape
+        n, N = logits.shape if logits.ndim == 2 else (0, 0)
         if n > self.rows or self.num_experts != N or logits.dtype not in DTYPES or logits.stride(1) != 1:
+            got = f"{list(logits.shape)} {logits.dtype} of strides {list(logits.stride())}"
             raise LayoutError(
-                f"logits must be [{self.rows}, {self.num_experts}] 16- or 32-bit floats, not {logits.shape}"
+                f"logits must be 16- or 32-bit floats [{self.rows} or fewer, {self.num_experts}], the experts of a row "
+                f"side by side, not {got}"
             )
         if control.policy is not None:
             self.check(control.policy)

@@ -1,11 +1,11 @@
 """Refinement under a group rule, one launch after the engine's own router: every row's top-k inside S, groups judged by
-what S leaves of them. Where the gate is closed the engine's ids and weights stay as they are.
+what S leaves of them. Where the gate is closed, or S is everything, the engine's ids and weights stay as they are.
 """
 
 import triton
 import triton.language as tl
 
-from xshare.kernels.rows import first_of
+from xshare.kernels.rows import LOWEST_FLOAT, first_of
 
 ABSENT = tl.constexpr(float("-inf"))
 
@@ -20,7 +20,7 @@ def limit_open_groups(choice, BN: tl.constexpr, GROUPS: tl.constexpr, KEEP_GROUP
     second = ABSENT
     if SIZE > 1:
         second = tl.max(tl.where(place == first_of(grouped, best, SIZE)[:, None], ABSENT, grouped), axis=1)
-    value = tl.where(second > ABSENT, best + second, best)  # [GROUPS]
+    value = tl.where(second > ABSENT, tl.maximum(best + second, LOWEST_FLOAT), best)  # [GROUPS]
     group = tl.arange(0, GROUPS)
     mine, other = value[:, None], value[None, :]
     before = (other > mine) | ((other == mine) & (group[None, :] < group[:, None]))
@@ -34,32 +34,44 @@ def reroute_rows(
     N: tl.constexpr, BN: tl.constexpr, K: tl.constexpr, SLOTS: tl.constexpr, SIGMOID: tl.constexpr,
     RENORMALIZE: tl.constexpr, GROUPS: tl.constexpr, KEEP_GROUPS: tl.constexpr,
 ):  # fmt: skip
-    """A row a program. Empty slots repeat the row's best expert with weight 0: kernels read every slot."""
+    """A row a program. Empty slots repeat the row's best expert with weight 0: kernels read every slot.
+
+    A row that cannot be read (NaN, +inf, nothing but -inf) is taken as one of zeros: equal weights inside S. Which of S
+    it gets the bias decides here, where the reference goes by the sums, which are gone by now.
+    """
     row = tl.program_id(0)
-    if tl.load(control) != 0:
-        cols = tl.arange(0, BN)[None, :]
-        inside = cols < N
+    cols = tl.arange(0, BN)[None, :]
+    inside = cols < N
+    keep = tl.load(keep_ptr + cols, mask=inside, other=0) != 0
+    if (tl.load(control) != 0) & (tl.sum(keep.to(tl.int32)) < N):
         x = tl.load(logits + row * stride + cols, mask=inside, other=ABSENT).to(tl.float32)
-        keep = tl.load(keep_ptr + cols, mask=inside, other=0) != 0
+        top = tl.max(x, axis=1)
+        broken = tl.sum((x != x).to(tl.int32), axis=1)
+        usable = (broken == 0) & (top < float("inf")) & (top > ABSENT)
+        x = tl.where(usable[:, None] | ~inside, x, 0.0)
         score = tl.sigmoid(x) if SIGMOID else tl.softmax(x, 1)
+        # The logarithm of the score, or the logit, which differs by the same for all: right where a score underflows.
+        level = tl.minimum(x, 0.0) - tl.log(1 + tl.exp(-tl.abs(x))) if SIGMOID else x
+        level = tl.maximum(level, LOWEST_FLOAT)
         choice = score + tl.load(bias_ptr + cols, mask=inside, other=0.0)
+        choice = tl.where(choice > LOWEST_FLOAT, choice, LOWEST_FLOAT)  # -inf and NaN come last, but are there
         choice = tl.where(keep & inside, choice, ABSENT)
         if GROUPS > 1:
             choice = limit_open_groups(choice, BN, GROUPS, KEEP_GROUPS)
         slots = tl.arange(0, SLOTS)[None, :]
-        chosen, weight = tl.zeros([1, SLOTS], tl.int32), tl.zeros([1, SLOTS], tl.float32)
+        chosen, weight = tl.zeros([1, SLOTS], tl.int32), tl.full([1, SLOTS], ABSENT if RENORMALIZE else 0.0, tl.float32)
         for slot in tl.static_range(K):
             value = tl.max(choice, axis=1)
             best = first_of(choice, value, BN)  # [1]
             real = value > ABSENT
             here = slots == slot
-            mine = tl.sum(tl.where(cols == best[:, None], score, 0.0), axis=1)
+            mine = tl.sum(tl.where(cols == best[:, None], level if RENORMALIZE else score, 0.0), axis=1)
             first = tl.sum(tl.where(slots == 0, chosen, 0), axis=1)
             chosen = tl.where(here, tl.where(real, best, first)[:, None], chosen)
-            weight = tl.where(here, tl.where(real, mine, 0.0)[:, None], weight)
+            weight = tl.where(here & real[:, None], mine[:, None], weight)
             choice = tl.where(cols == best[:, None], ABSENT, choice)
         if RENORMALIZE:
-            weight = weight / tl.sum(weight, axis=1)[:, None]
+            weight = tl.softmax(weight, 1)
         place = row * K + slots
         tl.store(ids + place, chosen.to(ids.dtype.element_ty), mask=slots < K)
         tl.store(weights + place, (weight * scale).to(weights.dtype.element_ty), mask=slots < K)

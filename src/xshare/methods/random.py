@@ -19,6 +19,8 @@ KNOBS = Knobs(
 @register("random", "a random set of the size XShare's would have, as a control", knobs=KNOBS)
 def random(step: Step, policy: Policy) -> Selection:
     size = selected(step, policy).sum(dim=-1, keepdim=True)
+    if step.native is not None:  # as many as routing needs, drawn too: topped up, they would be the best
+        size = size.clamp(min=step.native.top_k)
     return Selection(keep=rank(_noise(step.sums(), policy.param("seed"))) < size)
 
 

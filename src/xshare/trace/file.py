@@ -132,17 +132,21 @@ class Trace:
         if lengths.ndim != 1 or lengths.dtype != torch.int64 or lengths.numel() == 0:
             raise TraceError("lengths must be a list of int64 numbers, one a sequence")
         if int(lengths.min()) < 1 or int(lengths.max()) > MOST_TOKENS:
-            raise TraceError(f"lengths must each be from 1 to {MOST_TOKENS}, not {int(lengths.min())}")
+            got = f"from {int(lengths.min())} to {int(lengths.max())}"
+            raise TraceError(f"lengths must each be from 1 to {MOST_TOKENS}, and run {got}")
         if not header.layers:
             raise TraceError("layers must name at least one layer")
         L, k, N = len(header.layers), header.top_k, header.num_experts
+        other = ("experts", "weights") if header.score == "full" else ("logits",)
+        for name in other:
+            if getattr(self, name) is not None:
+                raise TraceError(f"{name} do not belong into a trace of score {header.score!r}")
         if header.score == "full":
             _shape("logits", self.logits, (self.tokens, L, N), floating=True)
         else:
             experts = _shape("experts", self.experts, (self.tokens, L, k), floating=False)
             weights = _shape("weights", self.weights, (self.tokens, L, k), floating=True)
-            if int(experts.min()) < 0 or int(experts.max()) >= N:
-                raise TraceError(f"experts must be numbers from 0 to {N - 1}, and the largest is {int(experts.max())}")
+            check_ids(experts, N)
             if not bool(weights.isfinite().all()) or float(weights.min()) < 0:
                 raise TraceError("weights must be finite and not negative")
             if k > 1 and bool((experts.sort(-1).values.diff(dim=-1) == 0).any()):
@@ -166,11 +170,15 @@ def _shape(name: str, tensor: Tensor | None, shape: tuple[int, ...], floating: b
     return tensor
 
 
+def check_ids(ids: Tensor, num_experts: int) -> None:
+    least, most = int(ids.min()), int(ids.max())
+    if least < 0 or most >= num_experts:
+        raise TraceError(f"experts must be numbers from 0 to {num_experts - 1}, and run from {least} to {most}")
+
+
 def narrow_ids(ids: Tensor, num_experts: int) -> Tensor:
     """Expert ids in the smallest type that holds them."""
-    if int(ids.min()) < 0 or int(ids.max()) >= num_experts:
-        got = f"from {int(ids.min())} to {int(ids.max())}"
-        raise TraceError(f"experts must be numbers from 0 to {num_experts - 1}, and run {got}")
+    check_ids(ids, num_experts)
     return ids.to(torch.uint8 if num_experts <= 256 else torch.int16)
 
 

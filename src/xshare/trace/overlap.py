@@ -54,6 +54,8 @@ def top_sets(trace: Trace, tokens: Ints, top: int) -> Tensor:
     router = trace.router()
     logits = trace.logits[index].double().transpose(0, 1)  # [layers, tokens, N], as correction_bias wants it
     choice = router.choice(logits, router.score(logits))
+    if top <= trace.header.top_k:  # what is routed to, so by the group rule
+        choice = router.limit_groups(choice)
     return choice.argsort(dim=-1, descending=True, stable=True)[..., :top].transpose(0, 1)
 
 

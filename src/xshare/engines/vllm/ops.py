@@ -27,6 +27,14 @@ def enroll(layer: Layer) -> str:
     return key
 
 
+def masked(logits: Tensor, S: Tensor) -> Tensor:
+    """The lowest finite value outside S, and half of that for -inf inside, which must not come after what is outside."""
+    if bool(S.all()):
+        return logits.clone()
+    lowest = torch.finfo(logits.dtype).min
+    return logits.masked_fill(logits.isneginf(), lowest / 2).masked_fill(~S, lowest)
+
+
 @torch.library.custom_op("xshare::mask_logits", mutates_args=())
 def mask_logits(logits: Tensor, layer: str) -> tuple[Tensor, Tensor]:
     """-> logits with the lowest finite value outside S, and each row's share of the score inside S, float32 [n, 1]"""
@@ -34,7 +42,7 @@ def mask_logits(logits: Tensor, layer: str) -> tuple[Tensor, Tensor]:
     if routing is None:
         return logits.clone(), torch.ones(len(logits), 1)
     kept = LAYERS[layer].router.score(logits.double()).masked_fill(~routing.selected, 0).sum(-1, keepdim=True)
-    return logits.masked_fill(~routing.selected, torch.finfo(logits.dtype).min), kept.nan_to_num(1).float()
+    return masked(logits, routing.selected), kept.nan_to_num(1).float()
 
 
 @mask_logits.register_fake
