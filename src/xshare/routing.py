@@ -96,6 +96,8 @@ def route(
 def with_budgets(policy: Policy, budgets: Sequence[int], layers: int) -> Policy:
     """The policy that stands for one with a batch_budget of its own in each layer: the smallest of them, so that a step
     is left alone only where no layer can save anything."""
+    if not isinstance(budgets, Sequence):
+        raise PolicyError(f"budgets must be a list of whole numbers, one a layer, not {budgets!r}")
     if len(budgets) != layers or not all(isinstance(m, int) and not isinstance(m, bool) and m >= 0 for m in budgets):
         raise PolicyError(f"budgets must be {layers} whole numbers, one a layer, not {list(budgets)}")
     if policy.mass is not None or policy.device_budget is not None or policy.method != "xshare":

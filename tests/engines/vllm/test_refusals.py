@@ -64,6 +64,9 @@ def test_the_policy_is_given_by_its_fields_or_as_a_string():
         (GOOD | {"strict": 1}, "strict in xshare: .*valid boolean, not 1"),
         (GOOD | {"layers": "all"}, "layers in xshare: .*valid list, not 'all'"),
         (GOOD | {"layers": [0.5]}, r"layers.0 in xshare: .*valid integer, not 0.5"),
+        (GOOD | {"layers": []}, r"layers in xshare: .*at least 1 item"),
+        (GOOD | {"layers": [3, 1]}, r"layers in xshare must be in rising order, each once, not \[3, 1\]"),
+        (GOOD | {"gates": {"min_rows": 9, "max_rows": 4}}, r"gates in xshare: min_rows \(9\) must be at most max_rows"),
     ],
 )
 def test_a_wrong_configuration_is_one_sentence(given, sentence):
@@ -79,7 +82,11 @@ def engine_with(**parallel):
     found = {"use_ubatching": False, "data_parallel_size": 1, "use_sequence_parallel_moe": False}
     found["pipeline_parallel_size"] = 1
     found |= {"prefill_context_parallel_size": 1, "enable_expert_parallel": False, "tensor_parallel_size": 1}
-    return SimpleNamespace(parallel_config=SimpleNamespace(**found | parallel))
+    return SimpleNamespace(
+        parallel_config=SimpleNamespace(**found | parallel),
+        model_config=SimpleNamespace(enable_sleep_mode=False),
+        device_config=SimpleNamespace(device_type="cpu"),
+    )
 
 
 def check(config, given=GOOD):
@@ -102,6 +109,25 @@ def test_a_feature_with_which_it_cannot_be_right_is_refused(parallel, sentence):
     check(engine_with())
     with pytest.raises(SettingsError, match=sentence) as error:
         check(engine_with(**parallel))
+    one_sentence(error)
+
+
+def test_sleep_mode_and_other_devices_are_refused():
+    asleep, elsewhere = engine_with(), engine_with()
+    asleep.model_config.enable_sleep_mode = True
+    elsewhere.device_config.device_type = "xpu"
+    for config, sentence in ((asleep, "sleep mode.*or remove the xshare key"), (elsewhere, "not on xpu")):
+        with pytest.raises(SettingsError, match=sentence) as error:
+            check(config)
+        one_sentence(error)
+
+
+def test_a_policy_that_no_kernel_serves_is_refused_before_weights_are_loaded():
+    on_gpu = engine_with()
+    on_gpu.device_config.device_type = "cuda"
+    check(on_gpu)
+    with pytest.raises(SettingsError, match=r"at most 4.*or remove the xshare key") as error:
+        check(on_gpu, {"warmup": 5})
     one_sentence(error)
 
 

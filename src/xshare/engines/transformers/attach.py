@@ -142,6 +142,8 @@ def apply(
     if layers is not None:
         if not layers or not set(layers) <= set(range(len(routers))):
             raise PolicyError(f"layers must be numbers from 0 to {len(routers) - 1}, one at least, not {list(layers)}")
+        if budgets is not None and sorted(set(layers)) != list(layers):
+            raise PolicyError(f"layers must be in rising order, each once, beside budgets, not {list(layers)}")
         routers = [router for number, router in enumerate(routers) if number in layers]
     if budgets is not None:
         policy = with_budgets(policy, budgets, len(routers))

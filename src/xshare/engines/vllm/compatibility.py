@@ -106,6 +106,19 @@ def check_config(config: Any, settings: Settings) -> None:
             f"xshare makes a request's experts depend on its batch, which VLLM_BATCH_INVARIANT "
             f"forbids: unset it, {way_out}"
         )
+    if getattr(config.model_config, "enable_sleep_mode", False):
+        raise SettingsError(
+            f"xshare does not run with sleep mode, which discards what it keeps beside the weights: "
+            f"turn --enable-sleep-mode off, {way_out}"
+        )
+    device = config.device_config.device_type
+    if device not in ("cuda", "cpu"):
+        raise SettingsError(f"xshare runs on CUDA, ROCm and the CPU, not on {device}: remove the xshare key")
+    if device == "cuda":
+        from xshare.kernels.launch import unsupported_policy
+
+        if reason := unsupported_policy(settings.policy):
+            raise SettingsError(f"{reason}, {way_out}")
     expert_parallel = parallel.enable_expert_parallel and parallel.tensor_parallel_size > 1
     if settings.policy.device_budget is not None and not expert_parallel:
         raise SettingsError(

@@ -6,15 +6,20 @@
     llm.collective_rpc("xshare_set", args=("k0=1,m=0", [8, 4, 4, 6]))  # a batch_budget for each layer
 
 Blocks decoded under pruning stay in the prefix cache, and would carry it into later requests: whatever turns selection
-off or changes it resets that cache, in the engine core, and running requests are computed again.
+on or off or changes it resets that cache, in the engine core, and running requests are computed again.
 """
 
 from __future__ import annotations
 
+import logging
 from functools import wraps
 from typing import Any
 
+from xshare.engines.vllm.compatibility import vllm_version
 from xshare.engines.vllm.settings import SettingsError
+
+log = logging.getLogger("vllm.xshare")
+CHANGES = ("xshare_set", "xshare_switch")
 
 
 def add_worker_methods(worker_class: Any) -> None:
@@ -48,6 +53,8 @@ def add_worker_methods(worker_class: Any) -> None:
 
     def xshare_forced(self: Any) -> dict[str, Any]:
         state = state_of(self)
+        if state.forcing is None:
+            raise SettingsError("xshare_forced ends what xshare_force has begun, and nothing is forced")
         found: dict[str, Any] = state.forcing.end()
         state.forcing = None
         return found
@@ -62,12 +69,36 @@ def reset_after_changes(core_class: Any) -> None:
 
     @wraps(native)
     def collective_rpc(self: Any, method: Any, *args: Any, **kwargs: Any) -> Any:
+        config = self.vllm_config
+        caching = config.cache_config.enable_prefix_caching or config.kv_transfer_config is not None
+        if method in CHANGES and caching and self.scheduler.has_unfinished_requests() and loses_output(config):
+            raise SettingsError(
+                f"vLLM {vllm_version()} loses tokens of requests with drafts that are computed again, as {method} has "
+                f"them: wait until none is running, or start the engine with --no-enable-prefix-caching"
+            )
         changed = native(self, method, *args, **kwargs)
-        if method in ("xshare_set", "xshare_switch") and any(changed):
-            # Blocks that a connector has taken elsewhere come back from there.
-            connector = {"reset_connector": True} if self.vllm_config.kv_transfer_config is not None else {}
-            if not self.reset_prefix_cache(**connector):  # running requests' blocks were made under the old policy
-                self.reset_prefix_cache(reset_running_requests=True, **connector)
+        if method in CHANGES and any(changed) and caching:
+            reset(self)
         return changed
 
     core_class.collective_rpc = collective_rpc
+
+
+def loses_output(config: Any) -> bool:
+    """Before 0.29, what a request has in flight is counted in tokens and thrown away in steps."""
+    old = tuple(map(int, vllm_version().split(".")[:2])) < (0, 29)
+    return old and config.speculative_config is not None and bool(config.scheduler_config.async_scheduling)
+
+
+def reset(core: Any) -> None:
+    """Forget cached blocks, which were made under the old policy; running requests' are computed again."""
+    # Blocks that a connector has taken elsewhere come back from there.
+    connector = {"reset_connector": True} if core.vllm_config.kv_transfer_config is not None else {}
+    try:
+        done = core.reset_prefix_cache(**connector)
+        done = done or core.reset_prefix_cache(reset_running_requests=True, **connector)
+    except RuntimeError as error:  # a connector may hold blocks for a while
+        done = False
+        log.warning("xshare: %s", error)
+    if not done:
+        log.warning("xshare: the prefix cache was not reset: requests may still use blocks from before the change")

@@ -98,11 +98,14 @@ class Forcing:
         computed = dict(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
         for new in scheduled.scheduled_new_reqs:
             computed[new.req_id] = new.num_computed_tokens
-            number, answer = new.sampling_params.extra_args[KEY]
-            self.told[new.req_id] = number, len(new.prompt_token_ids), answer
+            given = (getattr(new.sampling_params, "extra_args", None) or {}).get(KEY)
+            if given is not None:  # somebody else's request is not told anything
+                self.told[new.req_id] = given[0], len(new.prompt_token_ids), given[1]
         # Beside a prompt that is being read, nothing is selected: such steps are not compared.
         self.decoding, self.rows = True, []
         for row, request in enumerate(order):
+            if request not in self.told:
+                continue
             number, prompt, answer = self.told[request]
             tokens = scheduled.num_scheduled_tokens[request]
             self.decoding &= computed[request] >= prompt and tokens == 1

@@ -197,7 +197,9 @@ class Layer:
 
         state = self.state
         each = 1 + state.num_spec_tokens if state.num_spec_tokens or state.policy.request_budget else 0
-        first = state.layers[0] if state.layers and state.layers[0] is not self else None
+        first = state.layers[0] if state.layers[0] is not self else None
+        if first is not None and first.num_experts != self.num_experts:
+            first = None  # its scratch memory is of another size
         for rows in state.buckets:
             selection = FusedSelection(
                 self.num_experts,

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from xshare.batch import BatchLayout, Placement
 from xshare.engines.vllm.settings import SettingsError
+from xshare.errors import XShareError
 from xshare.files import whole_file
 from xshare.policy import Policy
 from xshare.router import RouterSpec
@@ -184,9 +185,10 @@ class Reporter(threading.Thread):
                 continue
             self._last = spelled
             try:
+                self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
                 with whole_file(self.path) as temporary:
                     temporary.write_text(spelled)
-            except OSError as error:  # a full disk, or a temporary folder that was cleaned: not the engine's trouble
+            except (OSError, XShareError) as error:  # a full disk, a folder that was cleaned: not the engine's trouble
                 log.warning("xshare: cannot write %s: %s", self.path, error)
             if waited >= every:
                 waited = 0.0

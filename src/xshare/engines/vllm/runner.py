@@ -17,6 +17,7 @@ from xshare.engines.vllm.settings import Settings, SettingsError, settings_of
 from xshare.engines.vllm.state import State
 
 log = logging.getLogger("vllm.xshare")
+WARMING_UP = ("_warmup_", "_v2_mixed_warmup")  # requests that the V2 runner makes up before it serves
 
 
 def attach(runner: Any, v2: bool) -> None:
@@ -31,6 +32,11 @@ def attach(runner: Any, v2: bool) -> None:
     captured = config.compilation_config.cudagraph_capture_sizes if device.type == "cuda" else None
     state = State(settings, device, drafts, config.scheduler_config.max_num_seqs, captured or ())
     find_layers(runner.get_model(), state)
+    if state.why_not(True, state.max_rows) == "within_budget":
+        log.warning(
+            "xshare: %s can never act here: %d rows of top-%d load no more than the budget", settings.policy,
+            state.max_rows, state.top_k,
+        )  # fmt: skip
     if settings.budgets is not None:
         state.set_policy(str(settings.policy), settings.budgets)
     if settings.metrics.on:
@@ -136,6 +142,8 @@ def _reading_v2(runner: Any, state: State) -> Any:
 
     def prepare_inputs(scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
         batch = native(scheduler_output, *args, **kwargs)
+        if batch.req_ids and batch.req_ids[0].startswith(WARMING_UP):
+            return batch
         if state.forcing is not None:
             state.forcing.step(scheduler_output, batch.req_ids[: batch.num_reqs])
         decoding = not bool(batch.is_prefilling_np[: batch.num_reqs].any())

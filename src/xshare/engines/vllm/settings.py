@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from xshare.errors import XShareError
 from xshare.policy import Policy
@@ -30,6 +30,12 @@ class Gates(BaseModel):
     max_requests: int | None = Field(None, ge=1)
     bypass: bool = True  # False: act even where it cannot save anything, as a no-op control must
 
+    @model_validator(mode="after")
+    def _some_rows(self) -> Self:
+        if self.min_rows > self.max_rows:
+            raise ValueError(f"min_rows ({self.min_rows}) must be at most max_rows ({self.max_rows})")
+        return self
+
 
 class Metrics(BaseModel):
     model_config: ClassVar[ConfigDict] = ConfigDict(frozen=True, extra="forbid", strict=True)
@@ -46,7 +52,7 @@ class Settings(BaseModel):
     gates: Gates = Gates.model_validate({})
     metrics: Metrics = Metrics.model_validate({})
     strict: bool = False  # refuse to start where a layer cannot be served
-    layers: list[int] | None = None  # MoE layers to act on, counted from 0; all by default
+    layers: list[int] | None = Field(None, min_length=1)  # MoE layers to act on, counted from 0; all by default
     budgets: list[int] | None = None  # a batch_budget for each of them, in place of the policy's
     profile: str | None = None  # a file of `xshare tune`, which says policy and budgets
 
@@ -93,7 +99,11 @@ def settings_of(additional_config: Any) -> Settings | None:
     except ValidationError as error:
         first = error.errors()[0]
         name = ".".join(str(part) for part in first["loc"])
-        raise SettingsError(f"{name} in xshare: {first['msg'].lower()}, not {first['input']!r}") from None
+        raise SettingsError(
+            f"{name} in xshare: {first['msg'].lower().removeprefix('value error, ')}, not {first['input']!r}"
+        ) from None
+    if settings.layers is not None and sorted(set(settings.layers)) != settings.layers:
+        raise SettingsError(f"layers in xshare must be in rising order, each once, not {settings.layers}")
     if settings.budgets is not None:  # how many there must be is known with the layers
         own_policy = with_budgets(policy, settings.budgets, len(settings.budgets))
         return settings.model_copy(update={"policy": own_policy})

@@ -13,7 +13,7 @@ from prometheus_client.registry import Collector
 from vllm.v1.metrics.loggers import StatLoggerBase
 
 from xshare.engines.vllm.metrics import FIGURES, report_path
-from xshare.engines.vllm.settings import is_configured
+from xshare.engines.vllm.settings import settings_of
 
 HELP = {
     "experts_native": "Experts a layer would load without selection, mean over sampled steps",
@@ -60,7 +60,8 @@ class Figures(Collector):
 
 class XShareStatLogger(StatLoggerBase):
     def __init__(self, vllm_config: Any, engine_index: int = 0) -> None:
-        if is_configured(vllm_config.additional_config):
+        settings = settings_of(vllm_config.additional_config)
+        if settings is not None and settings.metrics.on:
             REGISTRY.register(Figures(report_path(vllm_config.instance_id), engine_index))
 
     def record(self, *args: Any, **kwargs: Any) -> None:
