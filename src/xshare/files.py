@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -20,6 +20,16 @@ def check_writable(path: Path) -> None:
         raise XShareError(f"output {str(path)!r}: the folder {str(path.parent)!r} does not exist")
     if not os.access(path.parent, os.W_OK):
         raise XShareError(f"output {str(path)!r}: the folder {str(path.parent)!r} cannot be written to")
+
+
+def check_apart(outputs: Sequence[Path | None], inputs: Sequence[Path | None] = ()) -> None:
+    """Refuse an output that would replace what is read, or another output."""
+    taken = {path.resolve(): "what is read" for path in inputs if path is not None}
+    for path in outputs:
+        if path is not None:
+            if what := taken.get(path.resolve()):
+                raise XShareError(f"output {str(path)!r} would replace {what}: name another file")
+            taken[path.resolve()] = "another output"
 
 
 @contextmanager

@@ -31,7 +31,7 @@ class Workload:
         dice = [random.Random(f"{self.seed} {repeat} {request}") for request in range(self.requests)]
         if self.prompts == "questions":
             return [_questions(engine, each, self.prompt_tokens) for each in dice]
-        vocab = engine.about.get("vocab")
+        vocab = engine.about.get("vocab") or getattr(engine, "vocab", None)
         if not vocab:
             raise XShareError("prompts random needs the size of a vocabulary, which this engine does not tell")
         return [[each.randrange(vocab) for _ in range(self.prompt_tokens)] for each in dice]

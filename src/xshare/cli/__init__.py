@@ -1,5 +1,6 @@
 """The command line: one file a command. A user's mistake is one sentence and exit code 2, never a traceback."""
 
+import signal
 import sys
 from typing import Annotated
 
@@ -42,6 +43,7 @@ def options(
 
 
 def main() -> None:
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # as if interrupted: things are set back
     try:
         app()
     except XShareError as error:

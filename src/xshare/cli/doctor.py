@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json as json_format
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -14,7 +15,7 @@ from xshare.cli.output import check_local, engine_arguments, made_up, number_tab
 from xshare.engines.opening import open_engine
 from xshare.policy import Policy
 from xshare.results import Row, provenance, write_result
-from xshare.tune.doctor import Examination, Point, examine, runs, verdict, waves
+from xshare.tune.doctor import FITS, Examination, Point, examine, runs, verdict, waves
 
 POLICIES = ("k0=1,m=0", "k0=2,m=0")
 
@@ -50,15 +51,19 @@ def doctor(
     workload = Workload(batch, batch * waves(about["drafts"]), None, prompt_tokens, tokens, prompts, seed)
     fingerprint = about | setting
     samples: list[Row] = []
+    before: dict[str, Any] = {"rows": [], "provenance": {}}  # what an earlier run came to stays until this one has
 
     def keep(repeat: list[Row]) -> None:
         of = {(sample["point"], sample["batch"], sample["repeat"]) for sample in repeat}
         samples[:] = [old for old in samples if (old["point"], old["batch"], old["repeat"]) not in of] + repeat
         if json is not None:
-            write_result(json, [], provenance(**about, seed=seed, fingerprint=fingerprint), samples=samples)
+            stamp = before["provenance"] | provenance(**about, seed=seed, fingerprint=fingerprint)
+            write_result(json, before["rows"], stamp, samples=samples)
 
     try:
         samples += samples_kept(json, fingerprint)
+        if samples and json is not None:
+            before |= json_format.loads(json.read_text())
         with progress_bar("runs", runs(about["experts"], about["top_k"], batch, len(asked), repeats)) as advance:
             given = workload.prompts_of(opened, 0)
             found = examine(
@@ -119,7 +124,7 @@ def show(found: Examination, about: dict[str, Any], worth: bool, why: str) -> No
     console.print(f"overhead   selection that keeps everything takes {found.overhead - 1:+.1%} of a step")
     if found.expert_bytes is None:
         console.print("bandwidth  not known: this engine keeps its experts in a form whose size cannot be told")
-    elif found.bandwidth_gbps is not None:
+    elif found.bandwidth_gbps is not None and found.law.r2 >= FITS:
         share = found.bandwidth_gbps / found.copy_gbps
         console.print(
             f"bandwidth  experts are read at {found.bandwidth_gbps:.0f} GB/s, {share:.0%} of this device's "

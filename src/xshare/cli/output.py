@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -16,8 +15,8 @@ from xshare.errors import XShareError
 
 
 def wide_console() -> Console:
-    """Standard output. Into a file or a pipe, lines are as long as they need to be: tables stay whole."""
-    return Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else 240)
+    """Standard output, lines as long as they need to be: a table cut to a narrow terminal would lose columns."""
+    return Console(highlight=False, soft_wrap=True, width=4000)
 
 
 def number_table(title: str, first: str, *columns: str) -> Table:

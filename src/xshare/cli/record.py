@@ -9,7 +9,7 @@ import typer
 
 from xshare import models
 from xshare.cli.output import progress_bar
-from xshare.files import check_writable
+from xshare.files import check_apart, check_writable
 from xshare.results import sha256
 
 
@@ -27,6 +27,7 @@ def record_command(
     """Decode prompts greedily, as the model does by itself, and write the routers' full logits as a trace."""
     from xshare.engines.transformers.record import load, read_prompts, record
 
+    check_apart([output], [prompts])
     check_writable(output)
     found = read_prompts(prompts)
     folder = models.folder(model) if model in models.NAMES else Path(model)

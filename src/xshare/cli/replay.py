@@ -14,6 +14,7 @@ from rich.table import Table
 from xshare.batch import Placement
 from xshare.cli.output import number_table, progress_bar, wide_console
 from xshare.errors import PolicyError, XShareError
+from xshare.files import check_apart
 from xshare.policy import Policy
 from xshare.report.plot import check_plot, plot_curve, plot_overlap, plot_tradeoff
 from xshare.results import Row, check_replaced, provenance, sha256, write_result
@@ -50,6 +51,7 @@ def replay_command(
     """Replay policies on the batches of a trace: active experts, gating mass, what is lost."""
     if curve and overlaps:
         raise XShareError("--curve and --overlap are two different tables: ask for one at a time")
+    check_apart([json, plot], [trace, policies])
     if json is not None:
         check_replaced(json)
     if plot is not None:

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from xshare.errors import XShareError
-from xshare.files import check_writable, whole_file
+from xshare.files import check_apart, check_writable, whole_file
 from xshare.report.plot import need_matplotlib
 from xshare.report.read import read_folder
 
@@ -20,6 +20,7 @@ def report(
     """All results of a folder as one HTML page: speed against quality, active experts, tables, provenance."""
     from xshare.report.page import page
 
+    check_apart([out], list(folder.glob("*.json")))
     check_writable(out)
     need_matplotlib()
     files, notes = read_folder(folder)

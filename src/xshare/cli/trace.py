@@ -10,8 +10,7 @@ from rich.markup import escape
 
 from xshare.cli.output import number_table, wide_console
 from xshare.cli.record import record_command
-from xshare.errors import TraceError
-from xshare.files import check_writable
+from xshare.files import check_apart, check_writable
 from xshare.report.plot import check_plot, plot_load
 from xshare.results import check_replaced, provenance, sha256, write_result
 from xshare.trace import Trace, import_npz
@@ -31,9 +30,8 @@ def import_command(
     ] = None,
 ) -> None:
     """Read a NumPy file of chosen experts and write it as a trace."""
+    check_apart([output], [file])
     check_writable(output)
-    if output.exists() and output.samefile(file):
-        raise TraceError(f"output {str(output)!r} is the file to import itself: name another")
     trace = import_npz(file, model, experts)
     trace.save(output)
     layers = len(trace.header.layers)
@@ -81,6 +79,7 @@ def load(
     plot: Annotated[Path | None, typer.Option(help="Draw to this .png or .svg.")] = None,
 ) -> None:
     """How evenly each layer uses its experts, and how many of them never."""
+    check_apart([json, plot], [file])
     for path, check in ((json, check_replaced), (plot, check_plot)):
         if path is not None:
             check(path)

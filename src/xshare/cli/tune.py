@@ -13,7 +13,7 @@ from xshare.bench.kept import check_kept, samples_kept
 from xshare.cli.output import check_local, engine_arguments, made_up, number_table, progress_bar, wide_console
 from xshare.engines.opening import open_engine
 from xshare.errors import XShareError
-from xshare.files import check_writable
+from xshare.files import check_apart, check_writable
 from xshare.policy import Policy
 from xshare.quality.files import read_tasks
 from xshare.quality.tasks import LONGEST
@@ -50,6 +50,7 @@ def tune(
     """Search warm-up and budgets, also by layer; decide by intervals on unseen questions; write a profile."""
     allowed = share(max_drop)
     check_local(engine)
+    check_apart([json, profile], [tasks])
     check_writable(profile)
     asked = Questions(None if tasks is None else read_tasks(tasks), batch)
     options = engine_arguments(engine_args)

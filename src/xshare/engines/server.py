@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import suppress
 from typing import Any
 
 from xshare.engines.base import Advance, Answer, Divergence, Run, quiet
@@ -232,10 +232,17 @@ class ServerEngine:
 
     def close(self) -> None:
         """A server that others use goes on as it was found, if it still answers."""
-        if self.live:
-            with suppress(ServerError):
-                self._rpc("xshare_set", self._found["policy"], self._found.get("budgets"))
-                self._rpc("xshare_switch", self._found["on"])
+        if not self.live:
+            return
+        try:
+            restored = self._rpc("xshare_set", self._found["policy"], self._found.get("budgets")) is not None
+            # Rather off than on with what was tried last.
+            restored &= self._rpc("xshare_switch", self._found["on"] and restored) is not None
+        except ServerError:
+            restored = False
+        if not restored:
+            was = f"{self._found['policy']}, {'on' if self._found['on'] else 'off'}"
+            print(f"warning: the server at {self.http.url} could not be set back to {was}", file=sys.stderr)
 
 
 def _said(answer: bytes) -> str:

@@ -3,7 +3,8 @@
     {"question": "What is 6 * 7?", "answer": "42", "compare": "number", "kind": "sums"}
 
 `compare` is one of
-  exact     the text after the last "answer" is the answer, or all of it where there is no such word (the default)
+  exact     what follows the last "answer" is the answer ("answer 42", "Answer: 42", "the answer is 42."), or all of the
+            text where there is no such word (the default)
   contains  the answer stands somewhere in the text
   number    the last number in the text equals the answer
   choice    the last capital letter that stands alone is the answer: A, B, C ...
@@ -20,7 +21,7 @@ from pathlib import Path
 from xshare.errors import XShareError
 from xshare.quality.tasks import ASKED, Question, given_answer, held_out_questions
 
-NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
+NUMBER = re.compile(r"(?:(?<!\d)-)?(?:\d[\d,]*(?:\.\d+)?|\.\d+)")
 
 
 class TaskError(XShareError):
@@ -42,11 +43,14 @@ class Task:
 
 def _exact(text: str, answer: str) -> bool:
     given = given_answer(text)
-    return (text.strip() if given is None else given) == answer.strip()
+    if (text.strip() if given is None else given) == answer.strip():
+        return True
+    said = re.split(r"\banswer\b(?: is\b)?[ :=]*", text, flags=re.IGNORECASE)[-1]
+    return said.strip().removesuffix(".") == answer.strip()
 
 
 def _number(text: str, answer: str) -> bool:
-    found = NUMBER.findall(text)
+    found = NUMBER.findall(text)  # a minus sign is one if no digit stands before it
     return bool(found) and float(found[-1].replace(",", "")) == float(answer.replace(",", ""))
 
 
@@ -78,7 +82,7 @@ def read_tasks(path: Path) -> list[Task]:
     if not path.is_file():
         raise TaskError(f"task file {str(path)!r} does not exist or is not a file")
     try:
-        lines = path.read_text(encoding="utf-8-sig").splitlines()
+        lines = path.read_text(encoding="utf-8-sig").split("\n")
     except UnicodeDecodeError:
         raise TaskError(f"task file {str(path)!r} is not text in UTF-8") from None
     tasks = [_task(line, f"task file {str(path)!r}, line {n}") for n, line in enumerate(lines, 1) if line.strip()]
@@ -106,4 +110,6 @@ def _task(line: str, where: str) -> Task:
         raise TaskError(f"{where} compares by {compare!r}, expected one of {', '.join(COMPARE)}")
     if compare == "number" and not NUMBER.fullmatch(found["answer"].strip()):
         raise TaskError(f"{where} compares by number, and its answer {found['answer']!r} is none")
+    if compare == "choice" and not re.fullmatch(r"[A-Z]", found["answer"].strip()):
+        raise TaskError(f"{where} compares by choice, and its answer {found['answer']!r} is no capital letter")
     return Task(found["question"], found["answer"], str(found.get("kind", "unlabelled")), compare)

@@ -19,6 +19,7 @@ from xshare.policy import Policy
 from xshare.results import Row
 from xshare.tune.law import Law, fit
 
+FITS = 0.5  # of the steps' variance that a law must explain to be one
 WORTH = 1.03  # a smaller gain is not worth a risk to the answers
 WAVES = 3  # batches of requests that follow one another with drafts, where requests end at different steps
 
@@ -193,7 +194,7 @@ def verdict(found: Examination) -> tuple[bool, str]:
     share = law.share(wanted) if law.b > 0 else 0.0
     if wanted <= 1.5 * found.top_k:
         return False, f"too few rows: a step loads {wanted:.1f} experts, hardly more than one token's {found.top_k}"
-    if share >= 0.1 and law.r2 < 0.5:
+    if share >= 0.1 and law.r2 < FITS:
         return False, f"the times lie on no line ({law}), so no gain can be promised: is the machine busy?"
     if law.b <= 0 or share < 0.1:
         return False, f"experts are {max(0.0, share):.0%} of a step ({law}): it is {bound(found)}"

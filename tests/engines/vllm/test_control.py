@@ -74,7 +74,7 @@ def test_a_change_that_would_lose_tokens_is_refused_before_it_is_made(monkeypatc
     if not refused:
         assert found.collective_rpc("xshare_set", "k0=1") == [True]
         return
-    with pytest.raises(SettingsError, match="loses tokens of requests with drafts.*wait until none is running"):
+    with pytest.raises(SettingsError, match=r"loses tokens of requests with drafts.*wait until none is running"):
         found.collective_rpc("xshare_set", "k0=1")
     assert found.asked == []
 

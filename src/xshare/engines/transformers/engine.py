@@ -37,6 +37,7 @@ class TransformersEngine:
         self.model, self.tokenizer, self.lanes = model, tokenizer, lanes
         self.drafter, self.drafts = drafter, drafts
         _, routers = find(model)
+        self.vocab = int(model.config.get_text_config().vocab_size)
         if drafts and drafter.config.vocab_size != model.config.get_text_config().vocab_size:
             raise ModelError(
                 f"a draft model must have the model's own tokens: it has {drafter.config.vocab_size}, "

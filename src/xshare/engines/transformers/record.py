@@ -32,7 +32,7 @@ def read_prompts(path: Path) -> list[Prompt]:
     if not path.is_file():
         raise TraceError(f"prompts file {str(path)!r} does not exist or is not a file")
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8-sig").split("\n")
     except UnicodeDecodeError:
         raise TraceError(f"prompts file {str(path)!r} is not text in UTF-8") from None
     numbered = [(number, line.strip()) for number, line in enumerate(lines, 1) if line.strip()]
