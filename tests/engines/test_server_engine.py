@@ -112,3 +112,17 @@ def test_a_server_that_lists_no_models(played, models):  # noqa: F811
 def test_a_timeout_is_a_number_of_seconds(timeout):
     with pytest.raises(ServerError, match="timeout must be a number of seconds above 0"):
         ServerEngine("http://127.0.0.1:1", timeout=timeout)
+
+
+def test_a_server_that_cannot_be_set_back_is_told_and_not_left_on_what_was_tried(played, monkeypatch, capsys):  # noqa: F811
+    engine, asked = ServerEngine(played.url), []
+
+    def refuses(method, *args):
+        asked.append((method, args))
+        return None if method == "xshare_set" else [True]
+
+    monkeypatch.setattr(engine, "_rpc", refuses)
+    engine.live, engine._found = True, {"policy": "k0=1,m=24", "on": True}
+    engine.close()
+    assert asked == [("xshare_set", ("k0=1,m=24", None)), ("xshare_switch", (False,))]
+    assert "could not be set back to k0=1,m=24, on" in capsys.readouterr().err
