@@ -65,7 +65,7 @@ evidence: setup
 	mkdir -p docs/plots
 	$(REPLAY) --curve --policy k0=1,m=6 --json evidence/curve.json --plot docs/plots/curve.svg
 	$(REPLAY) --overlap --json evidence/overlap.json --plot docs/plots/overlap.svg
-	$(BIN)/python benchmarks/select.py --json evidence/select.json
+	$(BIN)/python benchmarks/selecting.py --json evidence/select.json
 	$(MAKE) docs
 
 # What docs/nano.md shows: the router of nano, from the trace that is recorded first. make nano-evidence CORPUS=FOLDER

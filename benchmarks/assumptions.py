@@ -19,11 +19,6 @@ Lists of the result file:
 
 from __future__ import annotations
 
-import sys
-
-if __name__ == "__main__":
-    sys.path.append(sys.path.pop(0))  # this folder last: its select.py would stand in for the standard library's
-
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any

@@ -6,17 +6,13 @@ is asked from its input, a line of JSON each, and answers with lines that begin 
 
 from __future__ import annotations
 
-import sys
-
-if __name__ == "__main__":
-    sys.path.append(sys.path.pop(0))  # this folder last: in it, select.py would stand in for the standard library's
-
 import fcntl
 import gc
 import json
 import os
 import random
 import subprocess
+import sys
 import tempfile
 import time
 from itertools import pairwise

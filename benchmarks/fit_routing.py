@@ -19,11 +19,6 @@ of their best 5, 10, 15 and 30 experts as other tokens of the data set.
 
 from __future__ import annotations
 
-import sys
-
-if __name__ == "__main__":
-    sys.path.pop(0)  # this folder: in it, select.py would stand in for the standard library's `select`
-
 import json as json_format
 from collections.abc import Callable
 from pathlib import Path

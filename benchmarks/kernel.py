@@ -19,11 +19,6 @@ the cache.
 
 from __future__ import annotations
 
-import sys
-
-if __name__ == "__main__":
-    sys.path.pop(0)  # this folder: in it, select.py would stand in for the standard library's `select`
-
 import statistics
 from collections.abc import Callable
 from json import loads as read_json

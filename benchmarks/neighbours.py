@@ -17,11 +17,6 @@ routing does not, nor does `topk`, which looks at one token only. Both are contr
 
 from __future__ import annotations
 
-import sys
-
-if __name__ == "__main__":
-    sys.path.append(sys.path.pop(0))  # this folder last: its select.py would stand in for the standard library's
-
 import random
 from collections import Counter
 from dataclasses import asdict

@@ -20,11 +20,6 @@ near one the weights decide, well below it torch's grouped product does.
 
 from __future__ import annotations
 
-import sys
-
-if __name__ == "__main__":
-    sys.path.append(sys.path.pop(0))  # this folder last: its select.py would stand in for the standard library's
-
 from pathlib import Path
 from typing import Annotated, NamedTuple
 

@@ -28,13 +28,9 @@ control and the other policies. `floor_ms` is the time to read the active expert
 
 from __future__ import annotations
 
-import sys
-
-if __name__ == "__main__":
-    sys.path.append(sys.path.pop(0))  # this folder last: in it, select.py would stand in for the standard library's
-
 import json as json_format
 import signal
+import sys
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack

@@ -9,14 +9,10 @@ logits that the kernel saw. `--tiny` runs small shapes on a machine without a GP
 
 from __future__ import annotations
 
-import sys
-
-if __name__ == "__main__":
-    sys.path.pop(0)  # this folder: in it, select.py would stand in for the standard library's `select`
-
 import json as json_format
 import os
 import subprocess
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -26,7 +22,6 @@ import typer
 
 from xshare.results import Row, provenance, write_result
 
-HERE = Path(__file__).resolve().parent
 BATCHES = (16, 13, 9, 32, 27)  # on the grid of captured sizes, and off it
 # Pairs that run the same kernels, so that their tokens must be alike. Compilation changes roundings, so an eager engine
 # is held against graphs of uncompiled code, and kinds of graph against each other.
@@ -55,7 +50,6 @@ CASES: dict[str, dict[str, Any]] = {
 def engine(case: dict[str, Any], tiny: bool, folder: Path) -> Any:
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     os.environ["VLLM_USE_V2_MODEL_RUNNER"] = str(int(bool(case.get("v2"))))
-    sys.path.append(str(HERE))
     from shapes import eagle3_head, gpt_oss_120b, qwen3_30b_a3b, write
     from vllm import LLM
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.append(str(ROOT / "benchmarks"))  # last: its select.py is not the library's
+sys.path.append(str(ROOT / "benchmarks"))
 sys.path.append(str(ROOT / "docs"))
 assumptions, correlation, plots, quality_tables = map(
     importlib.import_module, ("assumptions", "correlation", "plots", "quality_tables")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.append(str(ROOT / "benchmarks"))  # last: its select.py is not the library's
+sys.path.append(str(ROOT / "benchmarks"))
 sys.path.append(str(ROOT / "docs"))
 neighbours, plots, quality_tables = map(importlib.import_module, ("neighbours", "plots", "quality_tables"))
 

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 
 import xshare
 
-sys.path.append(str(Path(__file__).resolve().parents[2] / "benchmarks"))  # last: its select.py is not the library's
+sys.path.append(str(Path(__file__).resolve().parents[2] / "benchmarks"))
 ep_layer = importlib.import_module("ep_layer")
 paper_ep = importlib.import_module("paper_ep")
 

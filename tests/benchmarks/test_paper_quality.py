@@ -16,7 +16,7 @@ from xshare.trace import Header, Trace
 from xshare.trace.file import RouterFields
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.append(str(ROOT / "benchmarks"))  # last: its select.py is not the library's
+sys.path.append(str(ROOT / "benchmarks"))
 sys.path.append(str(ROOT / "docs"))
 answers, paper_policies, paper_quality, study, plots, quality_tables = map(
     importlib.import_module, ("answers", "paper_policies", "paper_quality", "study", "plots", "quality_tables")

@@ -14,7 +14,7 @@ import xshare
 from xshare.policy import Policy
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.append(str(ROOT / "benchmarks"))  # last: its select.py is not the library's
+sys.path.append(str(ROOT / "benchmarks"))
 fit_routing, paper_speed, pull_request, shapes, speed_rows = map(
     importlib.import_module, ("fit_routing", "paper_speed", "pull_request", "shapes", "speed_rows")
 )

@@ -12,7 +12,7 @@ from torch import nn
 from xshare.engines.vllm.dummy import BLOCK, DRAFT_GROWTH, GROWTH, Filler, Weights, refill
 from xshare.engines.vllm.roles import Role
 
-sys.path.append(str(Path(__file__).resolve().parents[3] / "benchmarks"))  # last: its select.py is not the library's
+sys.path.append(str(Path(__file__).resolve().parents[3] / "benchmarks"))
 shapes = importlib.import_module("shapes")
 
 DRAFTS, REQUESTS = 3, 8

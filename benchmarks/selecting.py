@@ -1,6 +1,6 @@
 """What does select() cost, and how does the cost grow with rows, experts and requests?
 
-    python benchmarks/select.py [--json evidence/select.json]
+    python benchmarks/selecting.py [--json evidence/select.json]
 
 Times are ratios to torch's softmax + topk on the same tensor, the least any router does, taken in turns in one
 process: medians of paired ratios. `growth` is the factor by which the time itself rises for 16 times the rows, and
@@ -8,11 +8,6 @@ process: medians of paired ratios. `growth` is the factor by which the time itse
 """
 
 from __future__ import annotations
-
-import sys
-
-if __name__ == "__main__":
-    sys.path.pop(0)  # this folder: in it, this file would stand in for the standard library's `select`
 
 import statistics
 import time
