@@ -142,7 +142,7 @@ def in_doubt(router, policy, logits, layout, placement):
 def masked_logits(logits, S):
     """Outside S the lowest value, and -inf inside it above that: a row with few logits must not leave S."""
     lowest = torch.finfo(logits.dtype).min
-    return logits if S.all() else logits.masked_fill(logits == -torch.inf, lowest / 2).masked_fill(~S, lowest)
+    return logits.masked_fill(logits == -torch.inf, lowest / 2).masked_fill(~S, lowest)
 
 
 left_out = []

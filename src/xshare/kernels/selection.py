@@ -56,13 +56,12 @@ def _leave_seen(seen, sample, rows, present, x, N: tl.constexpr, BN: tl.constexp
 
 
 @triton.jit
-def _mask_rows(logits, place, there, x, S, N: tl.constexpr, LOWEST: tl.constexpr):
+def _mask_rows(logits, place, there, x, S, LOWEST: tl.constexpr):
     """The lowest finite value outside S, half of that for -inf inside, which must not come after what is outside. Any
-    other kept logit is written back as it was read, so that stores are whole; S = E changes no bit."""
+    other kept logit is written back as it was read, so that stores are whole; S = E changes no bit of a finite row."""
     lowest = tl.full(x.shape, LOWEST, tl.float32).to(logits.dtype.element_ty)
     above = tl.full(x.shape, LOWEST / 2, tl.float32).to(logits.dtype.element_ty)
-    pruned = tl.sum(S.to(tl.int32), axis=0) < N
-    kept = tl.where((x == float("-inf")) & pruned, above, x)
+    kept = tl.where(x == float("-inf"), above, x)
     masked = tl.reshape(tl.where(S[None, :], kept, lowest), [x.shape[0], place.shape[0], place.shape[2]])
     tl.store(logits + place, tl.permute(masked, (1, 0, 2)), mask=there)
 
@@ -128,7 +127,7 @@ def select_in_one_tile(
         u, count = add_up(halves, counts, BQ, BN, True)
         S = choose(u, count, m, m_g, tau, devices, num_devices, N, BN, TOP_K, DEVICES, ROUNDS)
         if MASK_LOGITS:
-            _mask_rows(logits, place, there, x, S, N, LOWEST)
+            _mask_rows(logits, place, there, x, S, LOWEST)
         if MASS:
             kept = tl.sum(tl.where(S[None, :], score, 0.0), axis=1)
             if SCORING != SOFTMAX:  # softmax's scores are shares already
@@ -208,7 +207,7 @@ def select_in_blocks(
                 total = tl.load(stats + 2 * rows + 1, mask=rows < end, other=0.0, cache_modifier=".cg")
             S = choose(u, count, m, m_g, tau, devices, num_devices, N, BN, TOP_K, DEVICES, ROUNDS)
             if MASK_LOGITS:
-                _mask_rows(logits, place, there, x, S, N, LOWEST)
+                _mask_rows(logits, place, there, x, S, LOWEST)
             if MASS:
                 tl.store(mass + rows, _kept_again(x, rows, top, total, S, end, SCORING), mask=rows < present)
             if block == 0:

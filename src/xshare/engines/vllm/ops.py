@@ -29,8 +29,6 @@ def enroll(layer: Layer) -> str:
 
 def masked(logits: Tensor, S: Tensor) -> Tensor:
     """The lowest finite value outside S, half of that for -inf inside, which must not come after what is outside."""
-    if bool(S.all()):
-        return logits.clone()
     lowest = torch.finfo(logits.dtype).min
     return logits.masked_fill(logits.isneginf(), lowest / 2).masked_fill(~S, lowest)
 
