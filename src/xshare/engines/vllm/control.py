@@ -69,15 +69,17 @@ def reset_after_changes(core_class: Any) -> None:
 
     @wraps(native)
     def collective_rpc(self: Any, method: Any, *args: Any, **kwargs: Any) -> Any:
+        if method not in CHANGES:
+            return native(self, method, *args, **kwargs)
         config = self.vllm_config
         caching = config.cache_config.enable_prefix_caching or config.kv_transfer_config is not None
-        if method in CHANGES and caching and self.scheduler.has_unfinished_requests() and loses_output(config):
+        if caching and self.scheduler.has_unfinished_requests() and loses_output(config):
             raise SettingsError(
                 f"vLLM {vllm_version()} loses tokens of requests with drafts that are computed again, as {method} has "
                 f"them: wait until none is running, or start the engine with --no-enable-prefix-caching"
             )
         changed = native(self, method, *args, **kwargs)
-        if method in CHANGES and any(changed) and caching:
+        if caching and any(changed):
             reset(self)
         return changed
 

@@ -197,9 +197,8 @@ class Layer:
 
         state = self.state
         each = 1 + state.num_spec_tokens if state.num_spec_tokens or state.policy.request_budget else 0
-        first = state.layers[0] if state.layers[0] is not self else None
-        if first is not None and first.num_experts != self.num_experts:
-            first = None  # its scratch memory is of another size
+        first = state.layers[0]
+        alike = first is not self and first.num_experts == self.num_experts  # scratch memory of the same size
         for rows in state.buckets:
             selection = FusedSelection(
                 self.num_experts,
@@ -217,7 +216,7 @@ class Layer:
                 with_mass=self._rescale,  # nobody else needs it
                 seen=None if self.seen is None else self.seen[:rows],
                 budget=self.own_budget,
-                like=None if first is None else first.selections.get(rows),
+                like=first.selections.get(rows) if alike else None,
             )
             selection.keep = self.keep
             self.selections[rows] = selection
