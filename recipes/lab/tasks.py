@@ -1,6 +1,7 @@
-"""lab's held-out questions as a task file: nano's kinds, as long as a training row allows.
+"""lab's held-out questions as a task file: nano's kinds, at lab's sizes or at those that are said.
 
-python recipes/lab/tasks.py 40 > lab.jsonl
+    python recipes/lab/tasks.py 40 > lab.jsonl
+    python recipes/lab/tasks.py 40 sums=24 letters=120 > lab.jsonl
 """
 
 from __future__ import annotations
@@ -17,8 +18,10 @@ from xshare.quality.tasks import held_out_questions
 
 
 def main() -> None:
-    for kind, size in HARD.items():
-        for question in held_out_questions(kind, int(sys.argv[1]), size=size):
+    count, *said = sys.argv[1:]
+    sizes = HARD | {kind: int(size) for kind, size in (each.split("=") for each in said)}
+    for kind, size in sizes.items():
+        for question in held_out_questions(kind, int(count), size=size):
             print(json.dumps({"question": nano_prompt(question), "answer": question.answer, "kind": kind}))
 
 

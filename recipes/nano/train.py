@@ -164,8 +164,8 @@ def main(
     began = time.monotonic()
     if model not in TRAINING:
         raise SystemExit(f"there is no recipe for {model!r}, only for {', '.join(TRAINING)}")
-    if not steps and (resume or math.isinf(seconds)):
-        raise SystemExit("say how many --steps in all, or leave them out and say --seconds for a run from the start")
+    if not steps and math.isinf(seconds):
+        raise SystemExit("say how many --steps in all, or leave them out and say --seconds")
     settings = TRAINING[model]
     device = "cuda" if torch.cuda.is_available() else "cpu"
     torch.manual_seed(settings.seed)
@@ -197,7 +197,7 @@ def train(
 ) -> int:
     """From step `first` to the last, or until the time is up; a checkpoint at the end of either, and now and then.
 
-    -> the number of steps, which is chosen after `TIMED` of them where it is 0
+    -> the number of steps, which is chosen after `TIMED` more of them where it is 0
     """
     settings = TRAINING[model]
     device = str(masters.masters[0].device.type)
@@ -221,7 +221,7 @@ def train(
                 line |= {"norm": round(float(norm), 2), "tokens_per_s": round(speed)}
                 print(json.dumps(line), file=log, flush=True)
                 print(json.dumps(line), flush=True)
-                if not steps and step + 1 == TIMED:  # the last 50 of them: the first wait for the compiler
+                if not steps and step + 1 - first >= TIMED:  # the last 50 of them: the first wait for the compiler
                     steps = step + 1 + int((until - time.monotonic()) * speed / (tokens / 50))
                     print(f"{steps} steps fit", flush=True)
                 since, tokens = time.monotonic(), 0
