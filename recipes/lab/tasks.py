@@ -1,7 +1,7 @@
 """lab's held-out questions as a task file: nano's kinds, at lab's sizes or at those that are said.
 
-    python recipes/lab/tasks.py 40 > lab.jsonl
-    python recipes/lab/tasks.py 40 sums=24 letters=120 > lab.jsonl
+python recipes/lab/tasks.py 40 > lab.jsonl
+python recipes/lab/tasks.py 40 sums=24 letters=120 > lab.jsonl
 """
 
 from __future__ import annotations

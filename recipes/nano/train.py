@@ -222,7 +222,8 @@ def train(
                 print(json.dumps(line), file=log, flush=True)
                 print(json.dumps(line), flush=True)
                 if not steps and step + 1 - first >= TIMED:  # the last 50 of them: the first wait for the compiler
-                    steps = step + 1 + int((until - time.monotonic()) * speed / (tokens / 50))
+                    left = max(0.0, until - time.monotonic())
+                    steps = step + 1 + int(left * speed * 50 / tokens)
                     print(f"{steps} steps fit", flush=True)
                 since, tokens = time.monotonic(), 0
             if (step + 1) % 1000 == 0 and step + 1 < steps:
