@@ -1,4 +1,4 @@
-"""lab's held-out questions as a task file: nano's kinds, at lab's sizes or at those that are said.
+"""lab's held-out questions as a task file: nano's kinds at lab's sizes, or the kinds and sizes that are said.
 
 python recipes/lab/tasks.py 40 > lab.jsonl
 python recipes/lab/tasks.py 40 sums=24 letters=120 > lab.jsonl
@@ -19,7 +19,7 @@ from xshare.quality.tasks import held_out_questions
 
 def main() -> None:
     count, *said = sys.argv[1:]
-    sizes = HARD | {kind: int(size) for kind, size in (each.split("=") for each in said)}
+    sizes = {kind: int(size) for kind, size in (each.split("=") for each in said)} or HARD
     for kind, size in sizes.items():
         for question in held_out_questions(kind, int(count), size=size):
             print(json.dumps({"question": nano_prompt(question), "answer": question.answer, "kind": kind}))

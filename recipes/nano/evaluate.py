@@ -54,7 +54,8 @@ def accuracy(model: Any, device: str, questions: int, name: str) -> dict[str, di
     for kind in KINDS:
         trained = sizes(name)[kind]
         usual = asked_at(name).get(kind, trained[-1])
-        for size in sorted({trained[0], trained[len(trained) // 2], trained[-1], usual}):
+        among = (1, 2, 3) if name.startswith("lab") else (2,)  # quarters of the way
+        for size in sorted({trained[0], *(trained[len(trained) * i // 4] for i in among), trained[-1], usual}):
             try:
                 asked += [(kind, size, question) for question in held_out_questions(kind, questions, size=size)]
             except ValueError:  # too few of them held out

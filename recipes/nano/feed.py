@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from itertools import count
 from multiprocessing import get_context
-from multiprocessing.pool import Pool
+from multiprocessing.pool import AsyncResult, Pool
 from pathlib import Path
 
 import numpy as np
@@ -36,23 +36,28 @@ def tasks(model: str, short: bool, seed: int) -> Rows:
 
 class Feed:
     def __init__(self, model: str, corpus: Path, rows: int, seed: int, workers: int, short: bool) -> None:
-        self.rows, self.rng = rows, np.random.default_rng(seed)
+        self.model, self.rows, self.rng = model, rows, np.random.default_rng(seed)
+        self.short = short  # may change: from then on questions of all sizes are made
         self.pool: Pool = get_context("spawn").Pool(workers)
         self.shares = np.array(list(MIX.values())) / sum(MIX.values())
         domains = [*PROSE, "python"]
         texts = self.pool.map(partial(prose, corpus, LENGTH[model]), domains, chunksize=1)
         self.stock = dict(zip(domains, texts, strict=True))
-        self.tasks = self._tasks(partial(tasks, model, short), seed, workers)
+        self.tasks = self._tasks(seed, workers)
         special = tokenizer()
         self.question, self.answer = special.token_to_id(QUESTION), special.token_to_id(ANSWER)
 
-    def _tasks(self, made: Callable[[int], Rows], seed: int, workers: int) -> Iterator[np.ndarray]:
+    def _tasks(self, seed: int, workers: int) -> Iterator[np.ndarray]:
         """Row by row. Every process is kept two jobs ahead, and no more."""
         seeds = count(seed * 1_000_000)
-        waiting = [self.pool.apply_async(made, (next(seeds),)) for _ in range(2 * workers)]
+
+        def begin() -> AsyncResult[Rows]:
+            return self.pool.apply_async(tasks, (self.model, self.short, next(seeds)))
+
+        waiting = [begin() for _ in range(2 * workers)]
         while True:
             done = waiting.pop(0).get()
-            waiting.append(self.pool.apply_async(made, (next(seeds),)))
+            waiting.append(begin())
             yield from done
 
     def batch(self) -> tuple[Tensor, Tensor]:

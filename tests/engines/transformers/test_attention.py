@@ -4,7 +4,9 @@ import pytest
 import torch
 import transformers
 
-from xshare.engines.transformers.attention import OURS, share
+from torch.nn.functional import scaled_dot_product_attention
+
+from xshare.engines.transformers.attention import OURS, folded, share
 from xshare.engines.transformers.cache import ROOM, new_cache
 from xshare.engines.transformers.engine import TransformersEngine
 
@@ -52,3 +54,13 @@ def test_an_engine_gives_a_model_back_as_it_was(model, tiny):
         assert (each.config._attn_implementation == OURS) == (before == "sdpa")
         engine.close()
         assert each.config._attn_implementation == before
+
+
+@pytest.mark.parametrize("new", [1, 4])
+def test_heads_folded_into_tokens_attend_as_they_did(new: int) -> None:
+    torch.manual_seed(0)
+    query, (key, value) = torch.randn(3, 8, new, 16), torch.randn(2, 3, 2, 9, 16)
+    mask = torch.rand(3, 1, new, 9) < 0.7
+    mask[..., -1] = True
+    expected = scaled_dot_product_attention(query, key, value, attn_mask=mask, enable_gqa=True)
+    torch.testing.assert_close(folded(query, key, value, mask), expected)
