@@ -3,7 +3,6 @@
 import pytest
 import torch
 import transformers
-
 from torch.nn.functional import scaled_dot_product_attention
 
 from xshare.engines.transformers.attention import OURS, folded, share
