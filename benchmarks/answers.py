@@ -55,13 +55,13 @@ class Job:
     forced: int  # answers that are forced, for the KL
     seed: int = 0
     threads: int | None = None
-    lanes: int = 1  # batches in a pass
+    together: int = 16  # sequences that go through one pass, in batches with sets of their own
 
     def setting(self) -> Row:
         """What tells results apart."""
         mark = hashlib.sha256(repr(self.tasks).encode()).hexdigest()[:16]
         asked: Row = {"questions": len(self.tasks), "tasks": mark, "tokens": self.limit, "forced": self.forced}
-        return asked | {"seed": self.seed, "lanes": self.lanes}
+        return asked | {"seed": self.seed, "together": self.together}
 
     def open(self, drafts: int) -> TransformersEngine:
         if self.threads:
@@ -70,7 +70,7 @@ class Job:
             # The same tokens from the same steps: sums over experts in a fixed order.
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
             torch.use_deterministic_algorithms(True, warn_only=True)
-        engine = open_engine("transformers", self.model, drafts=drafts, options=self.options | {"lanes": self.lanes})
+        engine = open_engine("transformers", self.model, drafts=drafts, options=self.options)
         assert isinstance(engine, TransformersEngine)
         # By their names: where a folder lies does not matter, and its files are told by their marks.
         engine.about |= {name: Path(engine.about[name]).name for name in ("model", "drafter") if name in engine.about}
@@ -102,6 +102,7 @@ class Bench:
         """The answers of a policy, to the tasks in their order or in that of `places`."""
         tasks, engine = self.tasks(setting), self.engine(setting.drafts)
         asked = tasks if places is None else [tasks[i] for i in places]
+        engine.lanes = max(1, self.job.together // setting.batch)
         options: dict[str, Any] = {"batch": setting.batch, "limit": self.job.limit, "alike": not setting.mixed}
         found = answer(engine, policy, asked, **options, advance=self.advance)
         found.run.answers = []  # their texts are judged by now

@@ -115,7 +115,7 @@ def main(
     tokens: Annotated[int, typer.Option(min=1, help="Tokens of an answer, at most.")] = LONGEST,
     jobs: Annotated[int, typer.Option(min=1, help="Processes, each with an engine of its own.")] = 1,
     threads: Annotated[int | None, typer.Option(min=1, help="Threads of the CPU in each.")] = None,
-    lanes: Annotated[int, typer.Option(min=1, help="Batches that go through one pass, each with its own set.")] = 8,
+    together: Annotated[int, typer.Option(min=1, help="Sequences in a pass: batches, each with its own set.")] = 128,
     seconds: Annotated[float | None, typer.Option(help="Begin nothing that would not be done by then.")] = None,
     seed: Annotated[int, typer.Option(min=0, help="Other questions, in other orders.")] = 0,
     json: Annotated[Path, typer.Option(help="Results; a file that is there is continued.")] = Path(
@@ -123,7 +123,7 @@ def main(
     ),
 ) -> None:
     options, asked = engine_arguments(engine_args), tasks_of(file, prompts, seed)
-    job = Job(model, options, asked, tokens, len(asked), seed, threads or (1 if jobs > 1 else None), lanes)
+    job = Job(model, options, asked, tokens, len(asked), seed, threads or (1 if jobs > 1 else None), together)
     bench = Bench(job)
     about = bench.engine(0).about
     kept = Kept(json, about, job.setting() | {"sets": sets}, KEY)
