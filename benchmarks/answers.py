@@ -1,4 +1,4 @@
-"""What the benchmarks of the answers share: an engine for each setting, and policies on it.
+"""What the benchmarks of the answers share: an engine, and policies on it in every setting.
 
 Everything runs in worker processes, one engine each. A setting's native answers are decoded once and handed to whoever
 measures a policy in it.
@@ -56,6 +56,7 @@ class Job:
     seed: int = 0
     threads: int | None = None
     together: int = 16  # sequences that go through one pass, in batches with sets of their own
+    drafts: int = 0  # the most of any setting
 
     def setting(self) -> Row:
         """What tells results apart."""
@@ -63,14 +64,14 @@ class Job:
         asked: Row = {"questions": len(self.tasks), "tasks": mark, "tokens": self.limit, "forced": self.forced}
         return asked | {"seed": self.seed, "together": self.together}
 
-    def open(self, drafts: int) -> TransformersEngine:
+    def open(self) -> TransformersEngine:
         if self.threads:
             torch.set_num_threads(self.threads)
         if str(self.options.get("device", "cpu")).startswith("cuda"):
             # The same tokens from the same steps: sums over experts in a fixed order.
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
             torch.use_deterministic_algorithms(True, warn_only=True)
-        engine = open_engine("transformers", self.model, drafts=drafts, options=self.options)
+        engine = open_engine("transformers", self.model, drafts=self.drafts, options=self.options)
         assert isinstance(engine, TransformersEngine)
         # By their names: where a folder lies does not matter, and its files are told by their marks.
         engine.about |= {name: Path(engine.about[name]).name for name in ("model", "drafter") if name in engine.about}
@@ -78,22 +79,24 @@ class Job:
 
 
 class Bench:
-    """One process's engines, opened when they are first used."""
+    """One process's engine, opened when it is first used."""
 
     def __init__(self, job: Job, advance: Advance = quiet) -> None:
         self.job, self.advance = job, advance
-        self.engines: dict[int, TransformersEngine] = {}
+        self.opened: TransformersEngine | None = None
         self.native_texts: dict[Setting, list[tuple[list[int], Texts]]] = {}  # read once, compared with every policy
 
     def told(self, advance: Advance) -> Bench:
-        """Itself, for a worker in this process, which has its engines open already."""
+        """Itself, for a worker in this process, which has its engine open already."""
         self.advance = advance
         return self
 
     def engine(self, drafts: int) -> TransformersEngine:
-        if drafts not in self.engines:
-            self.engines[drafts] = self.job.open(drafts)
-        return self.engines[drafts]
+        """With so many drafts from its next policy on."""
+        if self.opened is None:
+            self.opened = self.job.open()
+        self.opened.drafts = drafts
+        return self.opened
 
     def tasks(self, setting: Setting) -> list[Task]:
         return ordered(self.job.tasks, setting.mixed, self.job.seed)

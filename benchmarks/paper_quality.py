@@ -90,19 +90,11 @@ def main(
     ),
 ) -> None:
     options = engine_arguments(engine_args)
-    job = Job(
-        model,
-        options,
-        tasks_of(file, tasks, seed),
-        tokens,
-        forced,
-        seed,
-        threads or (1 if jobs > 1 else None),
-        together,
-    )
-    bench = Bench(job)
     drafts = model == "nano" or "draft" in options
-    about = bench.engine(3 if drafts else 0).about
+    asked, alone = tasks_of(file, tasks, seed), threads or (1 if jobs > 1 else None)
+    job = Job(model, options, asked, tokens, forced, seed, alone, together, drafts=3 if drafts else 0)
+    bench = Bench(job)
+    about = bench.engine(0).about
     kept = Kept(json, about, job.setting(), KEY, [*LISTS, "undrafted"])
     if not drafts:
         typer.echo('no draft model: settings with drafts are left out (--engine-args \'{"draft": "FOLDER"}\')')

@@ -1,7 +1,6 @@
-"""lab's held-out questions as a task file: nano's kinds at lab's sizes, or the kinds and sizes that are said.
+"""lab's held-out questions as a task file: nano's kinds, each at the largest size that lab answers well.
 
-python recipes/lab/tasks.py 40 > lab.jsonl
-python recipes/lab/tasks.py 40 sums=24 letters=120 > lab.jsonl
+python recipes/lab/tasks.py 100 OUT/evaluation-lab.json > lab.jsonl
 """
 
 from __future__ import annotations
@@ -10,18 +9,21 @@ import json
 import sys
 from pathlib import Path
 
-sys.path.append(str(Path(__file__).resolve().parents[1] / "nano"))
-from settings import HARD
-
 from xshare.quality.files import nano_prompt
 from xshare.quality.tasks import held_out_questions
 
+WELL = 0.75  # of the questions of a size; a kind of which it answers no size well is not asked
+
+
+def sizes(evaluation: Path) -> dict[str, int]:
+    accuracy = json.loads(evaluation.read_text())["accuracy"]
+    good = {kind: [int(size) for size, right in by.items() if right >= WELL] for kind, by in accuracy.items()}
+    return {kind: max(some) for kind, some in good.items() if some}
+
 
 def main() -> None:
-    count, *said = sys.argv[1:]
-    sizes = {kind: int(size) for kind, size in (each.split("=") for each in said)} or HARD
-    for kind, size in sizes.items():
-        for question in held_out_questions(kind, int(count), size=size):
+    for kind, size in sizes(Path(sys.argv[2])).items():
+        for question in held_out_questions(kind, int(sys.argv[1]), size=size):
             print(json.dumps({"question": nano_prompt(question), "answer": question.answer, "kind": kind}))
 
 

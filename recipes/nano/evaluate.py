@@ -15,13 +15,14 @@ from typing import Annotated, Any
 import torch
 import typer
 from feed import as_batch, prose, tokenizer
-from settings import ANSWER, LENGTH, NANO, PROSE, QUESTION, TRAINING, sizes
+from settings import ANSWER, END, LENGTH, NANO, PROSE, QUESTION, TRAINING, sizes
 from settings import asked as asked_at
 
+from xshare.engines.transformers.decode import decode
 from xshare.quality.files import nano_prompt
 from xshare.quality.tasks import KINDS, LONGEST, held_out_questions, is_right
 
-BATCH = {"cuda": 512, "cpu": 64}  # a batch is as long as its longest answer
+BATCH = {"cuda": 1024, "cpu": 128}
 
 
 @torch.inference_mode()
@@ -62,17 +63,13 @@ def accuracy(model: Any, device: str, questions: int, name: str) -> dict[str, di
                 continue
     right: dict[str, dict[str, list[bool]]] = {}
     began = time.monotonic()
-    for i in range(0, len(asked), BATCH[device]):
-        some = asked[i : i + BATCH[device]]
-        given = words([nano_prompt(question) for _, _, question in some], return_tensors="pt", padding=True).to(device)
-        given.pop("token_type_ids", None)
-        out = model.generate(
-            **given, max_new_tokens=2 * LONGEST if name.startswith("lab") else LONGEST, do_sample=False
-        )
-        texts = words.batch_decode(out[:, given["input_ids"].shape[1] :], skip_special_tokens=True)
-        for (kind, size, question), text in zip(some, texts, strict=True):
-            right.setdefault(kind, {}).setdefault(str(size), []).append(is_right(question, text))
-        print(f"{i + len(some)} of {len(asked)} questions, {time.monotonic() - began:.0f} s", flush=True)
+    prompts = [words(nano_prompt(question)).input_ids for _, _, question in asked]
+    limit = 2 * LONGEST if name.startswith("lab") else LONGEST
+    decoded = decode(model, prompts, ends=words.eos_token_id, limit=limit, batch=BATCH[device])
+    print(f"{len(asked)} questions, {time.monotonic() - began:.0f} s", flush=True)
+    for (kind, size, question), text in zip(asked, words.batch_decode(decoded.tokens), strict=True):
+        given = text.removesuffix(END)
+        right.setdefault(kind, {}).setdefault(str(size), []).append(is_right(question, given))
     found = {kind: {size: sum(all_) / len(all_) for size, all_ in by.items()} for kind, by in right.items()}
     for kind, by in found.items():
         print(

@@ -63,10 +63,15 @@ def answer(
     alike: bool = False,
     advance: Advance = quiet,
 ) -> Outcome:
-    """Decode all tasks. `alike`: one kind after the other, no batch with two of them."""
+    """Decode all tasks. `alike`: no batch with two kinds of them. One kind after the other, unless the engine decodes
+    several batches in a pass, of which each can have its own."""
     engine.use(policy, budgets)
     groups = [list(tasks)]
-    if alike:
+    apart: dict[str, Any] = {}
+    if alike and getattr(engine, "lanes", 1) > 1:
+        numbers = {kind: number for number, kind in enumerate(dict.fromkeys(task.kind for task in tasks))}
+        apart = {"kinds": [numbers[task.kind] for task in tasks]}
+    elif alike:
         kinds = dict.fromkeys(task.kind for task in tasks)
         groups = [[task for task in tasks if task.kind == kind] for kind in kinds]
     order = [task for group in groups for task in group]
@@ -74,7 +79,7 @@ def answer(
     whole, timed = Run([]), True
     for group in groups:
         try:
-            run = engine.run(prompts_of(engine, group), limit=limit, batch=batch, advance=advance)
+            run = engine.run(prompts_of(engine, group), limit=limit, batch=batch, advance=advance, **apart)
         except ServerError as error:
             ended = dict(enumerate([*whole.answers, *error.answers]))
             error.answers = [ended.get(place[id(task)]) for task in tasks]

@@ -77,3 +77,34 @@ def test_places_of_batches_and_of_positions():
         want = [[s * 4 + at * width + j for s in range(3) for j in range(width)] for at in range(steps)]
         assert places.by_step(rows).squeeze(2).tolist() == want
         assert torch.equal(places.by_row(places.by_step(rows)), rows)
+
+
+@pytest.mark.parametrize(("drafts", "policy"), [(0, "k0=1,m=6"), (3, "k0=1,m=0,mr=2")])
+def test_no_batch_has_two_kinds(drafts, policy):
+    """As if each kind were decoded alone, though the prompts of several go through one pass, in any order."""
+    engine = open_engine("transformers", "nano", drafts=drafts)
+    prompts = prompts_of(engine, built_in(2, 0))[:11]
+    kinds = [number % 3 for number in range(11)]
+    same = 6 if drafts else 24
+    alone, steps = {}, 0
+    for kind in range(3):
+        engine.use(Policy.parse(policy))
+        mine = [number for number in range(11) if kinds[number] == kind]
+        run = engine.run([prompts[number] for number in mine], limit=24, batch=4, to_the_end=True)
+        alone |= {number: answer.tokens[:same] for number, answer in zip(mine, run.answers, strict=True)}
+        steps += run.steps
+    engine.use(Policy.parse(policy))
+    engine.lanes = 3
+    run = engine.run(prompts, limit=24, batch=4, to_the_end=True, kinds=kinds)
+    engine.close()
+    assert [answer.tokens[:same] for answer in run.answers] == [alone[number] for number in range(11)]
+    if drafts == 0:
+        assert run.steps == steps == engine.stats()["steps_pruned"]
+
+
+def test_places_of_batches_of_one_kind():
+    places = Places.of_batches(2, Pass(5, 2, 7, torch.device("cpu"), None, None), [4, 8, 4, 4, 8])
+    rows = torch.arange(10).unsqueeze(1)
+    whose = places.requests(torch.arange(5).repeat_interleave(2)).tolist()
+    assert whose == [[0, 0, 2, 2], [1, 1, 4, 4], [3, 3, -1, -1]]
+    assert torch.equal(places.by_row(places.by_step(rows)), rows)

@@ -10,6 +10,7 @@ model reads them all. Each sequence keeps those that the model would have writte
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -130,6 +131,8 @@ def decode(
     drafts: int = 0,
     advance: Callable[[int], None] = lambda done: None,
     lanes: int = 1,
+    kinds: Sequence[int] | None = None,
+    arrange: Callable[[list[int]], None] = lambda kinds: None,
 ) -> Decoded:
     """Decode all prompts, `batch` at a time, each until the token `ends` or `limit` tokens.
 
@@ -137,7 +140,9 @@ def decode(
     proposes `drafts` of them a sequence and step. `advance` is told how many more have ended.
 
     `lanes` batches go through one pass: one of many rows takes little longer than one of few. Sequences that go on
-    close ranks, so that only the last batch is not full. State.in_batches gives each a set of its own.
+    close ranks, so that only the last batch is not full. State.in_batches gives each a set of its own. With the kind of
+    each prompt no batch has two of them, and the last of each may not be full; `arrange` is told the kinds of those in
+    a step.
     """
     found = Decoded([[] for _ in prompts], [[] for _ in prompts])
     due = arrivals or [0.0] * len(prompts)
@@ -180,11 +185,14 @@ def decode(
             time.sleep(max(0.0, due[waiting[0]] - now))
             continue
         sequences = len(live.who)
+        whose_kind = [0] * sequences if kinds is None else [kinds[who] for who in live.who]
+        arrange(whose_kind)
         began = time.perf_counter()
         tokens = verify(models, live, drafts) if drafts else step(model, live)
         found.seconds += time.perf_counter() - began
         written, gone = write_down(live, tokens)
-        found.steps, found.rows = found.steps + -(-sequences // batch), found.rows + written
+        found.steps += sum(-(-count // batch) for count in Counter(whose_kind).values())
+        found.rows += written
         if drafts:
             found.drafted, found.accepted = found.drafted + sequences * drafts, found.accepted + written - sequences
     return found

@@ -73,9 +73,12 @@ class TransformersEngine:
         arrivals: Sequence[float] | None = None,
         to_the_end: bool = False,
         advance: Advance = quiet,
+        kinds: Sequence[int] | None = None,
     ) -> Run:
+        """`kinds`: of each prompt. No batch of a pass has two of them; for lanes."""
         ends = -1 if to_the_end else int(self.tokenizer.eos_token_id)
-        with self.attached.state.in_batches(batch if self.lanes > 1 else None):
+        state = self.attached.state
+        with state.in_batches(batch if self.lanes > 1 else None):
             found = decode(
                 self.model,
                 prompts,
@@ -87,6 +90,8 @@ class TransformersEngine:
                 drafts=self.drafts,
                 advance=advance,
                 lanes=self.lanes,
+                kinds=kinds,
+                arrange=state.arrange,
             )
         texts = self.tokenizer.batch_decode(found.tokens, skip_special_tokens=True)
         answers = [

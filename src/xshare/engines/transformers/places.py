@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -39,8 +41,10 @@ class Places:
         return cls.of_steps(torch.arange(step.rows, device=step.device) % step.new // (step.new // steps))
 
     @classmethod
-    def of_batches(cls, batch: int, step: Pass) -> Places:
-        """`batch` sequences after another are a step, the last of them perhaps fewer."""
+    def of_batches(cls, batch: int, step: Pass, kinds: Sequence[int] = ()) -> Places:
+        """`batch` sequences after another are a step, the last of them perhaps fewer; each kind's for themselves."""
+        if len(set(kinds)) > 1:
+            return cls.of_steps(torch.tensor(numbered(kinds, batch), device=step.device).repeat_interleave(step.new))
         steps = -(-step.sequences // batch)
         if steps == 1:
             return cls()
@@ -60,3 +64,14 @@ class Places:
     def by_row(self, steps: Tensor) -> Tensor:
         """[steps, n, x] -> [rows, x]"""
         return steps.squeeze(0) if self.back is None else steps.flatten(0, 1)[self.back]
+
+
+def numbered(kinds: Sequence[int], batch: int) -> list[int]:
+    """The number of each one's batch."""
+    seen: Counter[int] = Counter()
+    numbers: dict[tuple[int, int], int] = {}
+    found = []
+    for kind in kinds:
+        found.append(numbers.setdefault((kind, seen[kind] // batch), len(numbers)))
+        seen[kind] += 1
+    return found

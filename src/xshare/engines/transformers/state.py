@@ -38,6 +38,7 @@ class State:
         self.given: BatchLayout | None = None  # by the caller: xshare.layout
         self.given_places: Places | None = None  # its rows, where they do not follow from its shape
         self.batch: int | None = None  # sequences of a batch, where a pass decodes several
+        self.kinds: list[int] = []  # of the sequences of the pass, of which a batch has one; of none, all alike
         self.generation: Generation | None = None  # the call of `generate` under way
         # Of the pass under way. Several steps only where the caller lays them out, or decodes several batches.
         self.gate = False
@@ -86,7 +87,7 @@ class State:
         """Whose each row is, int64 [steps, n], and where it is."""
         if self.given is None:
             whose = step.requests(None if self.generation is None else self.generation.ends)
-            places = Places() if self.batch is None else Places.of_batches(self.batch, step)
+            places = Places() if self.batch is None else Places.of_batches(self.batch, step, self.kinds)
             return places.requests(whose), places
         requests = self.given.requests
         if self.given_places is not None:
@@ -140,7 +141,11 @@ class State:
         try:
             yield
         finally:
-            self.batch = before
+            self.batch, self.kinds = before, []
+
+    def arrange(self, kinds: list[int]) -> None:
+        """Of the sequences of the next pass: no batch has two of them."""
+        self.kinds = kinds
 
     @contextmanager
     def generating(self, generation: Generation) -> Iterator[None]:
