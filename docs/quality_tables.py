@@ -6,6 +6,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from speed_tables import deepest
+
 Row = dict[str, Any]
 Table = tuple[list[str], list[list[str]]]
 Setting = tuple[int, int, bool]  # batch, drafts, mixed
@@ -132,12 +134,57 @@ def _points(change: float) -> str:
     return f"{round(100 * change, 1) + 0:+.1f}"  # + 0: not -0
 
 
+def choosing(speed: Row, nano: Row, lab: Row | None, how: Setting) -> Table:
+    """The paper's configurations from fastest to slowest: what each gains in speed, and costs in answers."""
+    piece = "eagle3" if how[1] else "plain"
+    timed = [r for r in deepest(speed) if (r["piece"], r["regime"], r["batch"]) == (piece, "carried", how[0])]
+    gains = {row["policy"]: row for row in timed if row["method"] == "xshare"}
+    models = [found for found in (nano, lab) if found is not None]
+    titles = ["policy", "tokens a second (95 %)", "experts"]
+    for found in models:
+        name = found["rows"][0]["model"]
+        titles += [f"{name}: experts", "points (95 %)", "one kind at a time", "KL"]
+    cells = []
+    for policy, row in sorted(gains.items(), key=lambda item: -item[1]["ratio"]):
+        line = [f"`{policy}`", _gain(row), f"{row['active'] / row['active_native']:.0%}"]
+        for found in models:
+            at = {mixed: _named(found, policy, (*how[:2], mixed)) for mixed in (True, False)}
+            mixed, alike = at[True], at[False]
+            if mixed is None:
+                line += [""] * 4
+                continue
+            line += [f"{mixed['active'] / mixed['active_native']:.0%}", _change(mixed)]
+            line += [_change(alike) if alike else "", f"{mixed['kl']:.4f}"]
+        cells.append(line)
+    return titles, cells
+
+
+def _named(found: Row, policy: str, how: Setting) -> Row | None:
+    """The row of a configuration that the paper has: its budgets are scaled to the model's number of experts."""
+    return next((row for row in _of(found["rows"], how) if row["paper"] and _same(row["paper"], policy)), None)
+
+
+def _same(paper: str, policy: str) -> bool:
+    """By their numbers: the paper's order is not ours, and what is zero may be left out."""
+    return _numbers(paper) == _numbers(policy)
+
+
+def _numbers(text: str) -> dict[str, int]:
+    pairs = [part.split("=") for part in text.split(",") if "=" in part]
+    return {name: int(value) for name, value in pairs if int(value)}
+
+
+def _gain(row: Row) -> str:
+    at, low, high = (100 * (row[name] - 1) for name in ("ratio", "ratio_low", "ratio_high"))
+    return f"{at:+.1f} % ({low:+.1f} % to {high:+.1f} %)"
+
+
 SETTINGS = {"": (16, 0, True), "_alike": (16, 0, False), "_drafts": (4, 3, True), "_drafts_alike": (4, 3, False)}
 
 
-def tables() -> dict[str, tuple[str, Callable[[Row], Table]]]:
-    """By marker: the result file, and what is made of it. Those of the larger model begin with `lab_`."""
-    found: dict[str, tuple[str, Callable[[Row], Table]]] = {"neighbours": ("neighbours", neighbours)}
+def tables() -> dict[str, tuple[str, Callable[..., Table]]]:
+    """By marker: the result file or several, and what is made of them. Those of the larger model begin with `lab_`."""
+    found: dict[str, tuple[str, Callable[..., Table]]] = {"neighbours": ("neighbours", neighbours)}
     for name, how in SETTINGS.items():
         found[f"paper_quality{name}"] = ("paper_quality", partial(policies, how=how))
         found[f"paper_matched{name}"] = ("paper_quality", partial(matched, how=how))
@@ -145,4 +192,9 @@ def tables() -> dict[str, tuple[str, Callable[[Row], Table]]]:
             found[f"warmup{name}"] = ("assumptions", partial(matched, how=how))
     for name, table in (("mass_and_kl", correlation), ("pruned_layers", layers), ("token_overlap", overlap)):
         found[name] = ("assumptions", table)
-    return found | {f"lab_{name}": (f"{file}_lab", table) for name, (file, table) in found.items()}
+    found |= {f"lab_{name}": (f"{file}_lab", table) for name, (file, table) in found.items()}
+    files = "paper_speed paper_quality paper_quality_lab"
+    return found | {
+        "choosing": (files, partial(choosing, how=SETTINGS[""])),
+        "choosing_drafts": (files, partial(choosing, how=SETTINGS["_drafts"])),
+    }

@@ -22,6 +22,7 @@ from xshare.statistics import spelled_mean
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [
     "README.md",
+    "docs/choosing.md",
     "docs/evidence.md",
     "docs/kernels.md",
     "docs/nano.md",
@@ -178,8 +179,12 @@ FILES = quality_tables.tables() | speed_tables.tables()
 
 
 def file_table(name: str) -> str:
-    file, table = FILES[name]
-    return markdown(*table(json.loads((ROOT / "evidence" / f"{file}.json").read_text())))
+    """Of one file, or of several of which the first must be there."""
+    files, table = FILES[name]
+    paths = [ROOT / "evidence" / f"{file}.json" for file in files.split()]
+    return markdown(
+        *table(*(json.loads(path.read_text()) if path == paths[0] or path.is_file() else None for path in paths))
+    )
 
 
 TABLES |= dict.fromkeys(FILES, file_table)
