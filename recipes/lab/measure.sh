@@ -1,37 +1,45 @@
 #!/usr/bin/env bash
-# Train lab, and measure what policies do to its answers and to nano's, on one GPU; 25 minutes on an H200 with 16 cores.
+# Train lab, and measure what policies do to its answers and to nano's: half an hour on an H200 with 16 cores.
 #
 #     recipes/lab/measure.sh CORPUS OUT
 #
-# nano is measured while lab is trained: a small model leaves most of a GPU idle. Results are in OUT/evidence, written
-# cell by cell; the same command goes on from there. TRAIN and DRAFT are seconds of training, JOBS processes that
-# decode, SECONDS_EACH what each of lab's three benchmarks may take, MORE further options of all benchmarks.
+# lab has the GPU: it is trained, then measured. nano, which is small, is measured on the CPU's cores meanwhile. Results
+# are in OUT/evidence, written cell by cell; the same command goes on from there. By environment: TRAIN and DRAFT,
+# seconds of training; NANO_JOBS and LAB_JOBS, processes that decode; LAB_SECONDS, what each of lab's benchmarks may
+# take; MORE, further options of all benchmarks.
 set -euo pipefail
 corpus=$(realpath "$1") out=$(realpath -m "$2")
 cd "$(dirname "$0")/../.."
-train=${TRAIN:-480} draft=${DRAFT:-150} jobs=${JOBS:-$(($(nproc) - 2))} seconds=${SECONDS_EACH:-600} count=${COUNT:-100}
-tiny=${TINY:+--tiny --rows 1}  # to try the script out on a CPU
-where=${WHERE:-'"device": "cuda", "dtype": "bfloat16"'}
+train=${TRAIN:-480} draft=${DRAFT:-150} lab_jobs=${LAB_JOBS:-6} nano_jobs=${NANO_JOBS:-$(($(nproc) - 6))}
+gpu=${GPU:-'"device": "cuda", "dtype": "bfloat16"'}
 mkdir -p "$out/evidence"
 
-trained() {
-  local recipe="python recipes/nano/train.py $corpus --out $out --questions 0 $tiny"
-  [ -f "$out/lab/config.json" ] || $recipe --model lab --seconds "$train" --short-for $((train * 55 / 100)) --workers 5 &
-  [ -f "$out/lab-draft/config.json" ] || { sleep $((train / 3)); $recipe --model lab-draft --seconds "$draft" --workers 3; }
-  wait
-  cp src/xshare/models/nano/tokenizer*.json "$out/lab/"
+measure() {  # NAME SUFFIX JOBS, and the options of that benchmark
+  python "benchmarks/$1.py" --json "$out/evidence/$1$2.json" --jobs "$3" "${@:4}" ${MORE:-} > "$out/$1$2.log" 2>&1
 }
-trained > "$out/train.log" 2>&1 &
 
-measure() {  # NAME SUFFIX, and the options of that benchmark
-  python "benchmarks/$1.py" --json "$out/evidence/$1$2.json" --jobs "$jobs" "${@:3}" ${MORE:-} > "$out/$1$2.log" 2>&1
+nano() {
+  measure paper_quality "" "$nano_jobs" --together 512
+  measure neighbours "" "$nano_jobs" --together 320
+  measure assumptions "" "$nano_jobs" --together 512
 }
-measure paper_quality "" --tasks "${TASKS:-1000}" --together 512 --engine-args "{$where}"
+nano &
+
+recipe=(python recipes/nano/train.py "$corpus" --out "$out" --questions 0)
+[ -f "$out/lab-draft/config.json" ] || {
+  sleep $((train / 2))
+  "${recipe[@]}" --model lab-draft --seconds "$draft" --workers 2
+} > "$out/train-draft.log" 2>&1 &
+drafting=$!
+[ -f "$out/lab/config.json" ] ||
+  "${recipe[@]}" --model lab --seconds "$train" --short-for $((train * 55 / 100)) --workers 4 > "$out/train.log" 2>&1
+cp src/xshare/models/nano/tokenizer*.json "$out/lab/"
+[ -f "$out/evaluation-lab.json" ] ||
+  python recipes/nano/evaluate.py "$corpus" --out "$out" --model lab --questions 16 > "$out/evaluation.log" 2>&1
+wait $drafting
+python recipes/lab/tasks.py "${COUNT:-100}" "$out/evaluation-lab.json" > "$out/lab.jsonl"
+lab=("$lab_jobs" --model "$out/lab" --file "$out/lab.jsonl" --tokens 1040 --seconds "${LAB_SECONDS:-600}")
+measure paper_quality _lab "${lab[@]}" --together 1000 --engine-args "{$gpu, \"draft\": \"$out/lab-draft\"}"
+measure assumptions _lab "${lab[@]}" --together 1000 --forced 160 --engine-args "{$gpu}"
+measure neighbours _lab "${lab[@]}" --together 640 --prompts 320 --sets 4 --engine-args "{$gpu}"
 wait
-
-[ -f "$out/evaluation-lab.json" ] || python recipes/nano/evaluate.py "$corpus" --out "$out" --model lab --questions 16
-python recipes/lab/tasks.py "$count" "$out/evaluation-lab.json" > "$out/lab.jsonl"
-lab=(--model "$out/lab" --file "$out/lab.jsonl" --tokens 1040 --seconds "$seconds")
-measure paper_quality _lab "${lab[@]}" --together 512 --engine-args "{$where, \"draft\": \"$out/lab-draft\"}"
-measure assumptions _lab "${lab[@]}" --together 512 --forced 160 --engine-args "{$where}"
-measure neighbours _lab "${lab[@]}" --together 320 --prompts 320 --sets 4 --engine-args "{$where}"
