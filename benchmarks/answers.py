@@ -71,7 +71,7 @@ class Job:
             # The same tokens from the same steps: sums over experts in a fixed order.
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
             torch.use_deterministic_algorithms(True, warn_only=True)
-            torch.utils.deterministic.fill_uninitialized_memory = False  # a launch more for every new tensor
+            torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined] # costs launches
         engine = open_engine("transformers", self.model, drafts=self.drafts, options=self.options)
         assert isinstance(engine, TransformersEngine)
         # By their names: where a folder lies does not matter, and its files are told by their marks.
