@@ -38,7 +38,7 @@ cp src/xshare/models/nano/tokenizer*.json "$out/lab/"
   python recipes/nano/evaluate.py "$corpus" --out "$out" --model lab --questions 16 > "$out/evaluation.log" 2>&1
 wait $drafting
 python recipes/lab/tasks.py "${COUNT:-100}" "$out/evaluation-lab.json" > "$out/lab.jsonl"
-lab=("$lab_jobs" --model "$out/lab" --file "$out/lab.jsonl" --tokens 1040 --seconds "${LAB_SECONDS:-600}")
+lab=("$lab_jobs" --model "$out/lab" --file "$out/lab.jsonl" --tokens 720 --seconds "${LAB_SECONDS:-600}")
 measure paper_quality _lab "${lab[@]}" --together 1000 --engine-args "{$gpu, \"draft\": \"$out/lab-draft\"}"
 measure assumptions _lab "${lab[@]}" --together 1000 --forced 160 --engine-args "{$gpu}"
 measure neighbours _lab "${lab[@]}" --together 640 --prompts 320 --sets 4 --engine-args "{$gpu}"

@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import torch
 import typer
 from feed import as_batch, prose, tokenizer
-from settings import ANSWER, END, LENGTH, NANO, PROSE, QUESTION, TRAINING, sizes
+from settings import ANSWER, END, HARDEST, LENGTH, NANO, PROSE, QUESTION, TRAINING, sizes
 from settings import asked as asked_at
 
 from xshare.engines.transformers.decode import decode
@@ -64,7 +64,7 @@ def accuracy(model: Any, device: str, questions: int, name: str) -> dict[str, di
     right: dict[str, dict[str, list[bool]]] = {}
     began = time.monotonic()
     prompts = [words(nano_prompt(question)).input_ids for _, _, question in asked]
-    limit = 2 * LONGEST if name.startswith("lab") else LONGEST
+    limit = HARDEST if name.startswith("lab") else LONGEST
     decoded = decode(model, prompts, ends=words.eos_token_id, limit=limit, batch=BATCH[device])
     print(f"{len(asked)} questions, {time.monotonic() - began:.0f} s", flush=True)
     for (kind, size, question), text in zip(asked, words.batch_decode(decoded.tokens), strict=True):

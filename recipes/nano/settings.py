@@ -84,16 +84,17 @@ TRAINING = {
 SHORT = {"sums": 12, "sorting": 10, "backwards": 24, "letters": 48, "divisor": 5, "equation": 7, "legs": 7, "base": 6}
 SHORT |= {"ones": 18, "product": 6}
 HARD = {
-    "sums": 38,
-    "sorting": 18,
-    "backwards": 80,
-    "letters": 160,
-    "divisor": 8,
-    "equation": 24,
-    "legs": 14,
-    "base": 12,
+    "sums": 30,
+    "sorting": 15,
+    "backwards": 62,
+    "letters": 124,
+    "divisor": 7,
+    "equation": 20,
+    "legs": 12,
+    "base": 10,
 }
-HARD |= {"ones": 30, "product": 8}
+HARD |= {"ones": 25, "product": 8}
+HARDEST = 720  # tokens that lab's answers may take
 
 
 def sizes(model: str, short: bool = False) -> dict[str, range]:
