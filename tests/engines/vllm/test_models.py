@@ -193,9 +193,7 @@ def test_no_block_that_was_decoded_under_pruning_outlives_it(served):
 
 def test_that_would_be_seen_without_the_reset(served, monkeypatch):
     if not served.llm.llm_engine.vllm_config.cache_config.enable_prefix_caching:
-        pytest.skip(
-            "vLLM has no prefix cache for this model here: it serves DeepSeek's attention without one where there is no AMX"
-        )
+        pytest.skip("vLLM has no prefix cache for this model here: without AMX DeepSeek's attention is served so")
     longer = decoded_under_pruning(served)
     with monkeypatch.context() as patched:
         patched.setattr("vllm.v1.engine.core.EngineCore.reset_prefix_cache", lambda *args, **kwargs: True)
