@@ -161,15 +161,11 @@ def choosing(speed: Row, nano: Row, lab: Row | None, how: Setting) -> Table:
 
 def _named(found: Row, policy: str, how: Setting) -> Row | None:
     """The row of a configuration that the paper has: its budgets are scaled to the model's number of experts."""
-    return next((row for row in _of(found["rows"], how) if row["paper"] and _same(row["paper"], policy)), None)
-
-
-def _same(paper: str, policy: str) -> bool:
-    """By their numbers: the paper's order is not ours, and what is zero may be left out."""
-    return _numbers(paper) == _numbers(policy)
+    return next((row for row in _of(found["rows"], how) if _numbers(row["paper"]) == _numbers(policy)), None)
 
 
 def _numbers(text: str) -> dict[str, int]:
+    """A configuration's, by letter: the paper's order is not ours, and what is zero may be left out."""
     pairs = [part.split("=") for part in text.split(",") if "=" in part]
     return {name: int(value) for name, value in pairs if int(value)}
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Train lab, and measure what policies do to its answers and to nano's: half an hour on an H200 with 16 cores.
+# Train lab, and measure what policies do to its answers and to nano's, on a machine with one GPU and a dozen cores.
 #
 #     recipes/lab/measure.sh CORPUS OUT
 #
