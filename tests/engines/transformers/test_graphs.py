@@ -9,8 +9,7 @@ from tiny import generate, make, prompts
 import xshare
 from xshare.batch import Placement
 from xshare.engines.opening import open_engine
-from xshare.engines.transformers import graphs
-from xshare.engines.transformers.attach import attached
+from xshare.engines.transformers.graphs import Graphs
 from xshare.policy import Policy
 from xshare.quality.files import built_in
 from xshare.quality.measure import prompts_of
@@ -19,9 +18,8 @@ on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 
 
 @pytest.fixture(autouse=True)
-def same_sums(monkeypatch):
-    """The same tokens from the same steps: sums over experts in a fixed order. And graphs as soon as they can be."""
-    monkeypatch.setattr(graphs, "OFTEN", 1)
+def same_sums():
+    """The same tokens from the same steps: sums over experts in a fixed order."""
     before = torch.are_deterministic_algorithms_enabled()
     torch.use_deterministic_algorithms(torch.cuda.is_available(), warn_only=True)
     yield
@@ -39,12 +37,12 @@ def test_tokens_and_figures_are_the_same(policy, lanes, drafts):
     engine = open_engine("transformers", "nano", drafts=drafts, options=options)
     asked = prompts_of(engine, built_in(2, 0))
     found = []
-    for own in (graphs.Graphs(), None):
+    for graphs in (Graphs(), None):
         engine.use(policy and Policy.parse(policy))
-        engine.attached.state.graphs = own
+        engine.attached.state.graphs = graphs
         run = engine.run(asked, limit=48, batch=5)
         found.append(([answer.tokens for answer in run.answers], engine.stats()))
-        assert own is None or own.alive
+        assert graphs is None or any(graph for _, graph in graphs.found.values())
     engine.close()
     assert found[0] == found[1]
 
@@ -58,7 +56,8 @@ def test_layers_have_their_own_bias_and_budget(kind, inference):
     with torch.inference_mode(inference):
         ours = [generate(model, tokens[:n]).tolist() for n in (4, 4, 3, 4)]
         counted = xshare.stats(model)
-        xshare.apply(model, "k0=1,m=1", budgets=[1, 3], bypass=False).state.graphs = None
+        attached = xshare.apply(model, "k0=1,m=1", budgets=[1, 3], bypass=False)
+        attached.state.graphs = None
         assert [generate(model, tokens[:n]).tolist() for n in (4, 4, 3, 4)] == ours
     assert xshare.stats(model) == counted
 
@@ -66,10 +65,9 @@ def test_layers_have_their_own_bias_and_budget(kind, inference):
 @on_gpu
 def test_devices_are_balanced():
     model, tokens = make("qwen3").cuda(), prompts(6).cuda()
-    state = xshare.apply(model, "k0=1,mg=2", placement=Placement.contiguous(16, 4)).state
+    attached = xshare.apply(model, "k0=1,mg=2", placement=Placement.contiguous(16, 4))
     ours = generate(model, tokens).tolist()
-    assert state.graphs.alive
-    state.graphs = None
+    attached.state.graphs = None
     assert generate(model, tokens).tolist() == ours
 
 
@@ -80,13 +78,14 @@ def test_a_copy_of_the_model_has_its_own():
     ours = generate(model, tokens)
     other = copy.deepcopy(model)
     assert torch.equal(generate(other, tokens), ours)
-    assert attached(other).state.graphs is not first.state.graphs
-    assert attached(other).state.graphs.alive
+    second = xshare.engines.transformers.attach.attached(other)
+    assert second.state.graphs is not first.state.graphs
+    assert second.state.graphs.found
 
 
 def test_without_a_gpu_a_function_is_called():
-    own = graphs.Graphs()
+    graphs = Graphs()
     for turn in range(3):
-        (found,) = own.run("twice", lambda x: (x * 2,), torch.tensor([turn]))
+        (found,) = graphs.run("twice", lambda x: (x * 2,), torch.tensor([turn]))
         assert found.tolist() == [2 * turn]
-    assert not own.found
+    assert not graphs.found

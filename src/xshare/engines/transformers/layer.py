@@ -52,7 +52,7 @@ class Layer:
         requests = state.layout.requests.to(rows.device)  # [steps, n]
         placement = None if state.placement is None else state.placement.to(rows.device)
         # A correction bias is the layer's own; all else that is not an input is said by the name.
-        bias = () if spec.correction_bias is None else (spec.correction_bias.expand(len(rows), -1),)
+        bias = () if spec.correction_bias is None else (spec.correction_bias,)
         rule = replace(spec, correction_bias=None)
         name = self.policy, *astuple(rule)
         if self.policy.method == "native":
@@ -70,8 +70,7 @@ class Layer:
         return state.graphs.run(name, function, *inputs)
 
     def _count(self, figures: Tensor) -> None:
-        """float64 [steps, figures]"""
-        figures = figures.T
+        """float64 [figures, steps]"""
         if self.state.open is not None:
             figures = figures * self.state.open.to(figures.device)
         self.latest = figures
@@ -98,11 +97,11 @@ def reroute(
     ids: Tensor,
     *bias: Tensor,
 ) -> Triple:
-    """Logits [steps, n, N] and the model's own weights and ids -> figures [steps, figures], weights, ids."""
+    """Logits [steps, n, N] and the model's own weights and ids -> figures [figures, steps], weights, ids."""
     routing = route(rows, rule.with_bias(*bias or (None,)), policy, layout=BatchLayout(requests), placement=placement)
     counts = (routing.active_native.sum(-1), routing.selected.sum(-1), routing.active.sum(-1))
-    figures = torch.stack([*counts, routing.mass, routing.top1_kept, routing.max_load, routing.excluded], dim=-1)
-    return figures.double(), *settle(routing, weights, ids)
+    figures = torch.stack([*counts, routing.mass, routing.top1_kept, routing.max_load, routing.excluded]).double()
+    return figures, *settle(routing, weights, ids)
 
 
 def count_native(
@@ -116,7 +115,7 @@ def count_native(
     experts, all_kept = active.sum(-1), step.score.new_ones(len(rows))
     max_load = load(active, placement.devices, placement.num_devices).amax(-1)
     excluded = (layout.voting & ~step.usable).sum(-1)
-    return (torch.stack([experts, experts, experts, all_kept, all_kept, max_load, excluded], dim=-1).double(),)
+    return (torch.stack([experts, experts, experts, all_kept, all_kept, max_load, excluded]).double(),)
 
 
 def settle(routing: Routing, weights: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
