@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
-from dataclasses import astuple, replace
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from xshare.algorithms import load
-from xshare.batch import BatchLayout, Placement
-from xshare.engines.transformers.graphs import Function
 from xshare.engines.transformers.routers import Router
 from xshare.engines.transformers.state import State
-from xshare.policy import Policy
-from xshare.router import RouterSpec
 from xshare.routing import Routing, fit, mark, prepare, route
 
 FIGURES = ("experts_native", "experts_selected", "experts_active", "mass_kept", "top1_kept", "max_load", "excluded")
@@ -46,31 +39,30 @@ class Layer:
         if len(logits) != state.rows:
             state.mismatch(len(logits))
             return None
-        assert state.layout is not None
-        places, spec = state.places, self.router.spec()
+        places = state.places
         rows = places.by_step(logits).detach()  # [steps, n, N]
-        requests = state.layout.requests.to(rows.device)  # [steps, n]
-        placement = None if state.placement is None else state.placement.to(rows.device)
-        # A correction bias is the layer's own; all else that is not an input is said by the name.
-        bias = () if spec.correction_bias is None else (spec.correction_bias,)
-        rule = replace(spec, correction_bias=None)
-        name = self.policy, *astuple(rule)
         if self.policy.method == "native":
-            self._count(*self._run(name, partial(count_native, rule, placement), rows, requests, *bias))
+            self._count_native(rows)
             return None
-        inputs = rows, requests, places.by_step(weights), places.by_step(ids), *bias
-        figures, own_weights, own_ids = self._run(name, partial(reroute, rule, self.policy, placement), *inputs)
-        self._count(figures)
+        routing = route(rows, self.router.spec(), self.policy, layout=state.layout, placement=state.placement)
+        counts = (routing.active_native.sum(-1), routing.selected.sum(-1), routing.active.sum(-1))
+        self._count(*counts, routing.mass, routing.top1_kept, routing.max_load, routing.excluded)
+        own_weights, own_ids = settle(routing, places.by_step(weights), places.by_step(ids))
         return logits, places.by_row(own_weights), places.by_row(own_ids)
 
-    def _run(self, name: Hashable, function: Function, *inputs: Tensor) -> tuple[Tensor, ...]:
-        state = self.state
-        if state.graphs is None or state.given is not None:  # what a caller lays out has other shapes every time
-            return function(*inputs)
-        return state.graphs.run(name, function, *inputs)
+    def _count_native(self, rows: Tensor) -> None:
+        """What `route` would report of a policy that changes nothing, without routing again."""
+        layout, placement = fit(rows, self.state.layout, self.state.placement)
+        step = prepare(rows, self.router.spec(), layout, placement)
+        assert step.native is not None
+        active = mark(step.native.ids, step.voting, step.num_experts)
+        experts, all_kept = active.sum(-1), step.score.new_ones(len(rows))
+        max_load = load(active, placement.devices, placement.num_devices).amax(-1)
+        excluded = (layout.voting & ~step.usable).sum(-1)
+        self._count(experts, experts, experts, all_kept, all_kept, max_load, excluded)
 
-    def _count(self, figures: Tensor) -> None:
-        """float64 [figures, steps]"""
+    def _count(self, *each: Tensor) -> None:
+        figures = torch.stack(each).double()  # [figures, steps]
         if self.state.open is not None:
             figures = figures * self.state.open.to(figures.device)
         self.latest = figures
@@ -85,37 +77,6 @@ class Layer:
             return [0.0] * len(FIGURES)
         means: list[float] = (self.sums / max(1, self.steps)).tolist()
         return means
-
-
-def reroute(
-    rule: RouterSpec,
-    policy: Policy,
-    placement: Placement | None,
-    rows: Tensor,
-    requests: Tensor,
-    weights: Tensor,
-    ids: Tensor,
-    *bias: Tensor,
-) -> Triple:
-    """Logits [steps, n, N] and the model's own weights and ids -> figures [figures, steps], weights, ids."""
-    routing = route(rows, rule.with_bias(*bias or (None,)), policy, layout=BatchLayout(requests), placement=placement)
-    counts = (routing.active_native.sum(-1), routing.selected.sum(-1), routing.active.sum(-1))
-    figures = torch.stack([*counts, routing.mass, routing.top1_kept, routing.max_load, routing.excluded]).double()
-    return figures, *settle(routing, weights, ids)
-
-
-def count_native(
-    rule: RouterSpec, placement: Placement | None, rows: Tensor, requests: Tensor, *bias: Tensor
-) -> tuple[Tensor]:
-    """The figures of a policy that changes nothing, without routing again."""
-    layout, placement = fit(rows, BatchLayout(requests), placement)
-    step = prepare(rows, rule.with_bias(*bias or (None,)), layout, placement)
-    assert step.native is not None
-    active = mark(step.native.ids, step.voting, step.num_experts)
-    experts, all_kept = active.sum(-1), step.score.new_ones(len(rows))
-    max_load = load(active, placement.devices, placement.num_devices).amax(-1)
-    excluded = (layout.voting & ~step.usable).sum(-1)
-    return (torch.stack([experts, experts, experts, all_kept, all_kept, max_load, excluded]).double(),)
 
 
 def settle(routing: Routing, weights: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:

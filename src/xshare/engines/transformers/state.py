@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from xshare.batch import BatchLayout, Placement
-from xshare.engines.transformers.graphs import Graphs
 from xshare.engines.transformers.passes import Generation, Pass
 from xshare.engines.transformers.places import Places
 from xshare.errors import LayoutError
@@ -36,7 +35,6 @@ class State:
     ) -> None:
         self.policy, self.placement, self.top_k, self.on = policy, placement, top_k, True
         self.min_rows, self.max_rows, self.bypass, self.drafts = min_rows, max_rows, bypass, drafts
-        self.graphs: Graphs | None = Graphs()  # of the layers
         self.given: BatchLayout | None = None  # by the caller: xshare.layout
         self.given_places: Places | None = None  # its rows, where they do not follow from its shape
         self.batch: int | None = None  # sequences of a batch, where a pass decodes several
