@@ -3,27 +3,29 @@
 #
 #     recipes/lab/measure.sh CORPUS OUT
 #
-# lab has the GPU: it is trained, then measured. nano, which is small, is measured on the CPU's cores meanwhile. Results
-# are in OUT/evidence, written cell by cell; the same command goes on from there. By environment: TRAIN and DRAFT,
-# seconds of training; NANO_JOBS and LAB_JOBS, processes that decode; LAB_SECONDS, what each of lab's benchmarks may
-# take; MORE, further options of all benchmarks.
+# lab has the GPU: it is trained, then measured. nano, which is small, is measured on the CPU's cores meanwhile, on those
+# that are free. Results are in OUT/evidence, written cell by cell; the same command goes on from there. By environment:
+# TRAIN and DRAFT, seconds of training; NANO_JOBS (0: not nano) and LAB_JOBS, processes that decode; LAB_SECONDS, what
+# each of lab's benchmarks may take; MORE, further options of all benchmarks.
 set -euo pipefail
-corpus=$(realpath "$1") out=$(realpath -m "$2")
-cd "$(dirname "$0")/../.."
+root=$(realpath "$(dirname "$0")/../..")
+corpus=$(realpath "$1") out=$(realpath -m --relative-to="$root" "$2")  # results say how they were made: no folder of yours
+cd "$root"
 train=${TRAIN:-480} draft=${DRAFT:-150} lab_jobs=${LAB_JOBS:-6} nano_jobs=${NANO_JOBS:-$(($(nproc) - 6))}
 gpu=${GPU:-'"device": "cuda", "dtype": "bfloat16"'}
 mkdir -p "$out/evidence"
 
 measure() {  # NAME SUFFIX JOBS, and the options of that benchmark
-  python "benchmarks/$1.py" --json "$out/evidence/$1$2.json" --jobs "$3" "${@:4}" ${MORE:-} > "$out/$1$2.log" 2>&1
+  ${polite:-} python "benchmarks/$1.py" --json "$out/evidence/$1$2.json" --jobs "$3" "${@:4}" ${MORE:-} > "$out/$1$2.log" 2>&1
 }
 
 nano() {
+  local polite="nice -n 10"
   measure paper_quality "" "$nano_jobs" --together 512
   measure neighbours "" "$nano_jobs" --together 320
   measure assumptions "" "$nano_jobs" --together 512
 }
-nano &
+[ "$nano_jobs" = 0 ] || nano &
 
 recipe=(python recipes/nano/train.py "$corpus" --out "$out" --questions 0)
 [ -f "$out/lab-draft/config.json" ] || {
