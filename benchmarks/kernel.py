@@ -70,7 +70,7 @@ class Shape:
         self.logits = torch.empty(n, experts, device="cuda", dtype=torch.bfloat16)
         self.flood = torch.zeros(2**25, device="cuda") if cold else None
         rule = (self.spec.scoring, self.spec.correction_bias)
-        self.selection = FusedSelection(experts, k, n, "cuda", *rule, rows_per_request=each)
+        self.selection = FusedSelection(experts, k, n, "cuda", *rule, rows_per_request=each, score=self.policy.score)
         self.control = Control("cuda")
         self.control.set_policy(self.policy)
         self.control.set_step(n, self.starts)
@@ -162,6 +162,7 @@ def grid() -> list[tuple[int, int, int, str, str]]:
     ]
     batch = [(n, N, k, "softmax", f"k0=1,m={max(4, 3 * N // 16)}") for N, k in SIZES for n in ROWS]
     more = [(16, 256, 8, "sigmoid", "k0=1,m=48"), (16, 128, 4, "softmax", "k0=1,tau=0.9")]
+    more += [(n, 128, 4, "softmax", "k0=1,m=24,score=topk") for n in (16, 64)]
     return list(dict.fromkeys(named + batch + more))
 
 

@@ -17,9 +17,9 @@ native's routing; what they loaded when they decoded stands in their row.
   accepted   tokens a request and step, with drafts
   matched    rivals against their references: change on the same questions, KL of both
 
-Native, and a control that selects with a budget of N and must give native's tokens, come first, then the main policies.
-Every cell is written when it is done; the same command goes on from there, and ends before a cell that does not fit
-into --seconds.
+Native, and a control that selects with a budget of N and must give native's tokens, come first, then the main policies;
+rivals after all of the paper's, and last its configurations with score=topk. Every cell is written when it is done; the
+same command goes on from there, and ends before a cell that does not fit into --seconds.
 """
 
 from __future__ import annotations
@@ -67,6 +67,17 @@ def rival_cells(settings: list[Setting], experts: int, top_k: int) -> Wanted:
     }
 
 
+def other_score_cells(settings: list[Setting], experts: int) -> dict[Cell, str]:
+    """The paper's configurations with score=topk, where greedy has something to choose; in mixed batches."""
+    found: dict[Cell, str] = {}
+    for setting in (each for each in settings if each.mixed):
+        for numbers in DRAFTED if setting.drafts else BATCH:
+            which = policy(numbers, experts)
+            if which.batch_budget or which.request_budget:
+                found[setting, which.model_copy(update={"score": "topk"})] = ""
+    return found
+
+
 def undrafted(kept: Kept, mixed: bool) -> Row:
     """The share of native's answers that are the same without drafts, which must not change any."""
     plain, drafted = (kept.native(Setting(*way, mixed))["answers"] for way in (PLAIN, DRAFTS))
@@ -105,8 +116,10 @@ def main(
             complete = study.natives(settings)
             if complete and drafts:
                 kept.write(undrafted=[undrafted(kept, mixed) for mixed in (True, False)])
-            complete = complete and study.measure("policies", paper_cells(settings, about["experts"]))
-            if complete and study.matches(rival_cells(settings, about["experts"], about["top_k"]), bench.recorded):
+            experts = about["experts"]
+            complete = complete and study.measure("policies", paper_cells(settings, experts))
+            complete = complete and study.matches(rival_cells(settings, experts, about["top_k"]), bench.recorded)
+            if complete and study.measure("score=topk", other_score_cells(settings, experts)):
                 kept.finish()
         finally:
             workers.close()

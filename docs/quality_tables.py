@@ -143,7 +143,7 @@ def choosing(speed: Row, nano: Row, lab: Row | None, how: Setting) -> Table:
     titles = ["policy", "tokens a second (95 %)", "experts"]
     for found in models:
         name = found["rows"][0]["model"]
-        titles += [f"{name}: experts", "points (95 %)", "one kind at a time", "KL"]
+        titles += [f"{name}: experts", "points (95 %)", "KL", "one kind at a time", "with `score=topk`"]
     cells = []
     for policy, row in sorted(gains.items(), key=lambda item: -item[1]["ratio"]):
         line = [f"`{policy}`", _gain(row), f"{row['active'] / row['active_native']:.0%}"]
@@ -151,10 +151,12 @@ def choosing(speed: Row, nano: Row, lab: Row | None, how: Setting) -> Table:
             at = {mixed: _named(found, policy, (*how[:2], mixed)) for mixed in (True, False)}
             mixed, alike = at[True], at[False]
             if mixed is None:
-                line += [""] * 4
+                line += [""] * 5
                 continue
-            line += [f"{mixed['active'] / mixed['active_native']:.0%}", _change(mixed)]
-            line += [_change(alike) if alike else "", f"{mixed['kl']:.4f}"]
+            named = f"{mixed['policy']},score=topk"
+            other = next((row for row in _of(found["rows"], how) if row["policy"] == named), None)
+            line += [f"{mixed['active'] / mixed['active_native']:.0%}", _change(mixed), f"{mixed['kl']:.4f}"]
+            line += ["" if row is None else _change(row) for row in (alike, other)]
         cells.append(line)
     return titles, cells
 

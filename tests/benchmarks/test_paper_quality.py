@@ -79,6 +79,9 @@ def test_the_plan_has_all_of_the_paper_and_the_main_policies_first():
     assert order[:8] == ["native"] * 4 + ["no-op control"] * 4
     assert set(order[8:11]) == {"m=24,k0=1", "m=0,k0=1", "m=0,k0=2"}
     assert order.index("m=12,k0=1") > order.index("k0=1,m=0,mr=5")
+    other = [str(policy) for _, policy in paper_quality.other_score_cells(settings, 128)]
+    assert len(other) == 6 + 8
+    assert {"k0=2,m=12,score=topk", "k0=1,m=0,mr=5,score=topk"} < set(other)
 
 
 def test_rivals_come_from_the_fewest_experts_to_the_most(trace):

@@ -29,15 +29,15 @@ class Kernel:
     N: int
     n: int
     dtype: torch.dtype = torch.float32
-    router: str = "softmax"  # or sigmoid, or groups
+    router: str = "softmax"  # or plain, which is not renormalised, or sigmoid, or groups
     each: int = 0  # rows most requests have; 0 where requests do not matter
     devices: int = 0  # 0 where devices do not matter
     fill: str = "level"
     top_k: int = 4
 
     def spec(self):
-        if self.router == "softmax":
-            return RouterSpec.softmax(self.top_k)
+        if self.router in ("softmax", "plain"):
+            return RouterSpec.softmax(self.top_k, renormalize=self.router == "softmax")
         bias = torch.randn(self.N, generator=torch.Generator().manual_seed(self.N)) * 0.3
         groups = {"n_group": 4, "topk_group": 2} if self.router == "groups" else {}
         return RouterSpec.sigmoid(self.top_k, correction_bias=bias, **groups)
@@ -54,6 +54,7 @@ KERNELS = [
     Kernel(60, 8, devices=3),
     Kernel(64, 13, BF16, "sigmoid", each=4, devices=8, fill="rounds"),
     Kernel(128, 16, BF16),
+    Kernel(64, 16, BF16, "plain"),
     Kernel(128, 16, each=4),
     Kernel(33, 40, each=3),
     Kernel(20, 90, torch.float32, "sigmoid", devices=2, fill="rounds"),
@@ -88,6 +89,7 @@ def case(kernel, seed):
         fields |= {"device_budget": rng.randint(0, 4), "fill": kernel.fill}
     if not any(value for name, value in fields.items() if name != "fill"):
         fields["warmup"] = 1
+    fields["score"] = rng.choice(["full", "topk"])
     voting = rng.choice([n, rng.randint(0, n)])
     starts = [0]
     while starts[-1] < voting:
@@ -111,7 +113,7 @@ def layout_of(n, starts):
 
 def fused(router, policy, logits, starts, selection=None, **options):
     """-> the selection after its launch, and the logits it left."""
-    selection = selection or make(router, logits, **options)
+    selection = selection or make(router, logits, **({"score": policy.score} | options))
     control = Control(DEVICE)
     control.set_policy(policy)
     control.set_step(starts[-1], starts)
@@ -125,6 +127,7 @@ def fused(router, policy, logits, starts, selection=None, **options):
 def make(router, logits, **options):
     n, N = logits.shape
     groups = (router.n_group, router.topk_group)
+    options = {"renormalize": router.renormalize} | options
     return FusedSelection(N, router.top_k, n, DEVICE, router.scoring, router.correction_bias, *groups, **options)
 
 
@@ -151,14 +154,15 @@ left_out = []
 @pytest.mark.parametrize("kernel", KERNELS + (LARGE if GPU else []), ids=str)
 def test_random_configurations_equal_the_reference(kernel):
     router = kernel.spec()
-    selection = None
+    made = {}  # by score
     for seed in range(CASES):
         policy, logits, starts, placement = case(kernel, seed)
         layout = layout_of(len(logits), starts)
         want = xshare.route(logits, router, policy, layout=layout, placement=placement)
-        options = {"rows_per_request": kernel.each, "fill": kernel.fill}
-        selection = selection or make(router, logits, placement=placement if kernel.devices else None, **options)
-        got, masked = fused(router, policy, logits, starts, selection)
+        options = {"rows_per_request": kernel.each, "fill": kernel.fill, "score": policy.score}
+        if policy.score not in made:
+            made[policy.score] = make(router, logits, placement=placement if kernel.devices else None, **options)
+        got, masked = fused(router, policy, logits, starts, made[policy.score])
         if not torch.equal(got.keep.cpu(), want.selected):
             assert in_doubt(router, policy, logits, layout, placement), (seed, str(policy))
             left_out.append((kernel, seed))
@@ -172,7 +176,9 @@ def test_few_configurations_are_left_out():
     assert len(left_out) <= CASES * len(KERNELS) // 100
 
 
-@pytest.mark.parametrize("text", ["k0=1,m=8", "k0=1,mr=2", "k0=1,mg=2", "k0=0,tau=0.8"])
+@pytest.mark.parametrize(
+    "text", ["k0=1,m=8", "k0=1,mr=2", "k0=1,mg=2", "k0=0,tau=0.8", "k0=1,m=8,score=topk", "k0=1,mr=2,score=topk"]
+)
 def test_many_blocks(text):
     """Programs share the rows out, vote, and then all choose alike."""
     router, policy, placement = RouterSpec.softmax(4), Policy.parse(text), Placement.contiguous(40, 4)
@@ -183,6 +189,18 @@ def test_many_blocks(text):
     got, masked = fused(router, policy, logits, starts, rows_per_request=4, placement=spread)
     assert torch.equal(got.keep.cpu(), want.selected)
     assert torch.equal(masked, logits.masked_fill(~want.selected, torch.finfo(torch.float32).min))
+
+
+def test_scores_of_the_top_k_where_all_of_them_underflow():
+    """Shares of the native top-k are by the logarithm of the score: sigmoid(-200) is nothing in 32 bits."""
+    logits = torch.full((4, 24), -200.0) + torch.randn(4, 24, generator=torch.Generator().manual_seed(8))
+    router, policy = (
+        RouterSpec.sigmoid(4, correction_bias=torch.linspace(0, 1, 24)),
+        Policy.parse("k0=0,m=5,score=topk"),
+    )
+    logits[:2, :20] += 400  # rows that choose others
+    want = xshare.route(logits, router, policy).selected
+    assert torch.equal(fused(router, policy, logits, [0, 1, 2, 3, 4])[0].keep.cpu(), want)
 
 
 def test_kept_mass_and_masked_bias():
@@ -304,6 +322,8 @@ def test_strided_rows():
         (lambda: Control(DEVICE, max_requests=2).set_step(4), LayoutError, "at most 2"),
         (lambda: FusedSelection(64, 4, 8, DEVICE).check(Policy.parse("k0=1,mr=2")), PolicyError, "rows_per_request"),
         (lambda: FusedSelection(64, 4, 8, DEVICE).check(Policy.parse("k0=1,mg=2")), PolicyError, "placement"),
+        (lambda: FusedSelection(64, 4, 8, DEVICE).check(Policy.parse("k0=1,m=2,score=topk")), PolicyError, "'topk'"),
+        (lambda: FusedSelection(64, 4, 8, DEVICE, score="best"), LayoutError, "'best'"),
         (lambda: FusedSelection(64, 4, 8, DEVICE).launch(torch.zeros(8, 60), Control(DEVICE)), LayoutError, "64"),
         (
             lambda: FusedSelection(64, 4, 8, DEVICE).launch(torch.zeros(9, 64), Control(DEVICE)),
@@ -341,7 +361,14 @@ def test_a_captured_graph_follows_its_control():
     with torch.cuda.graph(graph):
         selection.launch(rows, control)
     noise = torch.Generator().manual_seed(7)
-    for text in ("k0=1,m=8", "k0=2,m=0", "k0=0,m=24", "k0=1,mr=3", "k0=1,tau=0.7", "k0=3,mr=1,m=2"):
+    for text in (
+        "k0=1,m=8",
+        "k0=2,m=0",
+        "k0=0,m=24",
+        "k0=1,mr=3",
+        "k0=1,tau=0.7",
+        "k0=3,mr=1,m=2",
+    ):
         for starts in ([0, 16], [0, 4, 8, 12, 16], [0, 1, 5], [0, 1, 2, 3]):
             logits = (torch.randn(n, N, generator=noise) * 2).bfloat16()
             rows.copy_(logits)

@@ -50,6 +50,8 @@ def fused_set(
             fill=policy.fill,
             mask_logits=False,
             with_mass=False,
+            score=policy.score,
+            renormalize=router is None or router.renormalize,
         )
         control = Control(rows.device, max_requests=n)
         control.set_policy(policy)

@@ -129,6 +129,8 @@ class FusedSelection:
     with_mass: bool = True
     seen: Tensor | None = None  # [rows, N]: where to leave the logits as they came, at steps that are sampled
     budget: Tensor | None = None  # int32 [1]: this layer's own m in place of the control's, unless it is below zero
+    score: str = "full"  # or topk, of which a row's best have shares if the model has them renormalised
+    renormalize: bool = True
     like: FusedSelection | None = None  # another layer's: share its scratch memory, as layers run one after another
 
     def __post_init__(self) -> None:
@@ -189,6 +191,8 @@ class FusedSelection:
         if self.placement is not None and self.placement.devices.shape != (self.num_experts,):
             got = list(self.placement.devices.shape)
             raise LayoutError(f"placement must name a device for each of the {self.num_experts} experts, not {got}")
+        if self.score not in ("full", "topk"):
+            raise LayoutError(f"score must be full or topk, not {self.score!r}")
         if self.fill not in ("level", "rounds"):
             raise LayoutError(f"fill must be level or rounds, not {self.fill!r}")
 
@@ -196,6 +200,10 @@ class FusedSelection:
         """Refuse a policy that was not provided for. A captured graph cannot: ask before changing its control."""
         if policy.request_budget and not self.each:
             raise PolicyError("request_budget (mr) needs a selection made with rows_per_request, and this one was not")
+        if policy.score != self.score:
+            raise PolicyError(
+                f"score {policy.score!r} needs a selection made for it, and this one is for {self.score!r}"
+            )
         if policy.device_budget is not None and (self.placement is None or policy.fill != self.fill):
             raise PolicyError(f"device_budget (mg) needs a selection made with a placement and fill {policy.fill!r}")
 
@@ -213,7 +221,8 @@ class FusedSelection:
         rules: dict[str, Any] = {
             "N": self.num_experts, "BN": self.block_n, "SPAN": min(self.block_n, 512 // logits.element_size()),
             "BR": self.block_r, "BQ": self.block_q,
-            "TOP_K": self.top_k, "SCORING": SCORINGS[self.scoring],
+            "TOP_K": self.top_k, "SCORING": SCORINGS[self.scoring], "RENORMALIZE": self.renormalize,
+            "BY_TOP_K": self.score == "topk" and self.scoring != "given",  # scores that are given stay as they are
             "GROUPS": self.n_group, "KEEP_GROUPS": self.topk_group,
             "DEVICES": self.placement is not None, "ROUNDS": self.fill == "rounds",
             "MASK_LOGITS": self.mask_logits, "MASK_BIAS": self.scoring == "sigmoid", "MASS": self.with_mass,
@@ -297,8 +306,8 @@ def unsupported_shape(num_experts: int, rows: int, n_group: int = 1) -> str | No
 
 def unsupported_policy(policy: Policy) -> str | None:
     """Why the kernels cannot serve this policy, or None."""
-    if policy.method != "xshare" or policy.score != "full":
-        return f"the fused selection runs method 'xshare' with score 'full', not {policy}"
+    if policy.method != "xshare":
+        return f"the fused selection runs method 'xshare', not {policy}"
     if policy.warmup > MAX_WARMUP:
         return f"warmup (k0) must be at most {MAX_WARMUP} in the fused selection, not {policy.warmup}"
     return None

@@ -67,7 +67,36 @@ def read_rows(
 
 
 @triton.jit
-def vote(score, choice, best, usable, k0, BN: tl.constexpr):
+def _best_of(choice, TOP_K: tl.constexpr, BN: tl.constexpr):
+    """Each row's TOP_K by choice, bool [BR, BN]"""
+    cols = tl.arange(0, BN)[None, :]
+    found = (cols < 0) & (choice > 0)
+    for _ in tl.static_range(TOP_K):
+        left = tl.where(found, float("-inf"), choice)
+        value = tl.max(left, axis=1)
+        found = found | ((cols == first_of(left, value, BN)[:, None]) & (value > float("-inf"))[:, None])
+    return found
+
+
+@triton.jit
+def _in_top_k(x, score, native, usable, SCORING: tl.constexpr, RENORMALIZE: tl.constexpr):
+    """score=topk: zero outside the row's native top-k, and of that its share, if the model renormalises."""
+    if RENORMALIZE and SCORING == SIGMOID:  # by the logarithm of the score: right where all of them underflow
+        level = tl.maximum(tl.minimum(x, 0.0) - tl.log(1 + tl.exp(-tl.abs(x))), LOWEST_FLOAT)
+        level = tl.where(native, level, float("-inf"))
+        score = tl.exp(level - tl.max(level, axis=1)[:, None])
+    score = tl.where(native & usable[:, None], score, 0.0)
+    if RENORMALIZE:
+        total = tl.sum(score, axis=1)
+        score = score * (1.0 / tl.where(total > 0, total, 1.0))[:, None]
+    return score
+
+
+@triton.jit
+def vote(
+    x, score, choice, best, usable, k0, BN: tl.constexpr, TOP_K: tl.constexpr, BY_TOP_K: tl.constexpr,
+    SCORING: tl.constexpr, RENORMALIZE: tl.constexpr,
+):  # fmt: skip
     """-> the scores' integers in two halves, float32 [BR, BN], and counts, int32: VOTER, plus 1 for a row's top-k0."""
     cols = tl.arange(0, BN)[None, :]
     wanted = (cols == best[:, None]) & (k0 > 0)
@@ -78,6 +107,8 @@ def vote(score, choice, best, usable, k0, BN: tl.constexpr):
         best = first_of(left, value, BN)
         wanted = wanted | ((cols == best[:, None]) & (value > float("-inf"))[:, None])
         done += 1
+    if BY_TOP_K:
+        score = _in_top_k(x, score, _best_of(choice, TOP_K, BN), usable, SCORING, RENORMALIZE)
     fixed = score * 4294967296.0
     high = (fixed * 0.0000152587890625 + ROUND) - ROUND  # / 2^16
     low = (fixed - high * 65536.0 + ROUND) - ROUND
@@ -140,8 +171,9 @@ def fold(tile, TO: tl.constexpr):
 @triton.jit
 def votes(
     logits, stride, bias, starts, first, last, end, k0, m_r, stats,
-    N: tl.constexpr, BQ: tl.constexpr, BN: tl.constexpr, SPAN: tl.constexpr, EACH: tl.constexpr,
-    SCORING: tl.constexpr, GROUPS: tl.constexpr, KEEP_GROUPS: tl.constexpr, STATS: tl.constexpr,
+    N: tl.constexpr, BQ: tl.constexpr, BN: tl.constexpr, SPAN: tl.constexpr, EACH: tl.constexpr, TOP_K: tl.constexpr,
+    BY_TOP_K: tl.constexpr, SCORING: tl.constexpr, RENORMALIZE: tl.constexpr, GROUPS: tl.constexpr,
+    KEEP_GROUPS: tl.constexpr, STATS: tl.constexpr,
 ):  # fmt: skip
     """The votes of the requests [first, last), BQ at a time and each inside one warp -> sums and counts [BQ, BN].
 
@@ -173,7 +205,9 @@ def votes(
             score, choice, best, usable, top, total = read_rows(
                 x, bias, N, AT_ONCE * BQ, BN, SCORING, GROUPS, KEEP_GROUPS
             )
-            more_high, more_low, more_count = vote(score, choice, best, usable, k0, BN)
+            more_high, more_low, more_count = vote(
+                x, score, choice, best, usable, k0, BN, TOP_K, BY_TOP_K, SCORING, RENORMALIZE
+            )
             its_high, its_low = its_high + fold(more_high, BQ), its_low + fold(more_low, BQ)
             its_count += fold(more_count, BQ)
             if STATS:

@@ -98,7 +98,8 @@ def select_in_one_tile(
     logits, stride, present, bias_ptr, control, tau_ptr, devices, num_devices, keep, masked_bias, mass, seen,
     budget_ptr, halves, counts,
     N: tl.constexpr, BR: tl.constexpr, BQ: tl.constexpr, BN: tl.constexpr, SPAN: tl.constexpr,
-    TOP_K: tl.constexpr, SCORING: tl.constexpr, GROUPS: tl.constexpr, KEEP_GROUPS: tl.constexpr,
+    TOP_K: tl.constexpr, BY_TOP_K: tl.constexpr, SCORING: tl.constexpr, RENORMALIZE: tl.constexpr,
+    GROUPS: tl.constexpr, KEEP_GROUPS: tl.constexpr,
     DEVICES: tl.constexpr, ROUNDS: tl.constexpr, MASK_LOGITS: tl.constexpr, MASK_BIAS: tl.constexpr,
     MASS: tl.constexpr, SEEN: tl.constexpr, OWN: tl.constexpr, LOWEST: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
@@ -120,7 +121,7 @@ def select_in_one_tile(
     else:
         value = tl.where((rows < end)[:, None], x.to(tl.float32), float("-inf"))
         score, choice, best, usable, _, total = read_rows(value, bias, N, BR, BN, SCORING, GROUPS, KEEP_GROUPS)
-        high, low, count = vote(score, choice, best, usable, k0, BN)
+        high, low, count = vote(value, score, choice, best, usable, k0, BN, TOP_K, BY_TOP_K, SCORING, RENORMALIZE)
         high, low, count = fold(high, BQ), fold(low, BQ), fold(count, BQ)
         leave_votes(high, low, count, halves, counts, 0, BQ, BQ, BN)
         tl.debug_barrier()
@@ -144,7 +145,8 @@ def select_in_blocks(
     budget_ptr, stats, halves, counts, sums, totals, arrivals,
     BLOCKS: tl.constexpr, PART: tl.constexpr, QUOTA: tl.constexpr, DIRECT: tl.constexpr,
     N: tl.constexpr, BR: tl.constexpr, BQ: tl.constexpr, BN: tl.constexpr, SPAN: tl.constexpr, EACH: tl.constexpr,
-    TOP_K: tl.constexpr, SCORING: tl.constexpr, GROUPS: tl.constexpr, KEEP_GROUPS: tl.constexpr,
+    TOP_K: tl.constexpr, BY_TOP_K: tl.constexpr, SCORING: tl.constexpr, RENORMALIZE: tl.constexpr,
+    GROUPS: tl.constexpr, KEEP_GROUPS: tl.constexpr,
     DEVICES: tl.constexpr, ROUNDS: tl.constexpr, MASK_LOGITS: tl.constexpr, MASK_BIAS: tl.constexpr,
     MASS: tl.constexpr, SEEN: tl.constexpr, OWN: tl.constexpr, LOWEST: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
@@ -173,7 +175,7 @@ def select_in_blocks(
         if PART != 2:
             high, low, count = votes(
                 logits, stride, bias, starts, block * QUOTA, tl.minimum(last, (block + 1) * QUOTA), end, k0, m_r, stats,
-                N, BQ, BN, SPAN, EACH, SCORING, GROUPS, KEEP_GROUPS, MASS,
+                N, BQ, BN, SPAN, EACH, TOP_K, BY_TOP_K, SCORING, RENORMALIZE, GROUPS, KEEP_GROUPS, MASS,
             )  # fmt: skip
             if DIRECT:  # few enough for everyone to add up all rows
                 leave_votes(high, low, count, halves, counts, block * BQ, BLOCKS * BQ, BQ, BN)

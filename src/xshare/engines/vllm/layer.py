@@ -216,6 +216,8 @@ class Layer:
                 with_mass=self._rescale,  # nobody else needs it
                 seen=None if self.seen is None else self.seen[:rows],
                 budget=self.own_budget,
+                score=state.policy.score,
+                renormalize=self.router.renormalize,
                 like=first.selections.get(rows) if alike else None,
             )
             selection.keep = self.keep
