@@ -53,7 +53,7 @@ def svg(draw: Draw, name: str) -> str:
 
 def legend(figure: Any) -> None:
     names = [name for axes in figure.axes for name in axes.get_legend_handles_labels()[1]]
-    columns = max(1, min(3, 66 // max(map(len, names), default=1)))  # a wider one would be cut off
+    columns = max(1, min(3, 50 // max(map(len, names), default=1)))  # a wider one would be cut off
     figure.legend(loc="outside upper left", ncols=columns, fontsize="small")  # outside: it covers nothing
 
 

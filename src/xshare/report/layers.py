@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from xshare.report.inline import GREY, MARKERS, plain
+from xshare.report.inline import GREY, MARKERS, SERIES, plain
 from xshare.report.plot import new_axes
 from xshare.report.read import number
 from xshare.results import Row
 
 Layers = dict[str, dict[float, float]]  # policy -> layer -> active experts
 NATIVE = "native"
+MOST = 1 + len(SERIES)  # lines of a plot: more nobody tells apart
 
 
 def by_layer(rows: list[Row]) -> Layers:

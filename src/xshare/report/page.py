@@ -10,7 +10,7 @@ from xshare import __version__
 from xshare.report.html import EMPTY, Html, join, tag
 from xshare.report.inline import plain, plot
 from xshare.report.law import draw_laws, laws
-from xshare.report.layers import by_layer, draw_layers
+from xshare.report.layers import MOST, by_layer, draw_layers
 from xshare.report.pareto import LABELS, draw_plane, planes
 from xshare.report.plot import draw_curve
 from xshare.report.read import ResultFile, ends, number
@@ -103,9 +103,11 @@ def _layers(files: list[ResultFile]) -> Html:
     for file in files:
         for regime, rows in by_regime(file, file.rows):
             if layers := by_layer(rows):
+                left = len(layers) - MOST
+                layers = dict(list(layers.items())[:MOST])
                 label = f"Active experts in each layer: {', '.join(layers)}"
                 name = f"layers{len(figures)}"
-                caption = _caption(file, spelled(regime))
+                caption = _caption(file, spelled(regime)) + (f"; {left} more in the tables" if left > 0 else "")
                 figures.append(plot(partial(draw_layers, layers), name, label, caption))
     return _grid(figures, "What a step loads in each layer, beside what native routing would load.")
 
