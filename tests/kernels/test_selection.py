@@ -361,14 +361,7 @@ def test_a_captured_graph_follows_its_control():
     with torch.cuda.graph(graph):
         selection.launch(rows, control)
     noise = torch.Generator().manual_seed(7)
-    for text in (
-        "k0=1,m=8",
-        "k0=2,m=0",
-        "k0=0,m=24",
-        "k0=1,mr=3",
-        "k0=1,tau=0.7",
-        "k0=3,mr=1,m=2",
-    ):
+    for text in ("k0=1,m=8", "k0=2,m=0", "k0=0,m=24", "k0=1,mr=3", "k0=1,tau=0.7", "k0=3,mr=1,m=2"):
         for starts in ([0, 16], [0, 4, 8, 12, 16], [0, 1, 5], [0, 1, 2, 3]):
             logits = (torch.randn(n, N, generator=noise) * 2).bfloat16()
             rows.copy_(logits)

@@ -4,20 +4,7 @@ import triton
 import triton.language as tl
 
 from xshare.kernels.refinement import limit_open_groups
-from xshare.kernels.rows import LOWEST_FLOAT, SIGMOID, first_of, read_rows
-
-
-@triton.jit
-def _mark_best(choice, mark, usable, K: tl.constexpr, BN: tl.constexpr):
-    """The row's top-k by choice, added to `mark` -> mark, and the row's own, both bool [1, BN]"""
-    cols = tl.arange(0, BN)[None, :]
-    mine = cols < 0
-    for _ in tl.static_range(K):
-        value = tl.max(choice, axis=1)
-        hit = (cols == first_of(choice, value, BN)[:, None]) & (usable & (value > float("-inf")))[:, None]
-        mine = mine | hit
-        choice = tl.where(hit, float("-inf"), choice)
-    return mark | mine, mine
+from xshare.kernels.rows import LOWEST_FLOAT, SIGMOID, best_of, read_rows
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -38,7 +25,8 @@ def count_step(
     while row < rows:
         x = tl.load(seen + layer * layer_stride + row * N + cols, mask=inside, other=float("-inf"))
         score, choice, _, usable, _, _ = read_rows(x, bias, N, 1, BN, SCORING, GROUPS, KEEP_GROUPS)
-        native, mine = _mark_best(choice, native, usable, K, BN)
+        mine = best_of(choice, K, BN) & usable[:, None]
+        native = native | mine
         total = tl.sum(tl.sum(tl.where(mine, score, 0.0), axis=1), axis=0)
         kept = tl.sum(tl.sum(tl.where(mine & keep, score, 0.0), axis=1), axis=0)
         if RENORMALIZE:  # every row weighs the same
@@ -50,7 +38,7 @@ def count_step(
         choice = tl.where(keep & inside, choice, float("-inf"))
         if GROUPS > 1:
             choice = limit_open_groups(choice, BN, GROUPS, KEEP_GROUPS)
-        active, mine = _mark_best(choice, active, usable, K, BN)
+        active = active | (best_of(choice, K, BN) & usable[:, None])
         row += 1
     device = tl.load(devices_ptr + layer * N + cols, mask=inside, other=-1)
     load, rank = 0, 0

@@ -5,7 +5,7 @@ what S leaves of them. Where the gate is closed, or S is everything, the engine'
 import triton
 import triton.language as tl
 
-from xshare.kernels.rows import LOWEST_FLOAT, first_of
+from xshare.kernels.rows import LOWEST_FLOAT, first_of, log_sigmoid
 
 ABSENT = tl.constexpr(float("-inf"))
 
@@ -51,7 +51,7 @@ def reroute_rows(
         x = tl.where(usable[:, None] | ~inside, x, 0.0)
         score = tl.sigmoid(x) if SIGMOID else tl.softmax(x, 1)
         # The logarithm of the score, or the logit, which differs by the same for all: right where a score underflows.
-        level = tl.minimum(x, 0.0) - tl.log(1 + tl.exp(-tl.abs(x))) if SIGMOID else x
+        level = log_sigmoid(x) if SIGMOID else x
         level = tl.maximum(level, LOWEST_FLOAT)
         choice = score + tl.load(bias_ptr + cols, mask=inside, other=0.0)
         choice = tl.where(choice > LOWEST_FLOAT, choice, LOWEST_FLOAT)  # -inf and NaN come last, but are there

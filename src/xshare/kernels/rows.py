@@ -67,7 +67,7 @@ def read_rows(
 
 
 @triton.jit
-def _best_of(choice, TOP_K: tl.constexpr, BN: tl.constexpr):
+def best_of(choice, TOP_K: tl.constexpr, BN: tl.constexpr):
     """Each row's TOP_K by choice, bool [BR, BN]"""
     cols = tl.arange(0, BN)[None, :]
     found = (cols < 0) & (choice > 0)
@@ -79,10 +79,15 @@ def _best_of(choice, TOP_K: tl.constexpr, BN: tl.constexpr):
 
 
 @triton.jit
+def log_sigmoid(x):
+    return tl.minimum(x, 0.0) - tl.log(1 + tl.exp(-tl.abs(x)))
+
+
+@triton.jit
 def _in_top_k(x, score, native, usable, SCORING: tl.constexpr, RENORMALIZE: tl.constexpr):
     """score=topk: zero outside the row's native top-k, and of that its share, if the model renormalises."""
     if RENORMALIZE and SCORING == SIGMOID:  # by the logarithm of the score: right where all of them underflow
-        level = tl.maximum(tl.minimum(x, 0.0) - tl.log(1 + tl.exp(-tl.abs(x))), LOWEST_FLOAT)
+        level = tl.maximum(log_sigmoid(x), LOWEST_FLOAT)
         level = tl.where(native, level, float("-inf"))
         score = tl.exp(level - tl.max(level, axis=1)[:, None])
     score = tl.where(native & usable[:, None], score, 0.0)
@@ -108,7 +113,7 @@ def vote(
         wanted = wanted | ((cols == best[:, None]) & (value > float("-inf"))[:, None])
         done += 1
     if BY_TOP_K:
-        score = _in_top_k(x, score, _best_of(choice, TOP_K, BN), usable, SCORING, RENORMALIZE)
+        score = _in_top_k(x, score, best_of(choice, TOP_K, BN), usable, SCORING, RENORMALIZE)
     fixed = score * 4294967296.0
     high = (fixed * 0.0000152587890625 + ROUND) - ROUND  # / 2^16
     low = (fixed - high * 65536.0 + ROUND) - ROUND

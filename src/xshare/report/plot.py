@@ -82,7 +82,8 @@ def plot_tradeoff(rows: Sequence[Row], path: Path, title: str) -> None:
 def plot_kernel(rows: Sequence[Row], path: Path, title: str) -> None:
     """Marginal microseconds of the selection against rows, a line for each number of experts, and what it replaces."""
     figure, axes = new_axes(title, "rows", "marginal microseconds a layer")
-    batch = [row for row in rows if row["router"] == "softmax" and "mr=" not in row["policy"] and "m=" in row["policy"]]
+    batch = [row for row in rows if row["router"] == "softmax" and "m=" in row["policy"]]
+    batch = [row for row in batch if not any(other in row["policy"] for other in ("mr=", "score="))]
     for N, k in dict.fromkeys((row["experts"], row["k"]) for row in batch):
         for impl, style in (("reference", ":"), ("fused", "o-"), ("fused-off", "--")):
             if impl != "fused" and (N, k) != (128, 4):
