@@ -43,6 +43,7 @@ ROWS = (1, 4, 16, 64, 256)
 SIZES = ((32, 4), (64, 8), (128, 4), (128, 8), (256, 8), (384, 8))
 POINT = ("n", "experts", "k", "router", "policy")
 Call = Callable[[Tensor], object]
+Point = tuple[int, int, int, str, str]
 
 
 @triton.jit
@@ -153,22 +154,23 @@ def measure(shape: Shape, impl: str, select: Call) -> Row:
     }
 
 
-def grid() -> list[tuple[int, int, int, str, str]]:
+def grid() -> list[Point]:
     """(n, experts, k, router, policy): the points with a bound first."""
     named = [
         (16, 128, 4, "softmax", "k0=1,m=24"),
         (64, 256, 8, "sigmoid", "k0=1,m=24"),
         (16, 128, 4, "softmax", "k0=1,m=0,mr=4"),
+        (16, 128, 4, "softmax", "k0=1,m=24,score=topk"),
+        (64, 256, 8, "sigmoid", "k0=1,m=24,score=topk"),
+        (16, 128, 4, "softmax", "k0=1,m=0,mr=4,score=topk"),
     ]
     batch = [(n, N, k, "softmax", f"k0=1,m={max(4, 3 * N // 16)}") for N, k in SIZES for n in ROWS]
     more = [(16, 256, 8, "sigmoid", "k0=1,m=48"), (16, 128, 4, "softmax", "k0=1,tau=0.9")]
-    more += [(n, 128, 4, "softmax", "k0=1,m=24,score=topk") for n in (16, 64)]
     return list(dict.fromkeys(named + batch + more))
 
 
-def measured(json: Path | None, compile: int, cold: bool) -> list[Row]:
+def measured(json: Path | None, points: list[Point], compile: int, cold: bool) -> list[Row]:
     rows: list[Row] = []
-    points = grid()
     with progress_bar("shapes", len(points)) as advance:
         for number, point in enumerate(points):
             shape = Shape(*point, cold=cold)
@@ -189,6 +191,7 @@ def measured(json: Path | None, compile: int, cold: bool) -> list[Row]:
 
 def main(
     json: Annotated[Path | None, typer.Option(help="Write the rows here.")] = None,
+    points: Annotated[int, typer.Option(min=1, help="Only the first so many shapes.")] = len(grid()),
     compile: Annotated[int, typer.Option(help="On how many shapes to time the compiled reference.")] = len(grid()),
     earlier: Annotated[Path | None, typer.Option(help="Show these rows instead of measuring.")] = None,
     plot: Annotated[Path | None, typer.Option(help="Draw the rows here (.svg or .png).")] = None,
@@ -196,7 +199,7 @@ def main(
 ) -> None:
     if plot is not None:
         check_plot(plot)
-    rows = measured(json, compile, cold) if earlier is None else read_json(earlier.read_text())["rows"]
+    rows = measured(json, grid()[:points], compile, cold) if earlier is None else read_json(earlier.read_text())["rows"]
     names = list(dict.fromkeys(row["impl"] for row in rows))
     table = number_table("marginal microseconds a layer (alone)", "router, policy", "n", "N", "k", *names)
     for point in dict.fromkeys(tuple(row[name] for name in POINT) for row in rows):

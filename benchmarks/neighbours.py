@@ -28,7 +28,7 @@ import numpy as np
 import typer
 from answers import Bench, Job, Setting
 from kept import Kept
-from paper_policies import policy, spelled
+from paper_policies import policy, scaled, spelled
 from study import KEY, Cell, Study, run, tasks_of
 
 from xshare.cli.output import engine_arguments, number_table, wide_console
@@ -39,8 +39,16 @@ from xshare.statistics import share_interval
 from xshare.workers import Workers
 
 SETTINGS = [Setting(16, 0, True), Setting(16, 0, False)]
-PAPER = [(24, 1), (0, 1), (0, 2), (24, 0)]  # the paper's (m, k0)
-RIVALS = ["topk:k=2", "lynx:drop={quarter}"]  # a quarter of all experts
+# The paper's (m, k0), and rivals in terms of its m=24 and of a quarter of all experts; the main ones first.
+POLICIES: list[str | tuple[int, int]] = [
+    (24, 1),
+    "k0=1,m={m},score=topk",
+    (0, 2),
+    (0, 1),
+    (24, 0),
+    "topk:k=2",
+    "lynx:drop={quarter}",
+]
 
 
 def orders(count: int, sets: int, seed: int) -> list[list[int]]:
@@ -150,8 +158,11 @@ def main(
 
 def cells_of(settings: list[Setting], experts: int) -> dict[Cell, str]:
     policies: dict[Policy | None, str] = {None: "native"}
-    policies |= {policy(numbers, experts): spelled(numbers) for numbers in PAPER}
-    policies |= {Policy.parse(text.format(quarter=experts // 4)): "" for text in RIVALS}
+    for each in POLICIES:
+        if isinstance(each, str):
+            policies[Policy.parse(each.format(m=scaled(24, experts), quarter=experts // 4))] = ""
+        else:
+            policies[policy(each, experts)] = spelled(each)
     return {(setting, which): paper for which, paper in policies.items() for setting in settings}
 
 

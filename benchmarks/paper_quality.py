@@ -118,8 +118,8 @@ def main(
                 kept.write(undrafted=[undrafted(kept, mixed) for mixed in (True, False)])
             experts = about["experts"]
             complete = complete and study.measure("policies", paper_cells(settings, experts))
-            complete = complete and study.matches(rival_cells(settings, experts, about["top_k"]), bench.recorded)
-            if complete and study.measure("score=topk", other_score_cells(settings, experts)):
+            complete = complete and study.measure("score=topk", other_score_cells(settings, experts))
+            if complete and study.matches(rival_cells(settings, experts, about["top_k"]), bench.recorded):
                 kept.finish()
         finally:
             workers.close()

@@ -6,7 +6,7 @@
 # lab has the GPU: it is trained, then measured. nano, which is small, is measured on the CPU's cores meanwhile, on those
 # that are free. Results are in OUT/evidence, written cell by cell; the same command goes on from there. By environment:
 # TRAIN and DRAFT, seconds of training; NANO_JOBS (0: not nano) and LAB_JOBS, processes that decode; LAB_SECONDS, what
-# each of lab's benchmarks may take; MORE, further options of all benchmarks.
+# lab's three benchmarks may take; MORE, further options of all benchmarks.
 set -euo pipefail
 root=$(realpath "$(dirname "$0")/../..")
 corpus=$(realpath "$1") out=$(realpath -m --relative-to="$root" "$2")  # results say how they were made: no folder of yours
@@ -40,8 +40,9 @@ cp src/xshare/models/nano/tokenizer*.json "$out/lab/"
   python recipes/nano/evaluate.py "$corpus" --out "$out" --model lab --questions 16 > "$out/evaluation.log" 2>&1
 wait $drafting
 python recipes/lab/tasks.py "${COUNT:-100}" "$out/evaluation-lab.json" > "$out/lab.jsonl"
-lab=("$lab_jobs" --model "$out/lab" --file "$out/lab.jsonl" --tokens 720 --seconds "${LAB_SECONDS:-600}")
-measure paper_quality _lab "${lab[@]}" --together 1000 --engine-args "{$gpu, \"draft\": \"$out/lab-draft\"}"
-measure assumptions _lab "${lab[@]}" --together 1000 --forced 160 --engine-args "{$gpu}"
-measure neighbours _lab "${lab[@]}" --together 640 --prompts 320 --sets 4 --engine-args "{$gpu}"
+lab=("$lab_jobs" --model "$out/lab" --file "$out/lab.jsonl" --tokens 720)
+read -r quality assumptions neighbours <<< "${LAB_SECONDS:-600 600 600}"
+measure paper_quality _lab "${lab[@]}" --seconds "$quality" --together 1000 --engine-args "{$gpu, \"draft\": \"$out/lab-draft\"}"
+measure assumptions _lab "${lab[@]}" --seconds "$assumptions" --together 1000 --forced 160 --engine-args "{$gpu}"
+measure neighbours _lab "${lab[@]}" --seconds "$neighbours" --together 640 --prompts 320 --sets 4 --engine-args "{$gpu}"
 wait

@@ -28,7 +28,7 @@ def test_spread_over_mates():
 
 
 def test_only_shared_sets_follow_the_mates(small, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(neighbours, "PAPER", [(0, 1)])
+    monkeypatch.setattr(neighbours, "POLICIES", [(0, 1), "topk:k=2", "lynx:drop={quarter}"])
     path = tmp_path / "neighbours.json"
     options = {
         "prompts": 32,
