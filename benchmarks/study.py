@@ -138,7 +138,7 @@ def matched(rows: list[Row], samples: list[Row], calibration: list[Row]) -> list
     row_at = {tuple(row[name] for name in KEY): row for row in rows}
     right_at = {tuple(each[name] for name in KEY): [mark == "1" for mark in each["right"]] for each in samples}
     found = []
-    for one in calibration:
+    for one in calibration + other_scores(rows, calibration):
         where = (one["batch"], one["drafts"], one["mixed"])
         mine, other = (*where, one["reference"]), (*where, one["policy"])
         if mine not in row_at or other not in row_at:
@@ -153,6 +153,17 @@ def matched(rows: list[Row], samples: list[Row], calibration: list[Row]) -> list
             | asdict(change)
         )
     return found
+
+
+def other_scores(rows: list[Row], but: list[Row]) -> list[Row]:
+    """A policy and itself with score=topk are rivals whose knob needs no search: those that are not there yet."""
+    there = {(Setting.of(one), one["policy"]) for one in but}
+    return [
+        {name: row[name] for name in KEY}
+        | {"reference": row["policy"].replace(",score=topk", ""), "rival": "score=topk"}
+        for row in rows
+        if "score=topk" in row["policy"] and (Setting.of(row), row["policy"]) not in there
+    ]
 
 
 def tasks_of(file: Path | None, count: int, seed: int) -> list[Task]:

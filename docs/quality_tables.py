@@ -19,7 +19,7 @@ def policies(found: Row, how: Setting) -> Table:
     cells = []
     for row in sorted(_of(found["rows"], how), key=_place):
         line = [f"`{row['policy']}`", row["paper"].replace(",", ", "), f"{row['active']:.1f}"]
-        line += [f"{row['active'] / row['active_native']:.0%}", _share(row, "accuracy"), _change(row)]
+        line += [_of_native(row), _share(row, "accuracy"), _change(row)]
         line += [f"{row['agreement']:.1%}", f"{row['kl']:.4f}"]
         cells.append(line + ([f"{row['accepted']:.2f}"] if how[1] else []))
     return titles + (["accepted"] if how[1] else []), cells
@@ -118,6 +118,10 @@ def _place(row: Row) -> tuple[bool, bool, float]:
     return row["policy"] != "native", row["paper"] != "no-op control", -row["active"]
 
 
+def _of_native(row: Row) -> str:
+    return f"{row['active'] / row['active_native']:.0%}"
+
+
 def _share(row: Row, name: str) -> str:
     low, high = abs(row[f"{name}_low"]), row[f"{name}_high"]  # abs: rounding may leave -0
     return f"{row[name]:.1%} ({low:.1%} to {high:.1%})"
@@ -139,26 +143,26 @@ def choosing(speed: Row, nano: Row, lab: Row | None, how: Setting) -> Table:
     piece = "eagle3" if how[1] else "plain"
     timed = [r for r in deepest(speed) if (r["piece"], r["regime"], r["batch"]) == (piece, "carried", how[0])]
     gains = {row["policy"]: row for row in timed if row["method"] == "xshare"}
-    models = [found for found in (nano, lab) if found is not None]
-    titles = ["policy", "tokens a second (95 %)", "experts"]
-    for found in models:
+    order = sorted(gains, key=lambda policy: -gains[policy]["ratio"])
+    columns = {
+        "policy": [f"`{policy}`" for policy in order],
+        "tokens a second (95 %)": [_gain(gains[policy]) for policy in order],
+        "experts": [_of_native(gains[policy]) for policy in order],
+    }
+    for found in (found for found in (nano, lab) if found is not None):
         name = found["rows"][0]["model"]
-        titles += [f"{name}: experts", "points (95 %)", "KL", "one kind at a time", "with `score=topk`"]
-    cells = []
-    for policy, row in sorted(gains.items(), key=lambda item: -item[1]["ratio"]):
-        line = [f"`{policy}`", _gain(row), f"{row['active'] / row['active_native']:.0%}"]
-        for found in models:
-            at = {mixed: _named(found, policy, (*how[:2], mixed)) for mixed in (True, False)}
-            mixed, alike = at[True], at[False]
-            if mixed is None:
-                line += [""] * 5
-                continue
-            named = f"{mixed['policy']},score=topk"
-            other = next((row for row in _of(found["rows"], how) if row["policy"] == named), None)
-            line += [f"{mixed['active'] / mixed['active_native']:.0%}", _change(mixed), f"{mixed['kl']:.4f}"]
-            line += ["" if row is None else _change(row) for row in (alike, other)]
-        cells.append(line)
-    return titles, cells
+        mixed, alike = ([_named(found, policy, (*how[:2], mix)) for policy in order] for mix in (True, False))
+        rows = {row["policy"]: row for row in _of(found["rows"], how)}
+        other = [row and rows.get(f"{row['policy']},score=topk") for row in mixed]
+        columns |= {
+            f"{name}: experts": [_of_native(row) if row else "" for row in mixed],
+            f"{name}: points (95 %)": [_change(row) if row else "" for row in mixed],
+            f"{name}: KL": [f"{row['kl']:.4f}" if row else "" for row in mixed],
+            f"{name}: one kind at a time": [_change(row) if row else "" for row in alike],
+            f"{name}: with `score=topk`": [_change(row) if row else "" for row in other],
+        }
+    shown = {title: cells for title, cells in columns.items() if any(cells)}
+    return list(shown), [list(line) for line in zip(*shown.values(), strict=True)]
 
 
 def _named(found: Row, policy: str, how: Setting) -> Row | None:

@@ -165,6 +165,7 @@ TABLES: dict[str, Callable[[str], str]] = {
     "overlap": overlap_table,
     "select": select_table,
     "kernel": kernel_table,
+    "kernel_score": kernel_table,
     "nano_load": load_table,
     "nano_curve": curve_table,
     "nano_curve_single": curve_table,
