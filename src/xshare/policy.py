@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, Self
 
@@ -81,6 +81,9 @@ PRESETS = {
 }
 
 
+Score = Literal["full", "topk"]
+
+
 class Policy(BaseModel):
     """A selection policy. `Policy(warmup=1, batch_budget=24)` is the paper's Algorithm 2 with k0=1, m=24."""
 
@@ -93,7 +96,7 @@ class Policy(BaseModel):
     device_budget: int | None = Field(None, ge=0)  # m_g: experts each device is filled up to
     mass: float | None = Field(None, ge=0, le=1, allow_inf_nan=False)  # tau: share of the gating score to reach
     fill: Literal["level", "rounds"] = "level"
-    score: Literal["full", "topk"] = "full"
+    score: Score = "full"
     params: dict[str, Any] = {}  # a method's own knobs, checked by the method
 
     def __init__(self, **data: Any) -> None:
@@ -214,3 +217,8 @@ def _sentence(error: ValidationError) -> str:
     letter = f" ({FIELD_LETTERS[name]})" if FIELD_LETTERS.get(name, name) != name else ""
     wanted = first["msg"].removeprefix("Input should be ")
     return f"{name}{letter} must be {wanted}, not {first['input']!r}"
+
+
+def common_score(policies: Sequence[Policy]) -> Score:
+    """The score of what is measured beside these, such as a control: a selection on a GPU is made for one score."""
+    return "topk" if any(policy.score == "topk" for policy in policies) else "full"

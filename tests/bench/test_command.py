@@ -5,7 +5,9 @@ import json
 import pytest
 from killing import killed
 
+from xshare.bench.paired import variants
 from xshare.cli import main
+from xshare.policy import Policy
 
 COLUMNS = {"policy", "method", "batch", "tokens", "otps", "otps_total", "ttft_ms_p50", "itl_ms_p50", "itl_ms_p99"}
 COLUMNS |= {"step_ms", "ratio", "ratio_low", "ratio_high", "active", "active_native", "accepted_length", "repeats"}
@@ -115,3 +117,9 @@ def test_mistakes_are_one_sentence(small, bench, words, sentence):
     assert code == 2
     assert sentence in err
     assert len([line for line in err.splitlines() if line.startswith("error: ")]) == 1
+
+
+def test_the_control_is_selected_as_the_policies_are(engine):
+    full, other = Policy.parse("k0=1,m=2"), Policy.parse("k0=1,m=2,score=topk")
+    assert list(variants(engine, [full])) == ["native", "k0=1,m=16", "k0=1,m=2"]
+    assert list(variants(engine, [other])) == ["native", "k0=1,m=16,score=topk", "k0=1,m=2,score=topk"]

@@ -68,6 +68,9 @@ def test_a_wide_bound_is_met_on_unseen_questions_and_gone_on_with(tmp_path, mode
     after = json.loads((tmp_path / "tune.json").read_text())
     assert after["samples"] == before["samples"]  # nothing was measured twice
     assert after["rows"] == before["rows"]
+    assert profile.policy.endswith(",score=topk")
+    other = ask(tmp_path, model, *words, "--score", "full")
+    assert "other settings, score topk instead of full" in str(other.exception)
 
 
 @pytest.mark.parametrize("what", ["scan", "right"])
@@ -106,7 +109,7 @@ def test_with_drafts_request_budgets_are_tried_too(small, tmp_path, task_file):
     result = ask(tmp_path, model, "--tasks", str(task_file), "--max-drop", "60%", "--questions", "64")
     assert result.exit_code == 0, result.output
     found = json.loads((tmp_path / "tune.json").read_text())
-    assert {"k0=1,m=0,mr=2", "k0=2,m=0,mr=4"} <= {row["policy"] for row in found["rows"]}
+    assert {"k0=1,m=0,mr=2,score=topk", "k0=2,m=0,mr=4,score=topk"} <= {row["policy"] for row in found["rows"]}
     profile = read_profile(tmp_path / "profile.yaml")
     assert (profile.batch, profile.drafts) == (4, 2)
     assert profile.measured["drafter"] == str(small)

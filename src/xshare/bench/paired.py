@@ -7,21 +7,23 @@ from collections.abc import Callable, Sequence
 from xshare.bench.sample import measure, warm
 from xshare.bench.workload import Workload
 from xshare.engines.base import Advance, Engine
-from xshare.policy import Policy
+from xshare.policy import Policy, common_score
 from xshare.results import Row
 
 NATIVE = "native"
 
 
-def control_of(engine: Engine) -> Policy | None:
+def control_of(engine: Engine, policies: Sequence[Policy]) -> Policy | None:
     """Selection that keeps everything: what it costs is the cost of selecting. None for a server that cannot change."""
-    return None if "policy" in engine.about else Policy(warmup=1, batch_budget=engine.about["experts"])
+    if "policy" in engine.about:
+        return None
+    return Policy(warmup=1, batch_budget=engine.about["experts"], score=common_score(policies))
 
 
 def variants(engine: Engine, policies: Sequence[Policy]) -> dict[str, Policy | None]:
     """By name: native routing, the no-op control, the policies. A server that cannot be changed is what it is."""
     running = Policy.parse(engine.about.get("policy", NATIVE))
-    first = [running, *filter(None, [control_of(engine)])]
+    first = [running, *filter(None, [control_of(engine, policies)])]
     return {str(policy): None if str(policy) == NATIVE else policy for policy in (*first, *policies)}
 
 

@@ -66,7 +66,7 @@ def run(
     fingerprint = (
         engine.about | setting | {"policies": list(compared), "engine_args": lasting(options), "xshare": __version__}
     )
-    control = str(control_of(engine))
+    control = str(control_of(engine, policies))
     samples = samples_kept(json, fingerprint)
     done = 1 + max((sample["repeat"] for sample in samples), default=-1)
 

@@ -13,7 +13,7 @@ from xshare.bench.kept import check_kept, samples_kept
 from xshare.bench.workload import Workload
 from xshare.cli.output import check_local, engine_arguments, made_up, number_table, progress_bar, wide_console
 from xshare.engines.opening import open_engine
-from xshare.policy import Policy
+from xshare.policy import Policy, common_score
 from xshare.results import Row, provenance, write_result
 from xshare.tune.doctor import FITS, Examination, Point, examine, runs, verdict, waves
 
@@ -45,7 +45,8 @@ def doctor(
     setting: Row = {"batch": batch, "prompts": prompts, "prompt_tokens": prompt_tokens, "tokens": tokens, "seed": seed}
     setting |= {"engine_args": options, "xshare": __version__}
     check_kept(json, setting | {"engine": engine})
-    forced = Policy(batch_budget=1)
+    score = common_score(asked)
+    forced = Policy(batch_budget=1, score=score)
     opened = open_engine(engine, model, drafts=drafts, policies=[*asked, forced], options=options)
     about = opened.about
     workload = Workload(batch, batch * waves(about["drafts"]), None, prompt_tokens, tokens, prompts, seed)
@@ -67,7 +68,15 @@ def doctor(
         with progress_bar("runs", runs(about["experts"], about["top_k"], batch, len(asked), repeats)) as advance:
             given = workload.prompts_of(opened, 0)
             found = examine(
-                opened, given, asked, tokens=tokens, repeats=repeats, advance=advance, kept=tuple(samples), keep=keep
+                opened,
+                given,
+                asked,
+                score=score,
+                tokens=tokens,
+                repeats=repeats,
+                advance=advance,
+                kept=tuple(samples),
+                keep=keep,
             )
     finally:
         opened.close()

@@ -14,7 +14,7 @@ from xshare.cli.output import check_local, engine_arguments, made_up, number_tab
 from xshare.engines.opening import open_engine
 from xshare.errors import XShareError
 from xshare.files import check_apart, check_writable
-from xshare.policy import Policy
+from xshare.policy import Policy, Score
 from xshare.quality.files import read_tasks
 from xshare.quality.tasks import LONGEST
 from xshare.results import Row, provenance, sha256, write_result
@@ -30,6 +30,9 @@ def tune(
         Objective | None,
         typer.Option(help="Tokens a second by the latency law, or experts saved; by itself otps, on a CPU experts."),
     ] = None,
+    score: Annotated[
+        Score, typer.Option(help="What budgets are given by: weights of a token's own top-k, or full, as in the paper.")
+    ] = "topk",
     engine: Annotated[str, typer.Option(help="transformers or vllm.")] = "transformers",
     model: Annotated[str | None, typer.Option(help="A folder, or nano.")] = None,
     tasks: Annotated[
@@ -54,11 +57,11 @@ def tune(
     check_writable(profile)
     asked = Questions(None if tasks is None else read_tasks(tasks), batch)
     options = engine_arguments(engine_args)
-    setting: Row = {"batch": batch, "tokens": tokens, "engine_args": options, "xshare": __version__}
+    setting: Row = {"batch": batch, "tokens": tokens, "score": score, "engine_args": options, "xshare": __version__}
     setting["first_round"] = asked.first
     setting["tasks"] = "nano's" if tasks is None else f"{tasks.name} {sha256(tasks)[:12]}"
     check_kept(json, setting)
-    like = Policy(warmup=1, request_budget=min(1, drafts))  # what selection must provide for
+    like = Policy(warmup=1, request_budget=min(1, drafts), score=score)  # what selection must provide for
     opened = open_engine(engine, model, drafts=drafts, policies=[like], options=options)
     if unreal := made_up(opened.about):
         opened.close()
@@ -77,6 +80,7 @@ def tune(
             asked,
             max_drop=allowed,
             objective=objective,
+            score=score,
             most=questions,
             batch=batch,
             limit=tokens,

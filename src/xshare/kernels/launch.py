@@ -202,7 +202,8 @@ class FusedSelection:
             raise PolicyError("request_budget (mr) needs a selection made with rows_per_request, and this one was not")
         if policy.score != self.score:
             raise PolicyError(
-                f"score {policy.score!r} needs a selection made for it, and this one is for {self.score!r}"
+                f"score {policy.score!r} needs a selection made for it, and this one is for {self.score!r}: "
+                "on a GPU all policies of an engine have the score of the one it was started with"
             )
         if policy.device_budget is not None and (self.placement is None or policy.fill != self.fill):
             raise PolicyError(f"device_budget (mg) needs a selection made with a placement and fill {policy.fill!r}")

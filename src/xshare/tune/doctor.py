@@ -15,7 +15,7 @@ import torch
 
 from xshare.engines.base import Advance, Engine, Run
 from xshare.errors import XShareError
-from xshare.policy import Policy
+from xshare.policy import Policy, Score
 from xshare.results import Row
 from xshare.tune.law import Law, fit
 
@@ -106,6 +106,7 @@ def examine(
     prompts: Sequence[Sequence[int]],
     policies: Sequence[Policy],
     *,
+    score: Score = "full",
     tokens: int = 32,
     repeats: int = 3,
     advance: Advance = lambda done: None,
@@ -113,12 +114,12 @@ def examine(
     keep: Callable[[list[Row]], None] = lambda samples: None,
 ) -> Examination:
     """The prompts are as many batches as `waves` says. `kept` are samples of an earlier run, and `keep` gets those
-    of every new repeat."""
+    of every new repeat. `score`: of the policies that only time is taken of."""
     N, k, batches = engine.about["experts"], engine.about["top_k"], waves(engine.about["drafts"])
     batch = len(prompts) // batches
-    noop = Policy(warmup=min(1, k), batch_budget=N)
+    noop = Policy(warmup=min(1, k), batch_budget=N, score=score)
     ways: list[tuple[Point, Policy | None]] = [(Point("native", batch), None), (Point(str(noop), batch), noop)]
-    ways += [(Point(f"k0=0,m={m}", batch), Policy(batch_budget=m)) for m in sizes(N, k)]
+    ways += [(Point(f"k0=0,m={m}", batch), Policy(batch_budget=m, score=score)) for m in sizes(N, k)]
     ways += [(Point(str(policy), batch), policy) for policy in policies]
     ways += [(Point("native", size), None) for size in sorted({1, max(1, batch // 2)}) if size < batch]
     known = {(sample["point"], sample["batch"], sample["repeat"]): sample for sample in kept if "point" in sample}

@@ -12,7 +12,7 @@ from functools import cache
 
 from xshare.engines.base import Engine
 from xshare.errors import XShareError
-from xshare.policy import Policy
+from xshare.policy import Policy, Score
 
 DIVIDED = (1, 2)  # warm-ups whose budgets are divided among layers, too: beyond them little is left to divide
 SOME = slice(1, -1, 2)  # of a family: those that budgets by layer are to load as much as
@@ -38,7 +38,8 @@ class Candidate:
     def name(self) -> str:
         if self.budgets is None:
             return str(self.policy)
-        return f"k0={self.policy.warmup},m=[{','.join(map(str, self.budgets))}]"
+        score = "" if self.policy.score == "full" else f",score={self.policy.score}"
+        return f"k0={self.policy.warmup},m=[{','.join(map(str, self.budgets))}]{score}"
 
     @property
     def mean_active(self) -> float:
@@ -53,12 +54,13 @@ class Candidate:
         return sum(self.mass) / len(self.mass)
 
 
-def grid(num_experts: int, top_k: int, drafts: int = 0) -> list[Policy]:
+def grid(num_experts: int, top_k: int, drafts: int = 0, score: Score = "topk") -> list[Policy]:
     """Warm-ups below k and batch budgets up to half of the experts; with drafts request budgets, too."""
     budgets = list(dict.fromkeys(round(share * num_experts) for share in SHARES))
     warmups = range(1, min(4, top_k))
-    found = [Policy(warmup=k0, batch_budget=m) for k0 in warmups for m in budgets]
-    return found + [Policy(warmup=k0, request_budget=mr) for k0 in warmups for mr in REQUESTED if drafts]
+    found = [Policy(warmup=k0, batch_budget=m, score=score) for k0 in warmups for m in budgets]
+    requested = [(k0, mr) for k0 in warmups for mr in REQUESTED if drafts]
+    return found + [Policy(warmup=k0, request_budget=mr, score=score) for k0, mr in requested]
 
 
 def family_of(policies: Sequence[Policy], k0: int) -> list[Policy]:
@@ -95,6 +97,7 @@ def scan(
     prompts: Sequence[Sequence[int]],
     tokens: int,
     advance: Callable[[int], None] = lambda done: None,
+    score: Score = "topk",
     known: Sequence[Candidate] = (),
     keep: Callable[[Candidate], None] = lambda found: None,
 ) -> list[Candidate]:
@@ -125,7 +128,7 @@ def scan(
             found.append(look(engine, *forced(), policy, budgets, tokens))
             keep(found[-1])
 
-    policies = grid(engine.about["experts"], engine.about["top_k"], engine.about["drafts"])
+    policies = grid(engine.about["experts"], engine.about["top_k"], engine.about["drafts"], score)
     for policy in policies:
         add(policy, None)
         advance(1)

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from xshare.bench.workload import Workload
 from xshare.engines.base import Advance, Engine
-from xshare.policy import Policy
+from xshare.policy import Policy, Score
 from xshare.profile import Profile
 from xshare.results import Row, provenance
 from xshare.statistics import median_interval, share_interval
@@ -43,6 +43,7 @@ class Tuning:
         *,
         max_drop: float,
         objective: Objective,
+        score: Score,
         most: int,
         batch: int,
         limit: int,
@@ -54,7 +55,7 @@ class Tuning:
         """`most`: questions a candidate may take in each set. `kept`: samples of an earlier run. `write` gets rows and
         samples whenever there are more."""
         self.engine, self.questions, self.max_drop, self.objective = engine, questions, max_drop, objective
-        self.most, self.batch, self.limit = most, batch, limit
+        self.score, self.most, self.batch, self.limit = score, most, batch, limit
         self.samples, self.write_down, self.progress, self.say = kept, write, progress, say
         self.tried: list[Tried] = []
         self.candidates: list[Candidate] = []
@@ -98,7 +99,8 @@ class Tuning:
         about = self.engine.about
         prompts = [self.engine.encode(task.prompt) for task in self.questions.round(False, 0)[: self.batch]]
         with self.progress("policies", looks(about["experts"], about["top_k"], about["drafts"])) as advance:
-            return scan(self.engine, prompts, SCANNED, advance, known, lambda found: self.keep(to_sample(found)))
+            keep = lambda found: self.keep(to_sample(found))  # noqa: E731
+            return scan(self.engine, prompts, SCANNED, advance, self.score, known, keep)
 
     def time(self) -> None:
         """How fast those are that may hold."""
@@ -116,7 +118,15 @@ class Tuning:
             prompts = workload.prompts_of(self.engine, 0)
             kept = tuple(self.samples)
             return examine(
-                self.engine, prompts, [], tokens=24, repeats=2, advance=advance, kept=kept, keep=self.keep_all
+                self.engine,
+                prompts,
+                [],
+                score=self.score,
+                tokens=24,
+                repeats=2,
+                advance=advance,
+                kept=kept,
+                keep=self.keep_all,
             )
 
     def gain(self, candidate: Candidate) -> float:

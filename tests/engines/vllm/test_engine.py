@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 
 from xshare.cli import app, main
 from xshare.engines.opening import open_engine
+from xshare.engines.vllm.engine import arguments
 from xshare.engines.vllm.settings import SettingsError
 from xshare.errors import ModelError, PolicyError
 from xshare.policy import Policy
@@ -114,8 +115,15 @@ def test_in_process_with_drafts(started):
     assert 0 <= run.accepted < run.drafted
     assert run.steps * 4 * 3 >= run.rows  # at most four requests in a step, at most three tokens each
     found = {str(each.policy): each for each in scan(started, [[number] for number in range(5, 9)], 8)}
-    assert found["k0=1,m=0"].mean_active <= found["k0=1,m=0,mr=2"].mean_active <= found["k0=1,m=0,mr=8"].mean_active
+    names = [f"k0=1,m=0{budget},score=topk" for budget in ("", ",mr=2", ",mr=8")]
+    assert [*names] == sorted(names, key=lambda name: found[name].mean_active)
     assert all(each.kl is None for each in found.values())
+
+
+def test_selection_is_made_for_the_score_of_the_policies():
+    for text in ("full", "topk"):
+        given = arguments(0, [Policy.parse(f"k0=1,m=2,score={text}")], {})
+        assert given["additional_config"]["xshare"]["score"] == text
 
 
 def test_what_cannot_be_changed_or_read(started):

@@ -12,7 +12,7 @@ from typing import Any
 from xshare.engines.base import Advance, Answer, Divergence, Run, quiet
 from xshare.engines.counting import since
 from xshare.errors import ModelError, XShareError
-from xshare.policy import Policy
+from xshare.policy import Policy, common_score
 from xshare.profile import model_hash
 
 FIXED_DRAFTER = {"method": "custom_class", "model": "xshare.engines.vllm.drafter.FixedDrafter"}
@@ -203,7 +203,8 @@ class VllmEngine:
 def arguments(drafts: int, policies: Sequence[Policy], options: Mapping[str, Any]) -> dict[str, Any]:
     """What LLM is started with: selection that acts on every decode step, and whatever `options` say."""
     # Selection is compiled for what the first policy asks for; with bypasses off it follows any batch budget.
-    first: dict[str, Any] = {"warmup": 1, "gates": {"bypass": False}, "metrics": {"every": EVERY}}
+    first: dict[str, Any] = {"warmup": 1, "score": common_score(policies)}
+    first |= {"gates": {"bypass": False}, "metrics": {"every": EVERY}}
     if any(policy.request_budget for policy in policies):
         first["request_budget"] = 1
     for policy in policies:
