@@ -23,6 +23,7 @@ from xshare.report.plot import need_matplotlib, new_axes
 
 ROOT = Path(__file__).resolve().parent.parent
 MARKERS = "osD^vPX*<>hd"
+OTHER = ", score=topk"  # in the name of a line
 Row = dict[str, Any]
 Draw = Callable[[Row], tuple[Any, Any]]
 
@@ -31,10 +32,9 @@ def line_of(row: Row) -> str:
     """What is connected: a method, XShare by its warm-up and its score."""
     if row["method"] != "xshare":
         return str(row["method"])
-    if "score=topk" in row["policy"]:
-        return "xshare, score=topk"
     budget = "mr" if "mr=" in row["policy"] else "m"
-    return f"xshare {row['policy'].split(',')[0]}, {budget}"
+    score = OTHER if "score=topk" in row["policy"] else ""
+    return f"xshare {row['policy'].split(',')[0]}, {budget}{score}"
 
 
 def bars(rows: Sequence[Row], name: str) -> list[list[float]]:
@@ -58,12 +58,17 @@ def pareto(found: Row, quality: str, how: tuple[int, int, bool]) -> tuple[Any, A
     if quality == "accuracy":
         axes.axhline(native["accuracy"], color="grey", linestyle=":", linewidth=1, label="native")
     shown = [row for row in rows if row["method"] != "native" and row["paper"] != "no-op control"]
-    for place, name in enumerate(dict.fromkeys(map(line_of, shown))):
+    names = list(dict.fromkeys(map(line_of, shown)))
+    alone = list(dict.fromkeys(name.removesuffix(OTHER) for name in names))
+    for name in names:
+        place = alone.index(name.removesuffix(OTHER))  # both scores of a line have its colour
         mine = sorted((row for row in shown if line_of(row) == name), key=lambda row: float(row["active"]))
         x, y = [row["active"] for row in mine], [row[quality] for row in mine]
-        style = "-" if name.startswith("xshare") else "--"
+        style = "-." if name.endswith(OTHER) else "-" if name.startswith("xshare") else "--"
         fmt, color = MARKERS[place % len(MARKERS)] + style, f"C{place}" if place < 10 else ("black", "gold")[place % 2]
-        axes.errorbar(x, y, yerr=bars(mine, quality), fmt=fmt, color=color, capsize=2, elinewidth=0.8, label=name)
+        fill = "none" if name.endswith(OTHER) else "full"
+        look = {"fmt": fmt, "color": color, "fillstyle": fill, "capsize": 2, "elinewidth": 0.8}
+        axes.errorbar(x, y, yerr=bars(mine, quality), label=name, **look)
     if quality == "kl" and all(row["kl"] > 0 for row in shown):
         axes.set_yscale("log")
     return figure, axes
