@@ -68,9 +68,8 @@ def test_a_wide_bound_is_met_on_unseen_questions_and_gone_on_with(tmp_path, mode
     after = json.loads((tmp_path / "tune.json").read_text())
     assert after["samples"] == before["samples"]  # nothing was measured twice
     assert after["rows"] == before["rows"]
-    assert profile.policy.endswith(",score=topk")
-    other = ask(tmp_path, model, *words, "--score", "full")
-    assert "other settings, score topk instead of full" in str(other.exception)
+    other = ask(tmp_path, model, *words, "--score", "topk")
+    assert "other settings, score full instead of topk" in str(other.exception)
 
 
 @pytest.mark.parametrize("what", ["scan", "right"])
@@ -106,13 +105,15 @@ def test_speed_as_the_objective(tmp_path, model, task_file):
 def test_with_drafts_request_budgets_are_tried_too(small, tmp_path, task_file):
     options = json.dumps({"dtype": "float32", "draft": str(small)})
     model = ["--model", str(small), "--engine-args", options, "--batch", "4", "--tokens", str(TOKENS), "--drafts", "2"]
-    result = ask(tmp_path, model, "--tasks", str(task_file), "--max-drop", "60%", "--questions", "64")
+    words = ["--tasks", str(task_file), "--max-drop", "60%", "--questions", "64", "--score", "topk"]
+    result = ask(tmp_path, model, *words)
     assert result.exit_code == 0, result.output
     found = json.loads((tmp_path / "tune.json").read_text())
     assert {"k0=1,m=0,mr=2,score=topk", "k0=2,m=0,mr=4,score=topk"} <= {row["policy"] for row in found["rows"]}
     profile = read_profile(tmp_path / "profile.yaml")
     assert (profile.batch, profile.drafts) == (4, 2)
     assert profile.measured["drafter"] == str(small)
+    assert profile.policy.endswith(",score=topk")
 
 
 def test_tasks_that_cannot_show_harm_are_refused(tmp_path, model):

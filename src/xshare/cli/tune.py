@@ -31,8 +31,8 @@ def tune(
         typer.Option(help="Tokens a second by the latency law, or experts saved; by itself otps, on a CPU experts."),
     ] = None,
     score: Annotated[
-        Score, typer.Option(help="What budgets are given by: weights of a token's own top-k, or full, as in the paper.")
-    ] = "topk",
+        Score, typer.Option(help="What budgets are given by: full scores, or topk, the weights of a token's own top-k.")
+    ] = "full",
     engine: Annotated[str, typer.Option(help="transformers or vllm.")] = "transformers",
     model: Annotated[str | None, typer.Option(help="A folder, or nano.")] = None,
     tasks: Annotated[

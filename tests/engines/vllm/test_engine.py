@@ -115,8 +115,7 @@ def test_in_process_with_drafts(started):
     assert 0 <= run.accepted < run.drafted
     assert run.steps * 4 * 3 >= run.rows  # at most four requests in a step, at most three tokens each
     found = {str(each.policy): each for each in scan(started, [[number] for number in range(5, 9)], 8)}
-    names = [f"k0=1,m=0{budget},score=topk" for budget in ("", ",mr=2", ",mr=8")]
-    assert [*names] == sorted(names, key=lambda name: found[name].mean_active)
+    assert found["k0=1,m=0"].mean_active <= found["k0=1,m=0,mr=2"].mean_active <= found["k0=1,m=0,mr=8"].mean_active
     assert all(each.kl is None for each in found.values())
 
 
