@@ -9,6 +9,8 @@ plots of them.
 from __future__ import annotations
 
 import json
+import re
+from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -23,6 +25,7 @@ from xshare.report.plot import need_matplotlib, new_axes
 
 ROOT = Path(__file__).resolve().parent.parent
 MARKERS = "osD^vPX*<>hd"
+FEW = 6  # policies, the control among them; with fewer a table says it all
 OTHER = ", score=topk"  # in the name of a line
 Row = dict[str, Any]
 Draw = Callable[[Row], tuple[Any, Any]]
@@ -80,9 +83,10 @@ def scatter(found: Row) -> tuple[Any, Any]:
     title = f"a step's gating mass lost and KL; all layers pruned: Spearman {overall['spearman']:.2f}"
     figure, axes = new_axes(title, "gating mass lost", "KL of the next token, nats")
     for layer in dict.fromkeys(point["layer"] for point in found["points"]):
-        mine = [point for point in found["points"] if point["layer"] == layer and point["kl"] > 0]
-        name, size = ("all layers", 14) if layer is None else (f"layer {layer} alone", 7)
-        axes.scatter([p["mass_lost"] for p in mine], [p["kl"] for p in mine], s=size, alpha=0.6, label=name)
+        mine = [point for point in found["points"] if point["layer"] == layer and point["kl"] > 0][::2]  # of a sample
+        name, size = ("all layers", 3.7) if layer is None else (f"layer {layer} alone", 2.6)
+        dots = {"marker": "o", "linestyle": "", "markersize": size, "alpha": 0.6, "markeredgewidth": 0}
+        axes.plot([p["mass_lost"] for p in mine], [p["kl"] for p in mine], label=name, **dots)
     axes.set_yscale("log")
     return figure, axes
 
@@ -167,9 +171,9 @@ def plots(found: Row) -> dict[str, Draw]:
         return {"speed": speed}
     if found["rows"] and "changed" in found["rows"][0]:
         return {"neighbours": neighbours}
-    settings = dict.fromkeys((r["batch"], r["drafts"], r["mixed"]) for r in found["rows"] if r["method"] != "native")
+    settings = Counter((r["batch"], r["drafts"], r["mixed"]) for r in found["rows"] if r["method"] != "native")
     made: dict[str, Draw] = {}
-    for batch, drafts, mixed in settings:
+    for batch, drafts, mixed in (how for how, policies in settings.items() if policies >= FEW):
         for quality in ("accuracy", "kl"):
             name = f"pareto_{quality}" + ("_drafts" if drafts else "") + ("" if mixed else "_alike")
             made[name] = partial(pareto, quality=quality, how=(batch, drafts, mixed))
@@ -186,6 +190,8 @@ def save(figure: Any, axes: Any, path: Path) -> None:
     # Text as text, and neither time nor chance in the file: small, and the same when nothing has changed.
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": path.stem}), whole_file(path) as temporary:
         figure.savefig(temporary, metadata={"Date": None})
+        # A hundredth of a point is enough of a coordinate.
+        temporary.write_text(re.sub(r"(\d\.\d\d)\d+", r"\1", temporary.read_text()))
 
 
 def draw(files: Sequence[Path], out: Path) -> list[Path]:

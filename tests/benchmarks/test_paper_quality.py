@@ -154,8 +154,11 @@ def check_pages(found, path):
     assert [line[0] for line in lines[:2]] == ["`native`", "`k0=1,m=16`"]
     made = plots.draw([path, path.with_name("none.json")], path.parent)
     names = {"pareto_accuracy", "pareto_kl"}
-    assert {each.stem for each in made} == {
-        f"{n}{s}{a}" for n in names for s in ("", "_drafts") for a in ("", "_alike")
+    assert {each.stem for each in made} == {f"{name}{alike}" for name in names for alike in ("", "_alike")}
+    more = [row | {"drafts": 3, "batch": 4} for row in found["rows"] if not row["drafts"]]
+    drawn = plots.plots({"rows": [row for row in found["rows"] if not row["drafts"]] + more})
+    assert set(drawn) == {
+        f"{name}{drafts}{alike}" for name in names for drafts in ("", "_drafts") for alike in ("", "_alike")
     }
     assert all(each.stat().st_size < 100_000 for each in made)
     drawn = made[0].read_bytes()
