@@ -19,7 +19,7 @@ def policies(found: Row, how: Setting) -> Table:
     cells = []
     for row in sorted(_of(found["rows"], how), key=_place):
         line = [f"`{row['policy']}`", row["paper"].replace(",", ", "), f"{row['active']:.1f}"]
-        line += [_of_native(row), _share(row, "accuracy"), _change(row)]
+        line += [of_native(row), _share(row, "accuracy"), _change(row)]
         line += [f"{row['agreement']:.1%}", f"{row['kl']:.4f}"]
         cells.append(line + ([f"{row['accepted']:.2f}"] if how[1] else []))
     return titles + (["accepted"] if how[1] else []), cells
@@ -118,7 +118,7 @@ def _place(row: Row) -> tuple[bool, bool, float]:
     return row["policy"] != "native", row["paper"] != "no-op control", -row["active"]
 
 
-def _of_native(row: Row) -> str:
+def of_native(row: Row) -> str:
     return f"{row['active'] / row['active_native']:.0%}"
 
 
@@ -147,7 +147,7 @@ def choosing(speed: Row, nano: Row, lab: Row | None, how: Setting) -> Table:
     columns = {
         "policy": [f"`{policy}`" for policy in order],
         "tokens a second (95 %)": [_gain(gains[policy]) for policy in order],
-        "experts": [_of_native(gains[policy]) for policy in order],
+        "experts": [of_native(gains[policy]) for policy in order],
     }
     for found in (found for found in (nano, lab) if found is not None):
         name = found["rows"][0]["model"]
@@ -155,7 +155,7 @@ def choosing(speed: Row, nano: Row, lab: Row | None, how: Setting) -> Table:
         rows = {row["policy"]: row for row in _of(found["rows"], how)}
         other = [row and rows.get(f"{row['policy']},score=topk") for row in mixed]
         columns |= {
-            f"{name}: experts": [_of_native(row) if row else "" for row in mixed],
+            f"{name}: experts": [of_native(row) if row else "" for row in mixed],
             f"{name}: points (95 %)": [_change(row) if row else "" for row in mixed],
             f"{name}: KL": [f"{row['kl']:.4f}" if row else "" for row in mixed],
             f"{name}: one kind at a time": [_change(row) if row else "" for row in alike],

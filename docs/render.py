@@ -48,7 +48,7 @@ def replay_table(name: str) -> str:
         [
             f"`{row['policy']}`",
             spelled_mean(row, "active", 1),
-            f"{row['active'] / row['active_native']:.0%}",
+            quality_tables.of_native(row),
             spelled_mean(row, "mass", 3),
             f"{row['top1_kept']:.3f}",
             f"{row['max_load']:.1f}",
@@ -118,7 +118,7 @@ def demo_table(name: str) -> str:
         [
             f"`{row['policy']}`",
             f"{row['active']:.1f}",
-            f"{row['active'] / row['active_native']:.0%}",
+            quality_tables.of_native(row),
             f"{row['mass']:.3f}",
             f"{row['accuracy']:.1%}",
             f"{row['accuracy_low']:.0%} to {row['accuracy_high']:.0%}",

@@ -5,8 +5,8 @@
 #
 # lab has the GPU: it is trained, then measured. nano, which is small, is measured on the CPU's cores meanwhile, on those
 # that are free. Results are in OUT/evidence, written cell by cell; the same command goes on from there. By environment:
-# TRAIN and DRAFT, seconds of training; NANO_JOBS (0: not nano) and LAB_JOBS, processes that decode; LAB_SECONDS, what
-# lab's three benchmarks may take; MORE, further options of all benchmarks.
+# TRAIN and DRAFT, seconds of training; NANO_JOBS (0: not nano) and LAB_JOBS, processes that decode; LAB_SECONDS,
+# three numbers, what each of lab's benchmarks may take; MORE, further options of all benchmarks.
 set -euo pipefail
 root=$(realpath "$(dirname "$0")/../..")
 corpus=$(realpath "$1") out=$(realpath -m --relative-to="$root" "$2")  # results say how they were made: no folder of yours

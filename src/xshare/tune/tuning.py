@@ -99,8 +99,15 @@ class Tuning:
         about = self.engine.about
         prompts = [self.engine.encode(task.prompt) for task in self.questions.round(False, 0)[: self.batch]]
         with self.progress("policies", looks(about["experts"], about["top_k"], about["drafts"])) as advance:
-            keep = lambda found: self.keep(to_sample(found))  # noqa: E731
-            return scan(self.engine, prompts, SCANNED, advance, self.score, known, keep)
+            return scan(
+                self.engine,
+                prompts,
+                SCANNED,
+                advance,
+                score=self.score,
+                known=known,
+                keep=lambda found: self.keep(to_sample(found)),
+            )
 
     def time(self) -> None:
         """How fast those are that may hold."""
