@@ -33,8 +33,8 @@ from paper_policies import policy, scaled, without_warmup
 from study import KEY, LISTS, Cell, Study, Wanted, run, show, tasks_of
 
 from xshare.cli.output import engine_arguments, number_table, progress_bar, wide_console
+from xshare.engines.counting import FIGURES
 from xshare.engines.transformers import apply
-from xshare.engines.transformers.layer import FIGURES
 from xshare.policy import Policy
 from xshare.quality.tasks import LONGEST
 from xshare.results import Row

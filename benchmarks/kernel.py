@@ -32,7 +32,8 @@ from torch import Tensor
 
 from xshare import BatchLayout, Placement, Policy, RouterSpec
 from xshare.cli.output import number_table, progress_bar, wide_console
-from xshare.kernels.launch import Control, FusedSelection
+from xshare.kernels.control import Control
+from xshare.kernels.launch import FusedSelection
 from xshare.methods import decide_routing
 from xshare.report.plot import check_plot, plot_kernel
 from xshare.results import Row, provenance, write_result
@@ -70,8 +71,14 @@ class Shape:
         ]
         self.logits = torch.empty(n, experts, device="cuda", dtype=torch.bfloat16)
         self.flood = torch.zeros(2**25, device="cuda") if cold else None
-        rule = (self.spec.scoring, self.spec.correction_bias)
-        self.selection = FusedSelection(experts, k, n, "cuda", *rule, rows_per_request=each, score=self.policy.score)
+        self.selection = FusedSelection(
+            num_experts=experts,
+            rows=n,
+            device="cuda",
+            router=self.spec,
+            rows_per_request=each,
+            score=self.policy.score,
+        )
         self.control = Control("cuda")
         self.control.set_policy(self.policy)
         self.control.set_step(n, self.starts)

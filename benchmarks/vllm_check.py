@@ -101,13 +101,13 @@ class Witness:
         if waiting is not None:
             import xshare
 
-            layout = xshare.BatchLayout(self.state.layout(waiting).requests.cpu())
+            layout = xshare.BatchLayout(self.state.now.layout(waiting).requests.cpu())
             for layer in self.state.layers:
-                logits = layer.seen[:waiting].cpu()
-                want = xshare.route(logits, router_on_cpu(layer.router), self.state.policy, layout=layout).selected
+                logits = layer.buffers.seen[:waiting].cpu()
+                want = xshare.route(logits, router_on_cpu(layer.site.router), self.state.policy, layout=layout).selected
                 self.compared += 1
-                self.differ += int(not bool((want == layer.keep.cpu()).all()))
-            self.sizes.append([float(layer.keep.sum()) for layer in self.state.layers])
+                self.differ += int(not bool((want == layer.buffers.keep.cpu()).all()))
+            self.sizes.append([float(layer.buffers.keep.sum()) for layer in self.state.layers])
         self.native()
 
     def take(self) -> tuple[int, int, list[list[float]]]:
@@ -146,7 +146,7 @@ def run_case(name: str, tiny: bool) -> dict[str, Any]:
         begun = time.monotonic()
         llm = engine(case, tiny, Path(folder))
         state = state_of(llm)
-        paths = sorted({f"{layer.path}/{layer.mode}" for layer in state.layers})
+        paths = sorted({f"{layer.site.path}/{layer.hook.mode}" for layer in state.layers})
         check("attached", len(state.layers) == 4, f"{len(state.layers)} of 4 layers, {', '.join(paths)}")
         witness = Witness(state)
         witness.take()  # what warming up the engine left
@@ -163,11 +163,9 @@ def run_case(name: str, tiny: bool) -> dict[str, Any]:
             check(f"S equals the reference, batch {batch}", compared > 0 and not differ and prefills > 0, detail)
             found["tokens"][str(batch)], found["sizes"][str(batch)] = tokens, sizes
         if not drafts:
-            experts = state.layers[0].num_experts
+            experts = state.layers[0].site.num_experts
             llm.collective_rpc("xshare_set", args=(f"k0=1,m={experts}",))
-            state.settings = state.settings.model_copy(
-                update={"gates": state.settings.gates.model_copy(update={"bypass": False})}
-            )  # so that selection really runs
+            state.gates = state.gates.model_copy(update={"bypass": False})  # so that selection really runs
             everything = generate(llm, 16)
             ran = witness.take()[0]
             llm.collective_rpc("xshare_switch", args=(False,))

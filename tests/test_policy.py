@@ -1,6 +1,10 @@
 """Policy: one string form, one JSON form, one sentence for every mistake."""
 
+import json
+import re
+
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -139,3 +143,43 @@ def test_only_strings_can_be_parsed():
 def test_what_cannot_be_a_policy(value):
     with pytest.raises(PolicyError, match="string or a mapping"):
         Policy.of(value)
+
+
+@pytest.mark.parametrize(
+    ("text", "canonical"),
+    [
+        ("k0=1,ml=3:8/0:24", "k0=1,m=0,ml=0:24/3:8"),
+        ("k0=1,m=4,mr=2,ml=10:1/2:3,score=topk", "k0=1,m=4,mr=2,ml=2:3/10:1,score=topk"),
+        ("random:k0=1,ml=0:8", "random:k0=1,ml=0:8"),
+    ],
+)
+def test_budgets_by_layer_in_every_form(text, canonical):
+    policy = Policy.parse(text)
+    assert str(policy) == canonical
+    fields = policy.to_dict()
+    for form in (canonical, fields, json.loads(json.dumps(fields)), yaml.safe_load(yaml.safe_dump(fields))):
+        assert Policy.of(form) == policy
+        assert hash(Policy.of(form)) == hash(policy)
+
+
+def test_each_layer_has_its_own_policy_and_no_other_layer_is_named():
+    policy = Policy.parse("k0=1,m=4,ml=3:8")
+    assert list(map(str, policy.by_layer([2, 3]))) == ["k0=1,m=4", "k0=1,m=8"]
+    with pytest.raises(PolicyError, match=r"names layer 3, and the layers to act on are 0 to 2, 5"):
+        policy.by_layer([0, 1, 2, 5])
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("k0=1,ml=x", "layer_budgets (ml) must be layer:budget pairs as 0:24/3:8, not 'x'"),
+        ("k0=1,ml=5", "layer_budgets (ml) must be layer:budget pairs as 0:24/3:8, or a mapping of them, not 5"),
+        ("k0=1,ml=0:1/0:2", "layer_budgets (ml) must be one budget for each layer, not '0:1/0:2'"),
+        ("k0=1,tau=0.5,ml=0:8", "layer_budgets (ml) stand in place of batch_budget (m), which mass (tau) excludes"),
+        ("k0=0,ml=0:8/1:0", "layer_budgets (ml) of 0 need a warmup (k0) or a request_budget (mr): layer 1 would"),
+        ("oea:k0=1,ml=0:8", "layer_budgets (ml) is no knob of method 'oea'"),
+    ],
+)
+def test_budgets_by_layer_that_cannot_be(text, sentence):
+    with pytest.raises(PolicyError, match=re.escape(sentence)):
+        Policy.parse(text)

@@ -5,6 +5,7 @@ import pytest
 
 from xshare.engines.vllm.settings import settings_of
 from xshare.errors import PolicyError
+from xshare.policy import Policy
 from xshare.profile import Profile, ProfileError, model_hash, read_profile
 
 CONFIG = {"model_type": "qwen3_moe", "num_hidden_layers": 2, "hidden_size": 64, "num_experts": 8, "vocab_size": 99}
@@ -15,6 +16,15 @@ def test_written_and_read_again(tmp_path):
     profile = Profile(**GOOD, budgets=[1, 2])
     profile.save(tmp_path / "p.yaml")
     assert read_profile(tmp_path / "p.yaml") == profile
+
+
+def test_budgets_from_before_go_to_the_models_own_layers(tmp_path):
+    Profile(**GOOD, budgets=[1, 2]).save(tmp_path / "old.yaml")
+    assert str(read_profile(tmp_path / "old.yaml").policy_on([3, 4])) == "k0=1,m=4,ml=3:1/4:2"
+    by_layer = Profile(**(GOOD | {"policy": "k0=1,ml=3:1"}))
+    by_layer.save(tmp_path / "new.yaml")
+    assert "budgets" not in (tmp_path / "new.yaml").read_text()
+    assert read_profile(tmp_path / "new.yaml").policy_on([3, 4]) == Policy(warmup=1, layer_budgets={3: 1})
 
 
 def test_a_model_is_known_by_its_facts_in_either_form():

@@ -6,7 +6,6 @@ import torch
 from cases import make
 
 import xshare
-from xshare.routing import with_budgets
 
 
 def experts(mask):
@@ -46,7 +45,11 @@ def test_select_equals_oracle(block):
         assert experts(xshare.select(scores, case.xshare_policy(), **case.keywords())) == want, seed
 
 
-def test_budgets_by_layer_may_not_choose_nothing():
-    with pytest.raises(xshare.PolicyError, match="budgets of 0 need a warmup"):
-        with_budgets(xshare.Policy.parse("k0=0,m=8"), [0, 4], 2)
-    assert str(with_budgets(xshare.Policy.parse("k0=1,m=8"), [0, 4], 2)) == "k0=1,m=0"
+def test_routing_one_layer_needs_that_layers_policy():
+    policy, rows = xshare.Policy.parse("k0=1,m=2,ml=3:5"), torch.randn(4, 16)
+    with pytest.raises(xshare.PolicyError, match=r"pass policy.for_layer\(number\)"):
+        xshare.route(rows, xshare.RouterSpec.softmax(4), policy)
+    with pytest.raises(xshare.PolicyError, match=r"pass policy.for_layer\(number\)"):
+        xshare.select(rows.softmax(-1), policy)
+    for layer, m in ((3, 5), (0, 2)):
+        assert policy.for_layer(layer) == xshare.Policy(warmup=1, batch_budget=m)

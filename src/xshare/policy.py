@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from xshare.errors import PolicyError
 
@@ -17,6 +17,7 @@ LETTERS = {
     "mr": "request_budget",
     "mg": "device_budget",
     "tau": "mass",
+    "ml": "layer_budgets",
     "fill": "fill",
     "score": "score",
 }
@@ -58,13 +59,22 @@ class Knobs:
 
 
 def check_has_budget(policy: Policy) -> None:
-    if not any((policy.warmup, policy.batch_budget, policy.request_budget, policy.device_budget, policy.mass)):
+    budgets = (policy.batch_budget, policy.request_budget, policy.device_budget, policy.mass, *policy.own_budgets)
+    if not any((policy.warmup, *budgets)):
         raise PolicyError("policy selects nothing: at least one of k0, m, mr, mg and tau must be above zero")
     if policy.mass is not None and policy.batch_budget:
         raise PolicyError("mass (tau) and batch_budget (m) exclude each other: set one of the two")
     if policy.device_budget is not None and (policy.batch_budget or policy.mass is not None):
         other = "batch_budget (m)" if policy.batch_budget else "mass (tau)"
         raise PolicyError(f"device_budget (mg) and {other} exclude each other: set one of the two")
+    if policy.layer_budgets and (policy.mass is not None or policy.device_budget is not None):
+        other = "mass (tau)" if policy.device_budget is None else "device_budget (mg)"
+        raise PolicyError(f"layer_budgets (ml) stand in place of batch_budget (m), which {other} excludes")
+    if 0 in policy.own_budgets and not policy.warmup and not policy.request_budget:
+        layer = min(layer for layer, m in policy.layer_budgets.items() if not m)
+        raise PolicyError(
+            f"layer_budgets (ml) of 0 need a warmup (k0) or a request_budget (mr): layer {layer} would choose nothing"
+        )
 
 
 # Filled by methods/ as it registers itself, so that a policy is checked whole where it is written,
@@ -82,6 +92,29 @@ PRESETS = {
 
 
 Score = Literal["full", "topk"]
+Fill = Literal["level", "rounds"]
+
+
+def _layer_budgets(value: Any) -> Any:
+    """`0:24/3:8`, or a mapping whose keys may be text, as JSON's are -> {0: 24, 3: 8}, in the order of layers."""
+    if isinstance(value, str):
+        pairs = [pair.partition(":") for pair in value.split("/")]
+        if not all(layer.isdecimal() and m.isdecimal() for layer, _, m in pairs):
+            raise ValueError("layer:budget pairs as 0:24/3:8")
+        if len({int(layer) for layer, _, _ in pairs}) < len(pairs):
+            raise ValueError("one budget for each layer")
+        value = {int(layer): int(m) for layer, _, m in pairs}
+    if not isinstance(value, Mapping):
+        raise ValueError("layer:budget pairs as 0:24/3:8, or a mapping of them")
+    numbers = {int(key) if isinstance(key, str) and key.isdecimal() else key: m for key, m in value.items()}
+    in_order = all(isinstance(key, int) for key in numbers)  # anything else is refused by what comes after
+    return dict(sorted(numbers.items())) if in_order else numbers
+
+
+LayerBudgets = Annotated[
+    dict[Annotated[int, Field(ge=0)], Annotated[int, Field(ge=0)]],
+    BeforeValidator(_layer_budgets),
+]
 
 
 class Policy(BaseModel):
@@ -95,7 +128,8 @@ class Policy(BaseModel):
     request_budget: int = Field(0, ge=0)  # m_r: experts added for each request
     device_budget: int | None = Field(None, ge=0)  # m_g: experts each device is filled up to
     mass: float | None = Field(None, ge=0, le=1, allow_inf_nan=False)  # tau: share of the gating score to reach
-    fill: Literal["level", "rounds"] = "level"
+    layer_budgets: LayerBudgets = {}  # in place of m, by the model's own layer number; m for layers without one
+    fill: Fill = "level"
     score: Score = "full"
     params: dict[str, Any] = {}  # a method's own knobs, checked by the method
 
@@ -128,6 +162,35 @@ class Policy(BaseModel):
         """A method's own knob, or its default."""
         return self.params.get(name, METHOD_KNOBS[self.method].params[name].default)
 
+    # What differs by layer
+
+    @property
+    def own_budgets(self) -> tuple[int, ...]:
+        return tuple(self.layer_budgets.values())
+
+    def for_layer(self, layer: int) -> Policy:
+        """The policy of one layer, by the model's own number: its own m, and nothing that differs by layer."""
+        if not self.layer_budgets:
+            return self
+        own = self.model_dump(exclude={"layer_budgets"})
+        own["batch_budget"] = self.layer_budgets.get(layer, self.batch_budget)
+        try:
+            return type(self)(**own)
+        except PolicyError as error:
+            raise PolicyError(f"layer {layer} of {self}: {error}") from None
+
+    def by_layer(self, layers: Sequence[int]) -> list[Policy]:
+        """The policy of each of these layers, all that it acts on: a budget for any other is refused."""
+        if unknown := [layer for layer in self.layer_budgets if layer not in layers]:
+            raise PolicyError(
+                f"layer_budgets (ml) names layer {unknown[0]}, and the layers to act on are {_ranges(layers)}"
+            )
+        return [self.for_layer(layer) for layer in layers]
+
+    def with_layer_budgets(self, budgets: Mapping[int, int]) -> Policy:
+        """The same policy with another m in these layers."""
+        return type(self)(**(self.model_dump() | {"layer_budgets": dict(budgets)}))
+
     # The string form
 
     @classmethod
@@ -137,7 +200,7 @@ class Policy(BaseModel):
             raise PolicyError(f"a policy to parse must be a string as k0=1,m=24, not {text!r}")
         text = PRESETS.get(text.strip(), text.strip())
         method, colon, knobs = text.partition(":")
-        if not colon:
+        if not colon or "=" in method:  # a colon further on is one of ml's
             method, knobs = ("xshare", text) if "=" in text else (text, "")
         if method not in METHOD_KNOBS:
             expected = ", ".join([*METHOD_KNOBS, *PRESETS])
@@ -195,6 +258,17 @@ class Policy(BaseModel):
         return self.model_dump(exclude_defaults=True)
 
 
+def _ranges(numbers: Sequence[int]) -> str:
+    """`0 to 3, 5`"""
+    found: list[list[int]] = []
+    for number in sorted(numbers):
+        if found and number == found[-1][1] + 1:
+            found[-1][1] = number
+        else:
+            found.append([number, number])
+    return ", ".join(str(low) if low == high else f"{low} to {high}" for low, high in found)
+
+
 def _number(text: str) -> int | float | str:
     for kind in (int, float):
         try:
@@ -205,6 +279,8 @@ def _number(text: str) -> int | float | str:
 
 
 def _spell(value: Any) -> str:
+    if isinstance(value, dict):
+        return "/".join(f"{layer}:{m}" for layer, m in value.items())
     return f"{value:g}" if isinstance(value, float) and float(f"{value:g}") == value else str(value)
 
 
@@ -215,7 +291,7 @@ def _sentence(error: ValidationError) -> str:
     if first["type"] == "extra_forbidden":
         return f"{name!r} is no field of a policy: expected one of method, {', '.join(FIELD_LETTERS)}, params"
     letter = f" ({FIELD_LETTERS[name]})" if FIELD_LETTERS.get(name, name) != name else ""
-    wanted = first["msg"].removeprefix("Input should be ")
+    wanted = first["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
     return f"{name}{letter} must be {wanted}, not {first['input']!r}"
 
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from xshare.errors import XShareError
+from xshare.errors import PolicyError, XShareError
 from xshare.files import whole_file
 from xshare.policy import Policy
 
@@ -38,8 +38,8 @@ class Profile(BaseModel):
     model: str
     config: str  # model_hash of the model's configuration
     policy: str
+    # In profiles from before layer_budgets: an m for each MoE layer that it acts on, in their order.
     budgets: Annotated[list[Annotated[int, Field(ge=0, strict=True)]], Field(min_length=1)] | None = None
-    # a batch_budget for each MoE layer, in place of the policy's m
     measured: dict[str, Any]
     versions: dict[str, Any]
 
@@ -54,6 +54,18 @@ class Profile(BaseModel):
         found = self.measured.get("drafts")
         return found if isinstance(found, int) else 0
 
+    def policy_on(self, layers: Sequence[int]) -> Policy:
+        """The policy, for a model whose MoE layers have these numbers."""
+        policy = Policy.parse(self.policy)
+        if self.budgets is None:
+            return policy
+        if len(self.budgets) != len(layers):
+            raise PolicyError(
+                f"the profile's budgets must be {len(layers)} whole numbers, one for each layer to act on, "
+                f"not {self.budgets}"
+            )
+        return policy.with_layer_budgets(dict(zip(layers, self.budgets, strict=True)))
+
     def check(self, config: Any) -> None:
         """Refuse a model that the profile was not made for."""
         if model_hash(config) != self.config:
@@ -64,7 +76,8 @@ class Profile(BaseModel):
 
     def save(self, path: Path) -> None:
         with whole_file(path) as temporary:
-            temporary.write_text(yaml.safe_dump(self.model_dump(), sort_keys=False, allow_unicode=True))
+            found = self.model_dump(exclude={"budgets"} if self.budgets is None else None)
+            temporary.write_text(yaml.safe_dump(found, sort_keys=False, allow_unicode=True))
 
 
 def model_hash(config: Any) -> str:

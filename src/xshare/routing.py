@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -93,23 +93,11 @@ def route(
     return apply(step, router, policy, torch.promote_types(logits.dtype, torch.float32), keep)
 
 
-def with_budgets(policy: Policy, budgets: Sequence[int], layers: int) -> Policy:
-    """The policy that stands for one with a batch_budget of its own in each layer: the smallest of them, so that a step
-    is left alone only where no layer can save anything."""
-    if not isinstance(budgets, Sequence):
-        raise PolicyError(f"budgets must be a list of whole numbers, one a layer, not {budgets!r}")
-    if len(budgets) != layers or not all(isinstance(m, int) and not isinstance(m, bool) and m >= 0 for m in budgets):
-        raise PolicyError(f"budgets must be {layers} whole numbers, one a layer, not {list(budgets)}")
-    if policy.mass is not None or policy.device_budget is not None or policy.method != "xshare":
-        raise PolicyError(f"budgets by layer take the place of batch_budget (m), which {policy} does not have")
-    if not min(budgets) and not policy.warmup and not policy.request_budget:
-        raise PolicyError("budgets of 0 need a warmup (k0) or a request_budget (mr): that layer would choose nothing")
-    return policy.model_copy(update={"batch_budget": min(budgets)})
-
-
 def check_policy(policy: Policy, placement: Placement | None, num_experts: int) -> None:
     if not isinstance(policy, Policy):
         raise PolicyError(f"policy must be an xshare.Policy, not {type(policy).__name__}: see Policy.parse")
+    if policy.layer_budgets:
+        raise PolicyError(f"layer_budgets (ml) need the layer's number: pass policy.for_layer(number) of {policy}")
     if policy.device_budget is not None and placement is None:
         raise LayoutError("placement is required with device_budget (mg): it says which device holds each expert")
     if policy.warmup > num_experts:

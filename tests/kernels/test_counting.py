@@ -7,7 +7,7 @@ from xshare import BatchLayout, Placement, Policy, RouterSpec, route
 
 pytest.importorskip("triton", reason="Triton has no wheel for this platform")
 
-from xshare.kernels.launch import count_step
+from xshare.kernels.sampled import Sampled
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -41,14 +41,13 @@ def test_counts_equal_the_report(router):
         for i, each in enumerate(found):
             counts = (each.active_native.sum(), each.selected.sum(), each.active.sum(), each.mass, each.max_load)
             want[:, i] += torch.stack([count.double() for count in counts])
-        count_step(
-            logits.to(DEVICE),
-            rows,
-            keep.to(DEVICE),
-            router,
-            bias.expand(layers, N).contiguous().to(DEVICE),
-            placement.devices.int().expand(layers, N).contiguous().to(DEVICE),
-            3,
-            sums,
+        sampled = Sampled(
+            seen=logits.to(DEVICE),
+            keep=keep.to(DEVICE),
+            router=router,
+            bias=bias.expand(layers, N).contiguous().to(DEVICE),
+            devices=placement.devices.int().expand(layers, N).contiguous().to(DEVICE),
+            num_devices=3,
         )
+        sampled.count(rows, sums)
     torch.testing.assert_close(sums.cpu(), want, rtol=1e-5, atol=1e-6)

@@ -143,6 +143,19 @@ def test_what_a_trace_cannot_answer_is_refused():
 
 
 @pytest.mark.parametrize("make", [chosen_trace, full_trace])
+def test_a_budget_of_its_own_in_some_layer(make):
+    trace = make()
+    last = trace.header.layers[-1]
+    texts = ("k0=1,m=1", "k0=1,m=3", f"k0=1,m=1,ml={last}:3")
+    one, three, own = replay(trace, list(map(Policy.parse, texts)), one_pass(trace, 4))
+    for name, table in own.metrics.items():
+        assert (table[:, :-1] == one.metrics[name][:, :-1]).all()
+        assert (table[:, -1] == three.metrics[name][:, -1]).all()
+    with pytest.raises(PolicyError, match="names layer 99"):
+        replay(trace, [Policy.parse("k0=1,ml=99:3")], one_pass(trace, 4))
+
+
+@pytest.mark.parametrize("make", [chosen_trace, full_trace])
 def test_overlap_of_neighbours_is_largest(make):
     rows = {(row["pair"], row["top"]): row for row in overlap(make(), pairs=500)}
     top = make().header.top_k

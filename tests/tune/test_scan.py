@@ -8,7 +8,7 @@ from xshare.tune.scan import Candidate, allocate, front, grid, looks, scan
 
 
 def candidate(m, active, mass):
-    return Candidate(Policy(warmup=1, batch_budget=m), None, tuple(active), (40.0, 40.0), tuple(mass))
+    return Candidate(Policy(warmup=1, batch_budget=m), tuple(active), (40.0, 40.0), tuple(mass))
 
 
 # In the first layer a few experts keep nearly everything; the second needs many.
@@ -48,8 +48,8 @@ def test_the_grid_stays_below_k():
 def test_the_other_score_for_who_asks_for_it():
     other = grid(64, 4, drafts=3, score="topk")
     assert [policy.model_copy(update={"score": "full"}) for policy in other] == grid(64, 4, drafts=3)
-    by_layer = replace(FAMILY[0], policy=other[1], budgets=(0, 8))
-    assert by_layer.name == "k0=1,m=[0,8],score=topk"
+    by_layer = replace(FAMILY[0], policy=other[1].with_layer_budgets({0: 0, 1: 8}))
+    assert by_layer.name == "k0=1,m=4,ml=0:0/1:8,score=topk"
 
 
 def test_request_budgets_join_with_drafts():
@@ -70,9 +70,9 @@ def test_a_real_engine(engine):
     for each in found:
         assert len(each.active) == len(each.mass) == 2
         assert all(a <= n + 1e-9 for a, n in zip(each.active, each.native, strict=True))
-    by_layer = [each for each in found if each.budgets is not None]
-    assert all(each.name.startswith(("k0=1,m=[", "k0=2,m=[")) for each in by_layer)
-    at = {str(each.policy): each.kl for each in found if each.budgets is None}
+    by_layer = [each for each in found if each.policy.layer_budgets]
+    assert all(each.name.startswith(("k0=1,m=0,ml=0:", "k0=2,m=0,ml=0:")) for each in by_layer)
+    at = {str(each.policy): each.kl for each in found if not each.policy.layer_budgets}
     assert 0 <= at["k0=1,m=8"] < at["k0=1,m=0"]
 
 

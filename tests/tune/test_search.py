@@ -76,7 +76,7 @@ def searching(most, kept=(), right=lambda name: True, max_drop=0.05):
     return found, rows
 
 
-LINE = [Candidate(Policy(warmup=1, batch_budget=m), None, (m,), (41.0,), (1.0,)) for m in (1, 2, 3)]
+LINE = [Candidate(Policy(warmup=1, batch_budget=m), (m,), (41.0,), (1.0,)) for m in (1, 2, 3)]
 
 
 def test_rounds_double_and_only_whole_ones_are_asked():
@@ -114,7 +114,7 @@ def test_what_was_loaded_is_a_mean_over_steps():
 
 @pytest.mark.parametrize("max_drop", [0.02, 0.05, 0.5])
 def test_the_boldest_that_holds_is_found_by_halving(max_drop):
-    line = [Candidate(Policy(warmup=1, batch_budget=m), None, (m,), (41.0,), (1.0,)) for m in range(41)]
+    line = [Candidate(Policy(warmup=1, batch_budget=m), (m,), (41.0,), (1.0,)) for m in range(41)]
     search = Known(
         None,
         lambda unseen, number: [None] * 400,

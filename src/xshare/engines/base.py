@@ -63,8 +63,8 @@ class Engine(Protocol):
     forces: bool  # whether it can `diverge`: not behind a server, nor with drafts in vLLM
     serves: Policy | None  # what a server that can be changed was found with
 
-    def use(self, policy: Policy | None, budgets: Sequence[int] | None = None) -> None:
-        """From the next run on; counters start from zero. `budgets`: a batch_budget for each layer, instead of m."""
+    def use(self, policy: Policy | None) -> None:
+        """From the next run on; counters start from zero."""
 
     def run(
         self,

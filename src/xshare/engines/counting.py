@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from typing import Any
 
-FIGURES = ("experts_native", "experts_active", "mass_kept")
+LAYER = re.compile(r"(?:^|\.)(\d+)(?:\.|$)")
+# What is counted of a step, by layer. An engine may count fewer.
+FIGURES = ("experts_native", "experts_selected", "experts_active", "mass_kept", "top1_kept", "max_load", "excluded")
+
+
+def layer_numbers(names: Sequence[str]) -> list[int]:
+    """The model's own numbers of layers by their names: model.layers.3.mlp.gate is 3."""
+    return [int(number[1]) if (number := LAYER.search(name)) else place for place, name in enumerate(names)]
 
 
 def since(before: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
@@ -25,7 +34,7 @@ def since(before: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
     if at > until:  # cleared in between
         at = 0
     found["samples"] = until - at
-    for name in FIGURES if until > at else ():
+    for name in [name for name in FIGURES if name in now] if until > at else ():
         old = before[name] if at else [0.0] * len(now[name])
         by_layer = [(b * until - a * at) / (until - at) for a, b in zip(old, now[name], strict=True)]
         found[name], found["mean"][name] = by_layer, sum(by_layer) / len(by_layer)

@@ -57,23 +57,18 @@ class ServerEngine:
         if self.live:
             self.about |= {"experts": found[0]["experts"], "top_k": found[0]["top_k"]}
             self.about |= {"layers": len(found[0]["layers"])}
-            if self.serves is not None and found[0].get("budgets") is not None:  # what `serves` does not say
-                self.about["budgets"] = found[0]["budgets"]
             self._before = found[0]
         else:
             self.about["policy"] = self._running()
 
     # The policy
 
-    def use(self, policy: Policy | None, budgets: Sequence[int] | None = None) -> None:
-        """`serves` itself, not one that is spelled alike, comes with the budgets by layer that it was found with."""
+    def use(self, policy: Policy | None) -> None:
         wanted = "native" if policy is None else str(policy)
         if self.live:
-            if policy is not None and policy is self.serves:
-                budgets = self._found.get("budgets")
             calls: list[tuple[Any, ...]] = [("xshare_switch", policy is not None)]
             if policy is not None:
-                calls.insert(0, ("xshare_set", wanted, None if budgets is None else list(budgets)))
+                calls.insert(0, ("xshare_set", wanted))
             for method, *values in calls:
                 if self._rpc(method, *values) is None:
                     raise ServerError(f"the server at {self.http.url} refuses the policy {wanted}: its log says why")
@@ -235,7 +230,7 @@ class ServerEngine:
         if not self.live:
             return
         try:
-            restored = self._rpc("xshare_set", self._found["policy"], self._found.get("budgets")) is not None
+            restored = self._rpc("xshare_set", self._found["policy"]) is not None
             # Rather off than on with what was tried last.
             restored &= self._rpc("xshare_switch", self._found["on"] and restored) is not None
         except ServerError:

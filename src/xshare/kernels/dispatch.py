@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 
 from xshare.batch import BatchLayout, Placement
+from xshare.kernels.control import Control
+from xshare.kernels.limits import DTYPES, unsupported_policy, unsupported_shape
 from xshare.policy import Policy
 from xshare.router import RouterSpec
 
@@ -25,33 +27,27 @@ def fused_set(
         return None
     if torch.cuda.is_current_stream_capturing():
         return None
-    from xshare.kernels.launch import DTYPES, Control, FusedSelection, unsupported_policy, unsupported_shape
-
     n, N = rows.shape
     starts = list(range(n + 1)) if layout is None else layout.starts
     if rows.dtype not in DTYPES or starts is None or placement.devices.ndim > 1 or unsupported_policy(policy):
         return None
-    longest = max((b - a for a, b in pairwise(starts)), default=1) if policy.request_budget else 0
-    groups = (1, 1) if router is None else (router.n_group, router.topk_group)
     bias = None if router is None else router.correction_bias
-    if unsupported_shape(N, n, groups[0]) or (bias is not None and bias.ndim > 1):
+    if unsupported_shape(N, n, 1 if router is None else router.n_group) or (bias is not None and bias.ndim > 1):
         return None
+    from xshare.kernels.launch import FusedSelection
+
     with torch.cuda.device(rows.device):  # launches go to the current one
         selection = FusedSelection(
-            N,
-            0 if router is None else router.top_k,
-            n,
-            rows.device,
-            "given" if router is None else router.scoring,
-            bias,
-            *groups,
-            rows_per_request=longest,
+            num_experts=N,
+            rows=n,
+            device=rows.device,
+            router=router,
+            rows_per_request=max((b - a for a, b in pairwise(starts)), default=1) if policy.request_budget else 0,
             placement=None if policy.device_budget is None else placement,
             fill=policy.fill,
-            mask_logits=False,
-            with_mass=False,
             score=policy.score,
-            renormalize=router is None or router.renormalize,
+            mask_logits=False,
+            with_share=False,
         )
         control = Control(rows.device, max_requests=n)
         control.set_policy(policy)

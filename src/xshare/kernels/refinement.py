@@ -6,7 +6,9 @@ import triton
 import triton.language as tl
 
 from xshare.kernels.rows import LOWEST_FLOAT, first_of, log_sigmoid
+from xshare.kernels.words import Word
 
+GATE = tl.constexpr(int(Word.GATE))
 ABSENT = tl.constexpr(float("-inf"))
 
 
@@ -43,7 +45,7 @@ def reroute_rows(
     cols = tl.arange(0, BN)[None, :]
     inside = cols < N
     keep = tl.load(keep_ptr + cols, mask=inside, other=0) != 0
-    if (tl.load(control) != 0) & (tl.sum(keep.to(tl.int32)) < N):
+    if (tl.load(control + GATE) != 0) & (tl.sum(keep.to(tl.int32)) < N):
         x = tl.load(logits + row * stride + cols, mask=inside, other=ABSENT).to(tl.float32)
         top = tl.max(x, axis=1)
         broken = tl.sum((x != x).to(tl.int32), axis=1)

@@ -183,7 +183,7 @@ def votes(
     """The votes of the requests [first, last), BQ at a time and each inside one warp -> sums and counts [BQ, BN].
 
     A request's rows are read EACH at a time; with EACH = 0 every row below `end` is a request of its own. Each row's
-    best logit and total are left in `stats`, for the kept mass.
+    best logit and total are left in `stats`, for the share inside S.
     """
     AT_ONCE: tl.constexpr = EACH if EACH > 0 else 1
     turn = tl.arange(0, AT_ONCE * BQ) // BQ

@@ -4,7 +4,7 @@ The steps are those of `algorithms/`. Rows and columns want opposite layouts, on
 and turning a tile from one into the other inside a kernel costs more than all arithmetic together. So votes go through
 a little scratch memory (columns.leave_votes, add_up), which costs one trip to the cache.
 
-What changes from step to step is read from device memory (launch.Control), so a captured graph follows it.
+What changes from step to step is read from device memory (control.Control), so a captured graph follows it.
 """
 
 import triton
@@ -12,8 +12,9 @@ import triton.language as tl
 
 from xshare.kernels.columns import add_up, choose, leave_votes
 from xshare.kernels.rows import LOWEST_FLOAT, SIGMOID, SOFTMAX, addresses, as_rows, fold, read_rows, vote, votes
+from xshare.kernels.words import Word
 
-GATE, ROWS, REQUESTS, K0, M, MR, MG, SAMPLE = (tl.constexpr(i) for i in range(8))  # the control words
+GATE, ROWS, REQUESTS, K0, M, MR, MG, SAMPLE = (tl.constexpr(int(word)) for word in Word)
 
 # EARLY, programmatic dependent launch: a kernel starts while the one in front of it still runs, and waits for it before
 # it touches logits, outputs or scratch, which kernels in front write or read. The control, the layer's budget and the
@@ -82,26 +83,26 @@ def _kept_again(x, rows, top, total, S, end, SCORING: tl.constexpr):
 
 @triton.jit
 def _leave_open(
-    first, present, keep, bias, masked_bias, mass,
-    N: tl.constexpr, BR: tl.constexpr, BN: tl.constexpr, MASK_BIAS: tl.constexpr, MASS: tl.constexpr,
+    first, present, keep, bias, masked_bias, share,
+    N: tl.constexpr, BR: tl.constexpr, BN: tl.constexpr, MASK_BIAS: tl.constexpr, SHARE: tl.constexpr,
 ):  # fmt: skip
     """The gate is closed: S = E, and no logit is touched."""
     rows = first + tl.arange(0, BR)
     if first == 0:
         _write_set(tl.arange(0, BN) < N, keep, bias, masked_bias, N, BN, MASK_BIAS)
-    if MASS:
-        tl.store(mass + rows, tl.full([BR], 1.0, tl.float32), mask=rows < present)
+    if SHARE:
+        tl.store(share + rows, tl.full([BR], 1.0, tl.float32), mask=rows < present)
 
 
 @triton.jit(do_not_specialize=["present"])  # one kernel for all numbers of rows of a bucket
 def select_in_one_tile(
-    logits, stride, present, bias_ptr, control, tau_ptr, devices, num_devices, keep, masked_bias, mass, seen,
+    logits, stride, present, bias_ptr, control, tau_ptr, devices, num_devices, keep, masked_bias, share, seen,
     budget_ptr, halves, counts,
     N: tl.constexpr, BR: tl.constexpr, BQ: tl.constexpr, BN: tl.constexpr, SPAN: tl.constexpr,
     TOP_K: tl.constexpr, BY_TOP_K: tl.constexpr, SCORING: tl.constexpr, RENORMALIZE: tl.constexpr,
     GROUPS: tl.constexpr, KEEP_GROUPS: tl.constexpr,
     DEVICES: tl.constexpr, ROUNDS: tl.constexpr, MASK_LOGITS: tl.constexpr, MASK_BIAS: tl.constexpr,
-    MASS: tl.constexpr, SEEN: tl.constexpr, OWN: tl.constexpr, LOWEST: tl.constexpr, EARLY: tl.constexpr,
+    SHARE: tl.constexpr, SEEN: tl.constexpr, OWN: tl.constexpr, LOWEST: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """Few rows and no requests: one program, one tile, in registers from the first step to the last."""
     if EARLY:  # nothing ahead of it: measured, it made this kernel no faster
@@ -117,7 +118,7 @@ def select_in_one_tile(
     gate = tl.load(control + GATE)
     rows, place, there, x = _rows_at(logits, stride, 0, present, N, BR, BN, SPAN)
     if gate == 0:
-        _leave_open(0, present, keep, bias, masked_bias, mass, N, BR, BN, MASK_BIAS, MASS)
+        _leave_open(0, present, keep, bias, masked_bias, share, N, BR, BN, MASK_BIAS, SHARE)
     else:
         value = tl.where((rows < end)[:, None], x.to(tl.float32), float("-inf"))
         score, choice, best, usable, _, total = read_rows(value, bias, N, BR, BN, SCORING, GROUPS, KEEP_GROUPS)
@@ -129,11 +130,11 @@ def select_in_one_tile(
         S = choose(u, count, m, m_g, tau, devices, num_devices, N, BN, TOP_K, DEVICES, ROUNDS)
         if MASK_LOGITS:
             _mask_rows(logits, place, there, x, S, LOWEST)
-        if MASS:
+        if SHARE:
             kept = tl.sum(tl.where(S[None, :], score, 0.0), axis=1)
             if SCORING != SOFTMAX:  # softmax's scores are shares already
                 kept = kept / total
-            tl.store(mass + rows, tl.where(usable & (total > 0), kept, 1.0), mask=rows < present)
+            tl.store(share + rows, tl.where(usable & (total > 0), kept, 1.0), mask=rows < present)
         _write_set(S, keep, bias, masked_bias, N, BN, MASK_BIAS)
     if SEEN:
         _leave_seen(seen, sample, rows, present, x, N, BN)
@@ -141,14 +142,14 @@ def select_in_one_tile(
 
 @triton.jit(do_not_specialize=["present"])
 def select_in_blocks(
-    logits, stride, present, bias_ptr, starts, control, tau_ptr, devices, num_devices, keep, masked_bias, mass, seen,
+    logits, stride, present, bias_ptr, starts, control, tau_ptr, devices, num_devices, keep, masked_bias, share, seen,
     budget_ptr, stats, halves, counts, sums, totals, arrivals,
     BLOCKS: tl.constexpr, PART: tl.constexpr, QUOTA: tl.constexpr, DIRECT: tl.constexpr,
     N: tl.constexpr, BR: tl.constexpr, BQ: tl.constexpr, BN: tl.constexpr, SPAN: tl.constexpr, EACH: tl.constexpr,
     TOP_K: tl.constexpr, BY_TOP_K: tl.constexpr, SCORING: tl.constexpr, RENORMALIZE: tl.constexpr,
     GROUPS: tl.constexpr, KEEP_GROUPS: tl.constexpr,
     DEVICES: tl.constexpr, ROUNDS: tl.constexpr, MASK_LOGITS: tl.constexpr, MASK_BIAS: tl.constexpr,
-    MASS: tl.constexpr, SEEN: tl.constexpr, OWN: tl.constexpr, LOWEST: tl.constexpr, EARLY: tl.constexpr,
+    SHARE: tl.constexpr, SEEN: tl.constexpr, OWN: tl.constexpr, LOWEST: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """More rows, or requests: every program takes QUOTA requests, all meet, and each then finishes BR rows.
 
@@ -170,12 +171,12 @@ def select_in_blocks(
     gate = tl.load(control + GATE)  # of the words' cache line; asked for ahead, ptxas waits for it before the logits
     rows, place, there, x = _rows_at(logits, stride, block * BR, present, N, BR, BN, SPAN)
     if gate == 0:
-        _leave_open(block * BR, present, keep, bias, masked_bias, mass, N, BR, BN, MASK_BIAS, MASS)
+        _leave_open(block * BR, present, keep, bias, masked_bias, share, N, BR, BN, MASK_BIAS, SHARE)
     else:
         if PART != 2:
             high, low, count = votes(
                 logits, stride, bias, starts, block * QUOTA, tl.minimum(last, (block + 1) * QUOTA), end, k0, m_r, stats,
-                N, BQ, BN, SPAN, EACH, TOP_K, BY_TOP_K, SCORING, RENORMALIZE, GROUPS, KEEP_GROUPS, MASS,
+                N, BQ, BN, SPAN, EACH, TOP_K, BY_TOP_K, SCORING, RENORMALIZE, GROUPS, KEEP_GROUPS, SHARE,
             )  # fmt: skip
             if DIRECT:  # few enough for everyone to add up all rows
                 leave_votes(high, low, count, halves, counts, block * BQ, BLOCKS * BQ, BQ, BN)
@@ -204,14 +205,14 @@ def select_in_blocks(
                     u += tl.load(sums + other * BN + cols, cache_modifier=".cg")
                     count += tl.load(totals + other * BN + cols, cache_modifier=".cg")
             top, total = tl.zeros([BR], tl.float32), tl.zeros([BR], tl.float32)
-            if MASS:
+            if SHARE:
                 top = tl.load(stats + 2 * rows, mask=rows < end, other=0.0, cache_modifier=".cg")
                 total = tl.load(stats + 2 * rows + 1, mask=rows < end, other=0.0, cache_modifier=".cg")
             S = choose(u, count, m, m_g, tau, devices, num_devices, N, BN, TOP_K, DEVICES, ROUNDS)
             if MASK_LOGITS:
                 _mask_rows(logits, place, there, x, S, LOWEST)
-            if MASS:
-                tl.store(mass + rows, _kept_again(x, rows, top, total, S, end, SCORING), mask=rows < present)
+            if SHARE:
+                tl.store(share + rows, _kept_again(x, rows, top, total, S, end, SCORING), mask=rows < present)
             if block == 0:
                 _write_set(S, keep, bias, masked_bias, N, BN, MASK_BIAS)
     if SEEN and PART != 1:

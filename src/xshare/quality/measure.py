@@ -59,13 +59,12 @@ def answer(
     *,
     batch: int,
     limit: int,
-    budgets: Sequence[int] | None = None,
     alike: bool = False,
     advance: Advance = quiet,
 ) -> Outcome:
     """Decode all tasks. `alike`: no batch with two kinds of them. One kind after the other, unless the engine decodes
     several batches in a pass, of which each can have its own."""
-    engine.use(policy, budgets)
+    engine.use(policy)
     groups = [list(tasks)]
     apart: dict[str, Any] = {}
     if alike and getattr(engine, "lanes", 1) > 1:

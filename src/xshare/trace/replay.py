@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 import torch
@@ -39,7 +39,8 @@ def replay(
 ) -> list[Outcome]:
     """Run every policy on the same batches. `advance` is told how many batches are done, for a progress bar."""
     for policy in policies:
-        check_policy(policy, placement, trace.header.num_experts)
+        for own in policy.by_layer(trace.header.layers):
+            check_policy(own, placement, trace.header.num_experts)
         if trace.header.score == "topk" and policy.warmup > (k := trace.header.top_k):
             raise PolicyError(
                 f"warmup (k0) must be at most {k}, the experts a token this trace holds, not {policy.warmup}"
@@ -77,7 +78,20 @@ def make_step(trace: Trace, batches: Batches, placement: Placement | None) -> St
 
 
 def run(step: Step, trace: Trace, policy: Policy) -> Report:
-    """One policy on prepared rows. Where only chosen experts are known, a row routes to those of them that are kept."""
+    """One policy on prepared rows, in each layer its own."""
+    own = policy.by_layer(trace.header.layers)
+    found = {each: run_one(step, trace, each) for each in dict.fromkeys(own)}
+    if len(found) == 1:
+        return found[own[0]]
+
+    def pick(name: str) -> torch.Tensor:  # [batches, layers, ...]
+        return torch.stack([getattr(found[each], name)[:, layer] for layer, each in enumerate(own)], dim=1)
+
+    return Report(**{field.name: pick(field.name) for field in fields(Report)})
+
+
+def run_one(step: Step, trace: Trace, policy: Policy) -> Report:
+    """The same policy in all layers. Where only chosen experts are known, a row routes to the kept ones of them."""
     if step.logits is not None:
         return apply(step, trace.router(), policy)
     selection = decide_routing(step, policy)

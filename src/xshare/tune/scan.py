@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from xshare.engines.base import Engine
+from xshare.engines.counting import layer_numbers
 from xshare.errors import XShareError
 from xshare.policy import Policy, Score
 
@@ -23,7 +24,6 @@ REQUESTED = (1, 2, 4, 6, 8)  # request budgets, where a request has several rows
 @dataclass(frozen=True)
 class Candidate:
     policy: Policy
-    budgets: tuple[int, ...] | None  # by layer
     active: tuple[float, ...]  # by layer
     native: tuple[float, ...]
     mass: tuple[float, ...]
@@ -36,10 +36,7 @@ class Candidate:
 
     @property
     def name(self) -> str:
-        if self.budgets is None:
-            return str(self.policy)
-        score = "" if self.policy.score == "full" else f",score={self.policy.score}"
-        return f"k0={self.policy.warmup},m=[{','.join(map(str, self.budgets))}]{score}"
+        return str(self.policy)
 
     @property
     def mean_active(self) -> float:
@@ -73,11 +70,10 @@ def look(
     prompts: Sequence[Sequence[int]],
     answers: Sequence[Sequence[int]],
     policy: Policy,
-    budgets: Sequence[int] | None,
     tokens: int,
 ) -> Candidate:
     """One batch decodes native's answers, or so many tokens where it cannot be forced -> what it loaded and kept."""
-    engine.use(policy, budgets)
+    engine.use(policy)
     kl = None
     if answers:
         forced = engine.diverge(prompts, answers, len(prompts))
@@ -87,9 +83,8 @@ def look(
     stats = engine.stats()
     if not stats["mean"].get("experts_active"):
         raise XShareError(f"no step of {policy} was counted: its answers are too short, or the engine routes natively")
-    own = None if budgets is None else tuple(budgets)
     active, native, mass = (tuple(stats[name]) for name in ("experts_active", "experts_native", "mass_kept"))
-    return Candidate(policy, own, active, native, mass, kl)
+    return Candidate(policy, active, native, mass, kl)
 
 
 def scan(
@@ -105,7 +100,7 @@ def scan(
 
     `known` were looked at before; `keep` gets every new one.
     """
-    there = {(str(each.policy), each.budgets): each for each in known}
+    there = {each.policy: each for each in known}
     engine.count_all(True)
 
     @cache
@@ -120,17 +115,16 @@ def scan(
 
     found: list[Candidate] = []
 
-    def add(policy: Policy, budgets: Sequence[int] | None) -> None:
-        own = None if budgets is None else tuple(budgets)
-        if (str(policy), own) in there:
-            found.append(there[str(policy), own])
+    def add(policy: Policy) -> None:
+        if policy in there:
+            found.append(there[policy])
         else:
-            found.append(look(engine, *forced(), policy, budgets, tokens))
+            found.append(look(engine, *forced(), policy, tokens))
             keep(found[-1])
 
     policies = grid(engine.about["experts"], engine.about["top_k"], engine.about["drafts"], score)
     for policy in policies:
-        add(policy, None)
+        add(policy)
         advance(1)
     whole = {candidate.policy: candidate for candidate in found}
     for k0 in DIVIDED:
@@ -138,10 +132,15 @@ def scan(
         for like in family[SOME]:
             budgets = allocate(family, like.mean_active)
             if len(set(budgets)) > 1:
-                add(like.policy, budgets)
+                add(divided(like.policy, dict(zip(layer_numbers(engine.stats()["layers"]), budgets, strict=True))))
             advance(1)
     engine.count_all(False)
     return found
+
+
+def divided(policy: Policy, budgets: dict[int, int]) -> Policy:
+    """Alike but for m, which every layer has its own of."""
+    return policy.model_copy(update={"batch_budget": 0}).with_layer_budgets(budgets)
 
 
 def looks(num_experts: int, top_k: int, drafts: int = 0) -> int:

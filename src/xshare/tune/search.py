@@ -211,10 +211,8 @@ class Search:
         if key in self.known:
             self.advance(len(tasks))
             return self.known[key]
-        policy, budgets = (None, None) if candidate is None else (candidate.policy, candidate.budgets)
-        found = answer(
-            self.engine, policy, tasks, budgets=budgets, batch=self.batch, limit=self.limit, advance=self.advance
-        )
+        policy = None if candidate is None else candidate.policy
+        found = answer(self.engine, policy, tasks, batch=self.batch, limit=self.limit, advance=self.advance)
         turn = trial.turn if trial.unseen and candidate is not None else None
         row: Row = {"policy": name, "unseen": trial.unseen, "round": trial.looks, "turn": turn, "right": found.right}
         row |= {"steps": found.run.steps, "rows": found.run.rows, "mean": found.stats.get("mean", {})}

@@ -29,7 +29,7 @@ def ratios(
     for repeat in (number for number in range(REPEATS) if number not in mine):
         prompts, otps = workload.prompts_of(engine, repeat), {}
         for native in (True, False) if repeat % 2 else (False, True):
-            engine.use(*((None, None) if native else (candidate.policy, candidate.budgets)))
+            engine.use(None if native else candidate.policy)
             warm(engine, workload, workload.prompts_of(engine, -1))
             otps[native] = measure(engine, workload, prompts, None, quiet)[0]["otps"]
         mine[repeat] = {"timed": candidate.name, "repeat": repeat, "otps": otps[False], "otps_native": otps[True]}

@@ -24,15 +24,12 @@ Progress = Callable[[str, int], AbstractContextManager[Advance]]
 
 
 def to_sample(found: Candidate) -> Row:
-    budgets = None if found.budgets is None else list(found.budgets)
-    figures = [found.active, found.native, found.mass]
-    return {"scan": str(found.policy), "budgets": budgets, "figures": figures, "kl": found.kl}
+    return {"scan": found.name, "figures": [found.active, found.native, found.mass], "kl": found.kl}
 
 
 def from_sample(sample: Row) -> Candidate:
-    budgets = None if sample["budgets"] is None else tuple(sample["budgets"])
     active, native, mass = map(tuple, sample["figures"])
-    return Candidate(Policy.parse(sample["scan"]), budgets, active, native, mass, sample["kl"])
+    return Candidate(Policy.parse(sample["scan"]), active, native, mass, sample["kl"])
 
 
 class Tuning:
@@ -213,12 +210,10 @@ class Tuning:
             "change_within": [round(each, 4) for each in holds.unseen.bounds],
             "max_drop": self.max_drop,
         }
-        budgets = holds.candidate.budgets
         return Profile(
             model=str(about["model"]),
             config=about["config"],
-            policy=str(holds.candidate.policy),
-            budgets=None if budgets is None else list(budgets),
+            policy=holds.candidate.name,
             measured=measured,
             versions=provenance()["versions"],
         )

@@ -18,8 +18,8 @@ class Watched:
             found = native(scheduled, *args, **kwargs)
             if scheduled.total_num_scheduled_tokens:
                 self.steps += 1
-                if state.gate:
-                    self.sets.append([layer.keep.nonzero().flatten().tolist() for layer in state.layers])
+                if state.now.gate:
+                    self.sets.append([layer.buffers.keep.nonzero().flatten().tolist() for layer in state.layers])
             return found
 
         runner.execute_model = execute_model

@@ -53,7 +53,7 @@ class Watched:
         """From now on, keep what every layer decides by."""
         self.decided = []
         for layer in self.model_runner.xshare.layers:
-            layer.decide = self._watched(layer.decide)
+            layer.selector.decide = self._watched(layer.selector.decide)
 
     def _watched(self, native):
         def decide(logits):

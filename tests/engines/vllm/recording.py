@@ -54,7 +54,7 @@ def runner_of(llm):
 
 def check(step: Step, layer, routed: Routed, policy: str) -> None:
     """The set, the ids and the weights of one layer in one step are the oracle's, which has the logits alone."""
-    router, asked = layer.router, xshare.Policy.parse(policy)
+    router, asked = layer.site.router, xshare.Policy.parse(policy)
     bias = None if router.correction_bias is None else router.correction_bias.tolist()
     groups = (router.n_group, router.topk_group)
     rule = oracle.Router(
@@ -69,7 +69,7 @@ def check(step: Step, layer, routed: Routed, policy: str) -> None:
     )
     assert routed.keep == wanted["selected"]
     assert set(routed.ids.flatten().tolist()) <= routed.keep
-    weights = dense(torch.tensor(wanted["ids"]), torch.tensor(wanted["weights"]), layer.num_experts)
+    weights = dense(torch.tensor(wanted["ids"]), torch.tensor(wanted["weights"]), layer.site.num_experts)
     got = routed.dense
     if routed.logits.dtype == torch.bfloat16:  # equal logits are common, and vLLM's top-k takes either
         got, weights = got.sort(-1).values, weights.sort(-1).values
@@ -90,7 +90,7 @@ class Recorder:
         self.prompt_lengths: dict[str, int] = {}
         self._watch_steps()
         for layer in self.state.layers:
-            if layer.monolithic:
+            if layer.site.monolithic:
                 self._watch_experts(layer)
             else:
                 self._watch_router(layer)
@@ -125,19 +125,19 @@ class Recorder:
             count == 1 + drafts for count, drafts in zip(tokens, step.drafted, strict=True)
         )
         step.starts = [0, *torch.tensor(tokens).cumsum(0).tolist()]
-        step.acted = self.state.gate
+        step.acted = self.state.now.gate
         if step.acted:
-            assert [int(start) for start in self.state.starts] == step.starts
+            assert [int(start) for start in self.state.now.starts] == step.starts
 
     def _watch_router(self, layer):
-        router = layer.runner.router
+        router = layer.site.runner.router
         native = router.select_experts
 
         def select_experts(*args, **kwargs):
             weights, ids = native(*args, **kwargs)
             hidden, logits = kwargs["hidden_states"], kwargs["router_logits"]
             own = type(router)._compute_routing(router, hidden, logits, None)
-            keep = set(layer.keep.nonzero().flatten().tolist())
+            keep = set(layer.buffers.keep.nonzero().flatten().tolist())
             if self.steps:  # otherwise somebody asks the router by hand
                 self.steps[-1].layers.append(Routed(logits.clone(), weights.clone(), ids.clone(), own, keep))
             return weights, ids
@@ -148,7 +148,7 @@ class Recorder:
         """Experts that route by themselves, in vLLM 0.29: between their routing function and them."""
         from vllm.model_executor.layers.fused_moe.experts import cpu_moe
 
-        experts = layer.runner.routed_experts
+        experts = layer.site.runner.routed_experts
         native, routing = experts.forward_monolithic, getattr(cpu_moe.select_experts, "native", cpu_moe.select_experts)
 
         def forward_monolithic(x, router_logits, input_ids=None):
@@ -157,12 +157,12 @@ class Recorder:
             def select_experts(**kwargs):
                 weights, ids = routing(**kwargs)
                 own = routing(
-                    **(kwargs | {"router_logits": logits, "e_score_correction_bias": layer.router.correction_bias})
+                    **(kwargs | {"router_logits": logits, "e_score_correction_bias": layer.site.router.correction_bias})
                 )
-                keep = set(layer.keep.nonzero().flatten().tolist())
+                keep = set(layer.buffers.keep.nonzero().flatten().tolist())
                 given = weights.clone()
-                if layer.router.scoring == "softmax" and not layer.router.renormalize and self.state.gate:
-                    share = (logits.double().softmax(-1) * layer.keep).sum(-1, keepdim=True)
+                if layer.site.router.scoring == "softmax" and not layer.site.router.renormalize and self.state.now.gate:
+                    share = (logits.double().softmax(-1) * layer.buffers.keep).sum(-1, keepdim=True)
                     given *= share.float()  # as the output is, afterwards
                 if self.steps:
                     self.steps[-1].layers.append(Routed(logits, given, ids.clone(), own, keep))

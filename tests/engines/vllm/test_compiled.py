@@ -3,7 +3,7 @@
 import pytest
 from models import generate, prompts
 
-from xshare.engines.vllm.layer import Layer
+from xshare.engines.vllm.reference import ReferenceSelector
 
 pytestmark = pytest.mark.engine
 
@@ -22,9 +22,9 @@ def answers(llm):
             sets.append((self.name, tuple(routing.selected.nonzero().flatten().tolist())))
         return routing
 
-    native = Layer.decide
+    native = ReferenceSelector.decide
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(Layer, "decide", decide)
+        patched.setattr(ReferenceSelector, "decide", decide)
         tokens = [generate(llm, ASKED, LENGTHS)]
     llm.collective_rpc("xshare_set", args=("k0=1,m=32",))
     tokens.append(generate(llm, ASKED, LENGTHS))

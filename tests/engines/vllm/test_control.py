@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from xshare.engines.vllm.control import reset_after_changes
-from xshare.engines.vllm.metrics import Reporter
+from xshare.engines.vllm.reporter import Reporter
 from xshare.engines.vllm.settings import SettingsError
 
 
@@ -81,16 +81,15 @@ def test_a_change_that_would_lose_tokens_is_refused_before_it_is_made(monkeypatc
 
 def test_the_report_goes_on_when_its_folder_was_cleaned(tmp_path):
     class State:
-        settings = SimpleNamespace(metrics=SimpleNamespace(interval=0.01))
         pruned = 0
 
         def snapshot(self):
             self.pruned += 1
-            return {"policy": "k0=1", "on": True, "budgets": None, "steps_pruned": self.pruned, "steps_bypassed": {}}
+            return {"policy": "k0=1", "on": True, "steps_pruned": self.pruned, "steps_bypassed": {}}
 
     state = State()
     path = tmp_path / "xshare" / "one.json"
-    reporter = Reporter(state, path)
+    reporter = Reporter(state.snapshot, path, interval=0.01)
     reporter.start()
     try:
         for _ in range(2):

@@ -62,7 +62,7 @@ def test_the_experts_of_a_draft_model_are_left_alone(checkpoint, started):
     routers = [module.router for module in drafter.modules() if type(module).__name__ == "MoERunner"]
     assert len(routers) == 2
     assert not any("_compute_routing" in vars(router) for router in routers)
-    assert [layer.num_experts for layer in recorder.state.layers] == [32, 32]  # the target's, not the draft's 8
+    assert [layer.site.num_experts for layer in recorder.state.layers] == [32, 32]  # the target's, not the draft's 8
     generate(llm, ASKED, LENGTHS)
     steps = recorder.take()
     check_steps(recorder, steps)

@@ -203,22 +203,21 @@ def test_behind_http(server):
 @pytest.mark.parametrize("on", [True, False])
 def test_a_server_is_left_as_it_was_found(server, on):
     first = open_engine(server.url)
-    first.use(Policy.parse("k0=1,m=3"), [5, 3])
+    by_layer = Policy.parse("k0=1,m=3,ml=0:5")
+    first.use(by_layer)
     first._rpc("xshare_switch", on)
     second = open_engine(server.url)
-    assert second.serves == (Policy.parse("k0=1,m=3") if on else None)
+    assert second.serves == (by_layer if on else None)
     second.use(PRUNED)
-    assert second._counted()["budgets"] is None
+    assert second._counted()["policy"] == str(PRUNED)
     second.use(Policy.parse("k0=1,m=3"))
-    assert second._counted()["budgets"] is None
-    if on:
-        assert second.about["budgets"] == [5, 3]
-        second.use(second.serves)
-        assert second._counted()["budgets"] == [5, 3]
+    assert second._counted()["policy"] == "k0=1,m=3"
+    second.use(by_layer)
+    assert second._counted()["policy"] == "k0=1,m=3,ml=0:5"
     second.use(None)
     second.close()
     found = open_engine(server.url)._counted()
-    assert (found["policy"], found["budgets"], found["on"]) == ("k0=1,m=3", [5, 3], on)
+    assert (found["policy"], found["on"]) == (str(by_layer), on)
     first.close()
 
 

@@ -10,11 +10,14 @@ from models import cleaned_up
 from typer.testing import CliRunner
 
 from xshare.cli import app
+from xshare.engines.gates import Tally
 from xshare.engines.opening import open_engine
 from xshare.engines.vllm.forced import KEY, Forcing, Row
 from xshare.engines.vllm.runner import _reading_v2
 from xshare.engines.vllm.settings import Settings
-from xshare.engines.vllm.state import State
+from xshare.engines.vllm.sizes import Sizes
+from xshare.engines.vllm.state import State, log
+from xshare.engines.vllm.step import Step
 from xshare.policy import Policy
 
 pytestmark = pytest.mark.engine
@@ -97,8 +100,9 @@ def test_the_second_model_runner_is_read_as_well():
         ]
     )
     model = Model()
-    state = State(Settings(policy=PRUNED), torch.device("cpu"), 0, 16)
-    state.layers = [SimpleNamespace(router=SimpleNamespace(top_k=4), follow_replicas=lambda: None)]
+    site = SimpleNamespace(router=SimpleNamespace(top_k=4), number=0)
+    layer = SimpleNamespace(site=site, follow_replicas=lambda: None)
+    state = State(Settings(policy=PRUNED), PRUNED, [layer], Step(torch.device("cpu")), Sizes(16), Tally(log))
     state.forcing = Forcing(model, state.device)
     prepare_inputs = _reading_v2(SimpleNamespace(prepare_inputs=lambda *given: next(batches)), state)
     found = []

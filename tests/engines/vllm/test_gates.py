@@ -63,11 +63,16 @@ def check_budgets(recorder, budgets):
 
 def test_a_budget_for_each_layer(checkpoint, started):
     llm = started(checkpoint("qwen3"), {"policy": "k0=1,m=2"})
-    assert llm.collective_rpc("xshare_set", args=("k0=1,m=0", [1, 6])) == [True]
-    assert llm.collective_rpc("xshare_set", args=("k0=1,m=9", [1, 6])) == [False]  # the same again
+    assert llm.collective_rpc("xshare_set", args=("k0=1,ml=0:1/1:6",)) == [True]
+    same = {"warmup": 1, "layer_budgets": {"1": 6, "0": 1}}  # as JSON has it
+    assert llm.collective_rpc("xshare_set", args=(same,)) == [False]
+    assert llm.collective_rpc("xshare_stats")[0]["policy"] == "k0=1,m=0,ml=0:1/1:6"
     recorder = Recorder(llm)
     generate(llm, prompts(8))
     check_budgets(recorder, (1, 6))
+    assert llm.collective_rpc("xshare_set", args=("k0=1,m=3,ml=1:5",)) == [True]  # the other layer has the policy's m
+    generate(llm, prompts(8))
+    check_budgets(recorder, (3, 5))
     assert llm.collective_rpc("xshare_set", args=("k0=1,m=1",)) == [True]  # one for all again
     generate(llm, prompts(8))
     check_budgets(recorder, (1, 1))
@@ -102,6 +107,13 @@ def test_a_profile_is_served_and_held_against_the_model(checkpoint, started, tmp
     recorder = Recorder(llm)
     generate(llm, prompts(8))
     check_budgets(recorder, (1, 6))
+    own = about | {"policy": "k0=1,m=0,ml=0:2/1:5"}
+    Profile(**own, config=model_hash(config)).save(tmp_path / "own.yaml")
+    del llm, recorder
+    llm = started(path, {"profile": str(tmp_path / "own.yaml")})
+    recorder = Recorder(llm)
+    generate(llm, prompts(8))
+    check_budgets(recorder, (2, 5))
     Profile(**about, config="0" * 64).save(tmp_path / "other.yaml")
     with pytest.raises(ProfileError, match="the profile was made for toy"):
         started(path, {"profile": str(tmp_path / "other.yaml")})

@@ -74,9 +74,9 @@ def test_prefill_and_mixed_steps_are_left_alone_to_the_last_bit(served):
         for layer, routed in zip(served.state.layers, step.layers, strict=True):
             assert torch.equal(routed.weights, routed.native[0])
             assert torch.equal(routed.ids, routed.native[1])
-            reference = xshare.route(routed.logits, layer.router, xshare.Policy(method="native"))
+            reference = xshare.route(routed.logits, layer.site.router, xshare.Policy(method="native"))
             torch.testing.assert_close(
-                routed.dense, dense(reference.ids, reference.weights, layer.num_experts), **tolerance(routed)
+                routed.dense, dense(reference.ids, reference.weights, layer.site.num_experts), **tolerance(routed)
             )
 
 
@@ -108,7 +108,7 @@ def add(engine, name, prompt, tokens):
 
 
 def test_a_budget_of_all_experts_really_runs_and_changes_no_bit(served):
-    tokens, steps = served.run(f"k0=1,m={served.state.layers[0].num_experts}")
+    tokens, steps = served.run(f"k0=1,m={served.state.layers[0].site.num_experts}")
     assert tokens == served.plain_tokens
     assert sum(step.acted for step in steps) > 10
     for routed in (routed for step in steps for routed in step.layers):
@@ -125,7 +125,7 @@ def test_switched_off_it_is_plain_vllm_and_switched_on_it_is_not(served):
 
 def ask_by_hand(served, logits, rows):
     """What the first layer's router answers in a decoding step of `rows` requests with these logits."""
-    if served.state.layers[0].monolithic:
+    if served.state.layers[0].site.monolithic:
         pytest.skip("the experts route by themselves here, and cannot be asked apart from them")
     layer = served.state.layers[0]
     served.rpc("xshare_switch", True)
@@ -133,9 +133,9 @@ def ask_by_hand(served, logits, rows):
     served.state.step(True, np.arange(rows + 1, dtype=np.int32))
     hidden = torch.zeros(len(logits), 64, dtype=logits.dtype)
     served.recorder.take()
-    weights, ids = layer.runner.router.select_experts(hidden_states=hidden, router_logits=logits)
+    weights, ids = layer.site.runner.router.select_experts(hidden_states=hidden, router_logits=logits)
     served.state.step(False, np.array([0, 1], np.int32))
-    return weights, ids, layer.keep.clone()
+    return weights, ids, layer.buffers.keep.clone()
 
 
 def test_padding_rows_do_not_vote_and_stay_inside_the_set(served):

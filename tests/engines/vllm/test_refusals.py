@@ -238,9 +238,9 @@ def test_live_control_refuses_what_it_cannot_do_and_goes_on_as_before(checkpoint
     ]:
         with pytest.raises(XShareError, match=sentence):
             llm.collective_rpc(method, args=(value,))
-    for policy, budgets in [("k0=1", [1]), ("k0=1", [1, -2]), ("k0=1", [1, "2"]), ("k0=1,tau=0.9", [1, 2])]:
-        with pytest.raises(XShareError, match="budgets"):
-            llm.collective_rpc("xshare_set", args=(policy, budgets))
+    for more in ({"layer_budgets": {7: 1}}, {"layer_budgets": {0: -2}}, {"layer_budgets": {0: 1}, "mass": 0.9}):
+        with pytest.raises(XShareError, match="layer_budgets"):
+            llm.collective_rpc("xshare_set", args=({"warmup": 1} | more,))
     (stats,) = llm.collective_rpc("xshare_stats")
     assert (stats["policy"], stats["on"]) == ("k0=1,m=2", True)
     assert llm.collective_rpc("xshare_set", args=({"warmup": 2},)) == [True]

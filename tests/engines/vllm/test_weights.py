@@ -6,8 +6,11 @@ import pytest
 import torch
 from torch import nn
 
+from xshare.engines.gates import Tally
 from xshare.engines.vllm.settings import settings_of
-from xshare.engines.vllm.state import State
+from xshare.engines.vllm.sizes import Sizes
+from xshare.engines.vllm.state import State, log
+from xshare.engines.vllm.step import Step
 from xshare.engines.vllm.weights import expert_bytes
 
 EXPERTS, HIDDEN, WIDTH = 4, 64, 96
@@ -74,6 +77,9 @@ def test_weights_that_are_elsewhere_or_there_twice_are_not_known():
 
 @pytest.mark.parametrize(("sizes", "whole"), [([10, 20], 30), ([10, None], None)])
 def test_all_layers_together(sizes, whole):
-    state = State(settings_of({"xshare": {"policy": "k0=1,m=2"}}), torch.device("cpu"), 0, 4)
-    state.layers = [SimpleNamespace(expert_bytes=size) for size in sizes]
+    settings = settings_of({"xshare": {"policy": "k0=1,m=2"}})
+    rule = SimpleNamespace(top_k=4)
+    sites = [SimpleNamespace(expert_bytes=size, number=place, router=rule) for place, size in enumerate(sizes)]
+    layers = [SimpleNamespace(site=site) for site in sites]
+    state = State(settings, settings.policy, layers, Step(torch.device("cpu")), Sizes(4), Tally(log))
     assert state.expert_bytes == whole

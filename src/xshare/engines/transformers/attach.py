@@ -11,13 +11,15 @@ import torch
 from torch import nn
 
 from xshare.batch import BatchLayout, Placement
-from xshare.engines.transformers.layer import FIGURES, Layer
+from xshare.engines.counting import FIGURES
+from xshare.engines.gates import Gates
+from xshare.engines.transformers.layer import Layer
 from xshare.engines.transformers.passes import Generation, Pass
-from xshare.engines.transformers.routers import Router, find
+from xshare.engines.transformers.routers import find
 from xshare.engines.transformers.state import State
 from xshare.errors import ModelError, PolicyError
 from xshare.policy import Policy
-from xshare.routing import check_policy, with_budgets
+from xshare.routing import check_policy
 
 KEY = "_xshare"  # the decoder's attribute that holds what is attached to it
 
@@ -25,12 +27,8 @@ KEY = "_xshare"  # the decoder's attribute that holds what is attached to it
 class Attached:
     """What `apply` returns: the policy at work on a model."""
 
-    def __init__(
-        self, model: nn.Module, decoder: nn.Module, state: State, routers: list[Router], budgets: Sequence[int] | None
-    ) -> None:
-        self.model, self.decoder, self.state = model, decoder, state
-        own = [None] * len(routers) if budgets is None else budgets
-        self.layers = [Layer(state, router, budget) for router, budget in zip(routers, own, strict=True)]
+    def __init__(self, model: nn.Module, decoder: nn.Module, state: State, layers: list[Layer]) -> None:
+        self.model, self.decoder, self.state, self.layers = model, decoder, state, layers
         # Bound methods all, so that a deep copy of the model has hooks of its own.
         self._hooks = [decoder.register_forward_pre_hook(self._before, with_kwargs=True)]
         self._hooks += [layer.router.module.register_forward_hook(layer.after) for layer in self.layers]
@@ -73,7 +71,7 @@ class Attached:
 
     def clear(self) -> None:
         """Count from zero."""
-        self.state.clear()
+        self.state.tally.clear()
         for layer in self.layers:
             layer.clear()
 
@@ -117,7 +115,6 @@ def apply(
     *,
     placement: Placement | None = None,
     layers: Sequence[int] | None = None,
-    budgets: Sequence[int] | None = None,
     min_rows: int = 2,
     max_rows: int | None = None,
     bypass: bool = True,
@@ -127,32 +124,32 @@ def apply(
 
     placement   which device holds each expert: device_budget (mg) needs one
     layers      MoE layers to act on, counted from 0; all by default
-    budgets     a batch_budget for each of them, in place of the policy's
     min_rows, max_rows   act on steps of that many voting rows
     bypass      False: act even where nothing can be saved, as a no-op control must
     drafts      in a decode loop of your own, drafted tokens a sequence may have beside its one; `generate` says itself
     """
     policy = Policy.of(policy)
     decoder, routers = find(model)
-    check_policy(policy, placement, routers[0].num_experts)
     counts = [("min_rows", min_rows, 1), ("drafts", drafts, 0)]
     for name, value, least in counts + ([] if max_rows is None else [("max_rows", max_rows, 1)]):
         if not isinstance(value, int) or isinstance(value, bool) or value < least:
             raise PolicyError(f"{name} must be a whole number from {least} up, not {value!r}")
+    if max_rows is not None and min_rows > max_rows:
+        raise PolicyError(f"min_rows ({min_rows}) must be at most max_rows ({max_rows})")
     if layers is not None:
         if not layers or not set(layers) <= set(range(len(routers))):
             raise PolicyError(f"layers must be numbers from 0 to {len(routers) - 1}, one at least, not {list(layers)}")
-        if budgets is not None and sorted(set(layers)) != list(layers):
-            raise PolicyError(f"layers must be in rising order, each once, beside budgets, not {list(layers)}")
         routers = [router for number, router in enumerate(routers) if number in layers]
-    if budgets is not None:
-        policy = with_budgets(policy, budgets, len(routers))
+    own = policy.by_layer([router.number for router in routers])
+    for each in own:
+        check_policy(each, placement, routers[0].num_experts)
     top_k = max(router.spec().top_k for router in routers)
     if KEY in vars(decoder):
         attached(model).detach()
-    return Attached(
-        model, decoder, State(policy, placement, top_k, min_rows, max_rows, bypass, drafts), routers, budgets
-    )
+    # A step is left alone only where no layer can save anything.
+    gates = Gates.model_validate({"min_rows": min_rows, "max_rows": max_rows, "bypass": bypass})
+    state = State(policy, placement, gates, min(each.batch_budget for each in own) // top_k, drafts)
+    return Attached(model, decoder, state, [Layer(state, *pair) for pair in zip(routers, own, strict=True)])
 
 
 def remove(model: Any) -> None:

@@ -58,10 +58,10 @@ class TransformersEngine:
         }
         self.use(None)
 
-    def use(self, policy: Policy | None, budgets: Sequence[int] | None = None) -> None:
+    def use(self, policy: Policy | None) -> None:
         # Natively too the layers are counted: a policy that leaves all as it is.
         acting = NATIVE if policy is None else policy
-        self.attached: Attached = apply(self.model, acting, budgets=budgets, bypass=False, drafts=self.drafts)
+        self.attached: Attached = apply(self.model, acting, bypass=False, drafts=self.drafts)
         self._share(True)
 
     def run(

@@ -8,19 +8,19 @@ import torch
 from torch import Tensor
 
 from xshare.algorithms import load
+from xshare.engines.counting import FIGURES
 from xshare.engines.transformers.routers import Router
 from xshare.engines.transformers.state import State
+from xshare.policy import Policy
 from xshare.routing import Routing, fit, mark, prepare, route
 
-FIGURES = ("experts_native", "experts_selected", "experts_active", "mass_kept", "top1_kept", "max_load", "excluded")
 Triple = tuple[Tensor, Tensor, Tensor]
 
 
 class Layer:
-    def __init__(self, state: State, router: Router, budget: int | None = None) -> None:
-        self.state, self.router = state, router
-        own = {} if budget is None else {"batch_budget": budget}
-        self.policy = state.policy.model_copy(update=own)
+    def __init__(self, state: State, router: Router, policy: Policy) -> None:
+        """`policy`: this layer's own."""
+        self.state, self.router, self.policy = state, router, policy
         self.clear()
 
     def clear(self) -> None:
@@ -37,7 +37,7 @@ class Layer:
             return None
         logits, weights, ids = output
         if len(logits) != state.rows:
-            state.mismatch(len(logits))
+            state.tally.mismatch(len(logits), state.rows)
             return None
         places = state.places
         rows = places.by_step(logits).detach()  # [steps, n, N]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -12,6 +11,7 @@ import torch
 from torch import Tensor
 
 from xshare.batch import BatchLayout, Placement
+from xshare.engines.gates import Gates, Reason, Tally
 from xshare.engines.transformers.passes import Generation, Pass
 from xshare.engines.transformers.places import Places
 from xshare.errors import LayoutError
@@ -27,14 +27,14 @@ class State:
         self,
         policy: Policy,
         placement: Placement | None,
-        top_k: int,
-        min_rows: int,
-        max_rows: int | None,
-        bypass: bool,
+        gates: Gates,
+        within: int,
         drafts: int,
     ) -> None:
-        self.policy, self.placement, self.top_k, self.on = policy, placement, top_k, True
-        self.min_rows, self.max_rows, self.bypass, self.drafts = min_rows, max_rows, bypass, drafts
+        """`within`: rows that natively load no more experts than the policy's budget, see Gates.why_not."""
+        self.policy, self.placement, self.on = policy, placement, True
+        self.gates, self.within, self.drafts = gates, within, drafts
+        self.tally = Tally(log)
         self.given: BatchLayout | None = None  # by the caller: xshare.layout
         self.given_places: Places | None = None  # its rows, where they do not follow from its shape
         self.batch: int | None = None  # sequences of a batch, where a pass decodes several
@@ -48,10 +48,6 @@ class State:
         self.open: Tensor | None = None  # bool [steps], which are acted on; None for all
         self.counted = 0  # steps that are
         self.asked = False  # whether any layer's router has been
-        self.clear()
-
-    def clear(self) -> None:
-        self.pruned, self.bypassed = 0, Counter[str]()
 
     # Every pass
 
@@ -64,11 +60,12 @@ class State:
             return self._bypass("prefill")
         requests, places = self._requests(step)  # [steps, n]
         voting: list[int] = (requests >= 0).sum(-1).tolist()  # one read a pass, and none of the layers waits
-        reasons = [self.why_not(rows) for rows in voting]
-        for reason in filter(None, reasons):
-            self.bypassed[reason] += 1
+        reasons = [self.gates.why_not(rows, self.within) for rows in voting]
+        for reason in reasons:
+            if reason is not None:
+                self._bypass(reason)
         self.counted = reasons.count(None)
-        self.pruned += self.counted
+        self.tally.pruned += self.counted
         self.gate = self.counted > 0
         if self.gate:
             self.places, self.open = places, None
@@ -102,24 +99,8 @@ class State:
         requests = requests.to(step.device).reshape(-1, requests.shape[-1])
         return requests, Places.of_positions(len(requests), step)
 
-    def why_not(self, rows: int) -> str | None:
-        """Why a step of that many voting rows is left alone, or None."""
-        if self.max_rows is not None and rows > self.max_rows:
-            return "many_rows"
-        if rows == 0 or (self.bypass and rows < self.min_rows):
-            return "few_rows"
-        if self.bypass and rows * self.top_k <= self.policy.batch_budget:
-            return "within_budget"
-        return None
-
-    def _bypass(self, reason: str) -> None:
-        self.bypassed[reason] += 1
-
-    def mismatch(self, rows: int) -> None:
-        """A layer got other rows than the pass has: route natively rather than guess, count it, say so once."""
-        if not self.bypassed["mismatch"]:
-            log.warning("xshare: a layer got %d rows where the pass has %d; it routes natively", rows, self.rows)
-        self.bypassed["mismatch"] += 1
+    def _bypass(self, reason: Reason) -> None:
+        self.tally.bypassed[reason] += 1
 
     # What the caller says
 
@@ -156,9 +137,4 @@ class State:
             self.generation = before
 
     def snapshot(self) -> dict[str, Any]:
-        return {
-            "policy": str(self.policy),
-            "on": self.on,
-            "steps_pruned": self.pruned,
-            "steps_bypassed": dict(self.bypassed),
-        }
+        return {"policy": str(self.policy), "on": self.on, **self.tally.snapshot()}

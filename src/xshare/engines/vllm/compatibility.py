@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from xshare.engines.vllm.settings import Settings, SettingsError
+from xshare.kernels.limits import unsupported_policy
 from xshare.profile import read_profile
 
 # How each version's path was checked. The others in the range were read, and their signatures compared.
@@ -114,11 +115,8 @@ def check_config(config: Any, settings: Settings) -> None:
     device = config.device_config.device_type
     if device not in ("cuda", "cpu"):
         raise SettingsError(f"xshare runs on CUDA, ROCm and the CPU, not on {device}: remove the xshare key")
-    if device == "cuda":
-        from xshare.kernels.launch import unsupported_policy
-
-        if reason := unsupported_policy(settings.policy):
-            raise SettingsError(f"{reason}, {way_out}")
+    if device == "cuda" and (reason := unsupported_policy(settings.policy)):
+        raise SettingsError(f"{reason}, {way_out}")
     expert_parallel = parallel.enable_expert_parallel and parallel.tensor_parallel_size > 1
     if settings.policy.device_budget is not None and not expert_parallel:
         raise SettingsError(

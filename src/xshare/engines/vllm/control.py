@@ -3,7 +3,7 @@
     llm.collective_rpc("xshare_stats")
     llm.collective_rpc("xshare_switch", args=(False,))
     llm.collective_rpc("xshare_set", args=("k0=1,m=8",))
-    llm.collective_rpc("xshare_set", args=("k0=1,m=0", [8, 4, 4, 6]))  # a batch_budget for each layer
+    llm.collective_rpc("xshare_set", args=("k0=1,m=4,ml=0:8/3:6",))  # another m in some layers
 
 Blocks decoded under pruning stay in the prefix cache, and would carry it into later requests: whatever turns selection
 on or off or changes it resets that cache, in the engine core, and running requests are computed again.
@@ -35,8 +35,8 @@ def add_worker_methods(worker_class: Any) -> None:
         found: dict[str, Any] = state_of(self).stats()
         return found
 
-    def xshare_set(self: Any, policy: str | dict[str, Any], budgets: list[int] | None = None) -> bool:
-        return bool(state_of(self).set_policy(policy, budgets))
+    def xshare_set(self: Any, policy: str | dict[str, Any]) -> bool:
+        return bool(state_of(self).set_policy(policy))
 
     def xshare_switch(self: Any, on: bool) -> bool:
         return bool(state_of(self).switch(on))

@@ -69,10 +69,9 @@ class VllmEngine:
         found: dict[str, Any] = self.llm.collective_rpc("xshare_stats")[0]
         return found
 
-    def use(self, policy: Policy | None, budgets: Sequence[int] | None = None) -> None:
+    def use(self, policy: Policy | None) -> None:
         if policy is not None:
-            own = None if budgets is None else list(budgets)
-            self.llm.collective_rpc("xshare_set", args=(str(policy), own))  # may refuse, and then nothing has changed
+            self.llm.collective_rpc("xshare_set", args=(str(policy),))  # may refuse, and then nothing has changed
         self._acts = policy is not None
         self.llm.collective_rpc("xshare_switch", args=(self._acts,))
         self._before = self._counted()

@@ -7,22 +7,31 @@ for later engines and processes: they find the layer of the engine that runs the
 from __future__ import annotations
 
 from itertools import count
-from typing import TYPE_CHECKING
+from typing import Protocol
 from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from xshare.engines.vllm.layer import Layer
-
-LAYERS: WeakValueDictionary[str, Layer] = WeakValueDictionary()  # an engine that has gone frees its model
+from xshare.router import RouterSpec
+from xshare.routing import Routing
 
 
-def enroll(layer: Layer) -> str:
+class Decides(Protocol):
+    """A layer, as far as the operators know it."""
+
+    router: RouterSpec
+
+    def decide(self, logits: Tensor) -> Routing | None: ...
+
+
+LAYERS: WeakValueDictionary[str, Decides] = WeakValueDictionary()  # an engine that has gone frees its model
+
+
+def enroll(layer: Decides, name: str) -> str:
     """The layer's name, or with a number where another engine of this process has one of that name."""
-    names = (layer.name if n == 0 else f"{layer.name}#{n}" for n in count())
-    key = next(name for name in names if name not in LAYERS)
+    names = (name if n == 0 else f"{name}#{n}" for n in count())
+    key = next(each for each in names if each not in LAYERS)
     LAYERS[key] = layer
     return key
 

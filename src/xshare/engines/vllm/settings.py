@@ -4,37 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from xshare.engines.gates import Gates
 from xshare.errors import XShareError
+from xshare.kernels.limits import MAX_ROWS
 from xshare.policy import Policy
 from xshare.profile import read_profile
-from xshare.routing import with_budgets
-
-MAX_ROWS = 256  # that a kernel can take; kernels.launch, which says so too, needs Triton
 
 
 class SettingsError(XShareError):
     """A configuration that cannot be read, or an engine in which it cannot be right."""
 
 
-class Gates(BaseModel):
-    """When selection acts, beside decoding itself."""
+class KernelGates(Gates):
+    """No more rows than a kernel can take."""
 
-    model_config: ClassVar[ConfigDict] = ConfigDict(frozen=True, extra="forbid", strict=True)
-
-    min_rows: int = Field(2, ge=1)  # one row alone loads its own experts anyway
     max_rows: int = Field(MAX_ROWS, ge=1, le=MAX_ROWS)
-    max_requests: int | None = Field(None, ge=1)
-    bypass: bool = True  # False: act even where it cannot save anything, as a no-op control must
-
-    @model_validator(mode="after")
-    def _some_rows(self) -> Self:
-        if self.min_rows > self.max_rows:
-            raise ValueError(f"min_rows ({self.min_rows}) must be at most max_rows ({self.max_rows})")
-        return self
 
 
 class Metrics(BaseModel):
@@ -49,12 +37,11 @@ class Settings(BaseModel):
     model_config: ClassVar[ConfigDict] = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     policy: Policy
-    gates: Gates = Gates.model_validate({})
+    gates: KernelGates = KernelGates.model_validate({})
     metrics: Metrics = Metrics.model_validate({})
     strict: bool = False  # refuse to start where a layer cannot be served
     layers: list[int] | None = Field(None, min_length=1)  # MoE layers to act on, counted from 0; all by default
-    budgets: list[int] | None = None  # a batch_budget for each of them, in place of the policy's
-    profile: str | None = None  # a file of `xshare tune`, which says policy and budgets
+    profile: str | None = None  # a file of `xshare tune`, which says the policy
 
 
 def is_configured(additional_config: Any) -> bool:
@@ -77,12 +64,12 @@ def settings_of(additional_config: Any) -> Settings | None:
         known = ["policy", *Policy.model_fields, *(name for name in Settings.model_fields if name != "policy")]
         raise SettingsError(f"{unknown[0]!r} is no key of xshare in additional_config: it takes {', '.join(known)}")
     if "profile" in own:
-        if rest or "budgets" in own:
-            raise SettingsError("profile in xshare says policy and budgets itself: leave the other policy fields out")
+        if rest:
+            raise SettingsError("profile in xshare says the policy itself: leave the other policy fields out")
         if not isinstance(own["profile"], str):
             raise SettingsError(f"profile in xshare must be the path of a file, not {own['profile']!r}")
         profile = read_profile(Path(own["profile"]))
-        rest, own["budgets"] = {"policy": profile.policy}, profile.budgets
+        rest = {"policy": profile.policy}
         # The same budget prunes a larger batch harder, and that was not measured.
         gates = own.get("gates", {})
         if profile.batch is not None and isinstance(gates, Mapping) and "max_rows" not in gates:
@@ -104,7 +91,4 @@ def settings_of(additional_config: Any) -> Settings | None:
         ) from None
     if settings.layers is not None and sorted(set(settings.layers)) != settings.layers:
         raise SettingsError(f"layers in xshare must be in rising order, each once, not {settings.layers}")
-    if settings.budgets is not None:  # how many there must be is known with the layers
-        own_policy = with_budgets(policy, settings.budgets, len(settings.budgets))
-        return settings.model_copy(update={"policy": own_policy})
     return settings

@@ -12,7 +12,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 from vllm.v1.metrics.loggers import StatLoggerBase
 
-from xshare.engines.vllm.metrics import FIGURES, report_path
+from xshare.engines.vllm.metrics import SAMPLED
+from xshare.engines.vllm.reporter import report_path
 from xshare.engines.vllm.settings import settings_of
 
 HELP = {
@@ -51,7 +52,7 @@ class Figures(Collector):
             bypassed.add_metric([self.engine, reason], count)
         yield bypassed
         if found.get("samples"):
-            for name in FIGURES:
+            for name in SAMPLED:
                 family = GaugeMetricFamily(f"xshare:{name}", HELP[name], labels=["engine", "layer"])
                 for layer, value in enumerate(found[name]):
                     family.add_metric([self.engine, str(layer)], value)

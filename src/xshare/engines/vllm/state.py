@@ -1,32 +1,27 @@
-"""One worker's XShare: the policy, what this step is, the attached layers, and what was counted."""
+"""One worker's XShare: the policy, the attached layers, what was counted; told of every step, and changed live."""
 
 from __future__ import annotations
 
 import logging
 import os
-from collections import Counter
-from collections.abc import Sequence
-from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from xshare.batch import BatchLayout
-from xshare.engines.vllm.settings import MAX_ROWS, Settings, SettingsError
+from xshare.engines.gates import Gates, Reason, Tally
+from xshare.engines.vllm.forced import Forcing
+from xshare.engines.vllm.layer import Layer
+from xshare.engines.vllm.metrics import Samples
+from xshare.engines.vllm.settings import Settings, SettingsError
+from xshare.engines.vllm.sizes import Sizes
+from xshare.engines.vllm.step import Array, Step
 from xshare.errors import PolicyError
 from xshare.policy import Policy
-from xshare.routing import check_policy, with_budgets
-
-if TYPE_CHECKING:
-    from xshare.engines.vllm.forced import Forcing
-    from xshare.engines.vllm.layer import Layer
-    from xshare.engines.vllm.metrics import Samples
+from xshare.routing import check_policy
 
 log = logging.getLogger("vllm.xshare")
-Array = npt.NDArray[np.int32]
 FOLLOW = 32  # steps between two looks at where the engine has put its experts' replicas
 
 
@@ -36,64 +31,34 @@ class State:
     def __init__(
         self,
         settings: Settings,
-        device: torch.device,
-        num_spec_tokens: int,
-        max_requests: int,
-        captured: Sequence[int] = (),
+        policy: Policy,
+        layers: list[Layer],
+        now: Step,
+        sizes: Sizes,
+        tally: Tally,
+        samples: Samples | None = None,
     ) -> None:
-        """`captured`: the numbers of rows for which the engine captures graphs, and to which it pads a step."""
-        self.settings, self.device, self.num_spec_tokens = settings, device, num_spec_tokens
-        self.policy, self.on = settings.policy, True
+        """`policy`: what it starts with, the settings' or their profile's. `now` and `tally` are the layers' too."""
+        self.settings, self.policy, self.layers = settings, policy, layers
+        self.now, self.sizes, self.tally, self.samples = now, sizes, tally, samples
+        self.gates: Gates = settings.gates.model_copy(update={"max_rows": sizes.max_rows})
+        self.on = True
         self.every = settings.metrics.every  # steps between two of which experts are counted
-        self._captured = captured
-        # A step of more rows than this is never acted on: padded, it would have more rows than a kernel can take.
-        most = min(settings.gates.max_rows, max_requests * (1 + num_spec_tokens))
-        self.max_rows = next(rows for rows in range(most, -1, -1) if self.padded(rows) <= MAX_ROWS)
-        self.layers: list[Layer] = []
-        self.gate, self.sampling = False, False  # of the step under way
-        self.rows, self.starts = 0, np.zeros(1, np.int32)
-        self._one_row_each = self.starts
-        self.pruned, self.bypassed = 0, Counter[str]()
-        self.samples: Samples | None = None
+        self.numbers = [layer.site.number for layer in layers]
+        self.top_k = max((layer.site.router.top_k for layer in layers), default=1)
+        self.first_within = self.within = rows_within(policy, self.numbers, self.top_k)
         self.forcing: Forcing | None = None  # while tokens are forced
-        self.control: Any = None  # kernels.launch.Control, on a GPU
-        if device.type == "cuda":
-            from xshare.kernels.launch import Control
+        self._one_row_each = now.starts
 
-            self.control = Control(device, max_requests)
-            self.control.set_policy(self.policy)
-            self.control.push()
-
-    @cached_property
-    def buckets(self) -> list[int]:
-        """Numbers of rows that a kernel is compiled for, powers of two. The last may be more than ever vote: steps are
-        padded."""
-        return [1 << n for n in range(9) if 1 << n < 2 * self.padded(self.max_rows)]
-
-    def padded(self, rows: int) -> int:
-        """The most rows that a step of `rows` may be padded to. With drafts an engine may round captured sizes up to
-        whole requests."""
-        each = 1 + self.num_spec_tokens
-        rounded = [-(-size // each) * each for size in self._captured]
-        grids = [[size for size in sizes if size >= rows] for sizes in (self._captured, rounded)]
-        return max([rows, *(min(grid) for grid in grids if grid)])
-
-    @cached_property
-    def top_k(self) -> int:
-        """Known once the layers are."""
-        return max(layer.router.top_k for layer in self.layers)
+    @property
+    def device(self) -> torch.device:
+        return self.now.device
 
     @property
     def expert_bytes(self) -> int | None:
         """Of one expert in all layers together, None where some layer's are not known."""
-        found = [layer.expert_bytes for layer in self.layers]
+        found = [layer.site.expert_bytes for layer in self.layers]
         return sum(size for size in found if size is not None) if None not in found else None
-
-    @property
-    def budgets(self) -> list[int | None] | None:
-        """By layer, None where all have the policy's."""
-        found = [layer.budget for layer in self.layers]
-        return None if all(budget is None for budget in found) else found
 
     # Every step
 
@@ -109,95 +74,61 @@ class State:
         `on_device` is the same in device memory, where an engine deals drafts out there. The device may be waiting for
         the host, so this takes microseconds, and sends nothing where nothing changed.
         """
+        now, control = self.now, self.now.control
         if self.samples is not None:
             self.samples.settle()
-        was_open, self.rows = self.gate, int(starts[-1])
-        reason = self.why_not(decoding, self.rows, len(starts) - 1)
-        self.gate, self.sampling = reason is None, False
+        was_open, now.rows = now.gate, int(starts[-1])
+        reason = self.why_not(decoding, now.rows, len(starts) - 1)
+        now.gate, now.sampling = reason is None, False
         if reason is not None:
-            self.bypassed[reason] += 1
+            self.tally.bypassed[reason] += 1
         else:
-            self.starts = starts
-            self.sampling = self.samples is not None and self.samples.due(self.every)
-            self.pruned += 1
-            if self.pruned % FOLLOW == 1:
+            now.starts = starts
+            now.sampling = self.samples is not None and self.samples.due(self.every)
+            self.tally.pruned += 1
+            if self.tally.pruned % FOLLOW == 1:
                 for layer in self.layers:
                     layer.follow_replicas()
-        if self.control is not None and (self.gate or was_open):
-            self.control.set_gate(self.gate, self.sampling)
-            if self.gate:
-                self.control.set_step(self.rows, starts)
-            self.control.push()
-            if on_device is not None and self.gate:
-                self.control.starts[: len(starts)].copy_(on_device[: len(starts)])
-        if self.sampling and self.samples is not None:
-            self.samples.begin(self.rows)
+        if control is not None and (now.gate or was_open):
+            control.set_gate(now.gate, now.sampling)
+            if now.gate:
+                control.set_step(now.rows, starts)
+            control.push()
+            if on_device is not None and now.gate:
+                control.starts[: len(starts)].copy_(on_device[: len(starts)])
+        if now.sampling and self.samples is not None:
+            self.samples.begin(now.rows)
 
-    def why_not(self, decoding: bool, rows: int, requests: int = 0) -> str | None:
-        gates = self.settings.gates
+    def why_not(self, decoding: bool, rows: int, requests: int = 0) -> Reason | None:
         if not self.on:
             return "off"
-        if not decoding:
-            return "prefill"
-        if rows > self.max_rows:
-            return "many_rows"
-        if gates.max_requests is not None and requests > gates.max_requests:
-            return "many_requests"
-        if gates.bypass and rows < gates.min_rows:
-            return "few_rows"
-        if rows * self.top_k <= self._bypass_budget(self.policy):
-            return "within_budget"
-        return None
-
-    def never_acts(self, rows: int) -> bool:
-        """Whether the first policy can never act on a step of that many rows, padding included: launch nothing."""
-        return rows > self.buckets[-1] or rows * self.top_k <= self._bypass_budget(self.settings.policy)
-
-    def layout(self, n: int) -> BatchLayout:
-        """Requests of n rows, those after the voting ones -1."""
-        requests = np.full(n, -1, np.int64)
-        requests[: self.rows] = np.repeat(np.arange(len(self.starts) - 1), np.diff(self.starts))
-        return BatchLayout(torch.from_numpy(requests).to(self.device))
-
-    def mismatch(self, rows: int) -> None:
-        """A layer got fewer rows than the step has: route natively rather than guess, count it, say so once."""
-        if not self.bypassed["mismatch"]:
-            log.warning(
-                "xshare: a layer got %d rows where the step has %d; such layers route natively", rows, self.rows
-            )
-        self.bypassed["mismatch"] += 1
+        return self.gates.why_not(rows, self.within, requests) if decoding else "prefill"
 
     # Live control
 
-    def set_policy(self, given: str | dict[str, Any], budgets: Sequence[int] | None = None) -> bool:
-        """Another policy from the next step on, with a budget for each layer or one for all; whether it is another."""
-        policy = Policy.of(given)
-        if budgets is not None:
-            policy = with_budgets(policy, budgets, len(self.layers))
+    def set_policy(self, given: str | dict[str, Any]) -> bool:
+        """Another policy from the next step on; whether it is another."""
+        policy, control = Policy.of(given), self.now.control
         if policy.method != self.policy.method:
             raise PolicyError(f"method cannot change while serving, from {self.policy.method!r} to {policy.method!r}")
-        for layer in self.layers:
-            check_policy(policy, layer.placement, layer.num_experts)
-            layer.check(policy)
-        if self.control is not None and self._bypass_budget(policy) < self._bypass_budget(self.settings.policy):
+        own = policy.by_layer(self.numbers)
+        for layer, mine in zip(self.layers, own, strict=True):
+            check_policy(mine, layer.site.placement, layer.site.num_experts)
+            layer.selector.check(mine)
+        within = rows_within(policy, self.numbers, self.top_k)
+        if control is not None and self.gates.bypass and within < self.first_within:
             raise PolicyError(
-                f"policy {policy} can act on smaller batches than {self.settings.policy}, for which this engine has no "
-                f"selection captured: start with the smaller budget, or with gates {{'bypass': false}}"
+                f"policy {policy} can act on smaller batches than the one that this engine was started with, for which "
+                f"no selection is captured: start with the smaller budget, or with gates {{'bypass': false}}"
             )
-        if self.control is not None:
-            self.control.set_policy(policy)  # may refuse
-        own = [None] * len(self.layers) if budgets is None else list(budgets)
-        changed = policy != self.policy or own != [layer.budget for layer in self.layers]
-        self.policy = policy
-        for layer, budget in zip(self.layers, own, strict=True):
-            layer.set_budget(budget)
+        if control is not None:
+            control.set_policy(policy)  # may refuse
+        changed, self.policy, self.within = policy != self.policy, policy, within
+        for layer, mine in zip(self.layers, own, strict=True):
+            layer.selector.set_policy(mine)
         if self.samples is not None:
             self.samples.restart(clear=changed)
         return changed
-
-    def _bypass_budget(self, policy: Policy) -> int:
-        """Native routing of a step that loads no more experts than this is left alone."""
-        return policy.batch_budget if self.settings.gates.bypass else 0
 
     def switch(self, on: bool) -> bool:
         if not isinstance(on, bool):
@@ -225,13 +156,16 @@ class State:
         return {
             "pid": os.getpid(),
             "policy": str(self.policy),
-            "budgets": self.budgets,
             "on": self.on,
-            "steps_pruned": self.pruned,
-            "steps_bypassed": dict(self.bypassed),
-            "layers": [layer.name for layer in self.layers],
-            "experts": max((layer.num_experts for layer in self.layers), default=0),
-            "top_k": max((layer.router.top_k for layer in self.layers), default=0),
+            **self.tally.snapshot(),
+            "layers": [layer.site.name for layer in self.layers],
+            "experts": max((layer.site.num_experts for layer in self.layers), default=0),
+            "top_k": self.top_k if self.layers else 0,
             "expert_bytes": self.expert_bytes,
             **(self.samples.means() if self.samples is not None else {}),
         }
+
+
+def rows_within(policy: Policy, layers: list[int], top_k: int) -> int:
+    """Rows that natively load no more experts than the budget of any layer: see Gates.why_not."""
+    return min((each.batch_budget for each in policy.by_layer(layers)), default=policy.batch_budget) // top_k

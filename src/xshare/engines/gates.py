@@ -1,0 +1,63 @@
+"""When selection acts on a step, and what is counted of those it leaves alone: the same in every engine."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from typing import Any, ClassVar, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+Reason = Literal["off", "prefill", "many_rows", "many_requests", "few_rows", "within_budget", "mismatch"]
+
+
+class Gates(BaseModel):
+    """When selection acts, beside decoding itself."""
+
+    model_config: ClassVar[ConfigDict] = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    min_rows: int = Field(2, ge=1)  # one row alone loads its own experts anyway
+    max_rows: int | None = Field(None, ge=1)
+    max_requests: int | None = Field(None, ge=1)
+    bypass: bool = True  # False: act even where it cannot save anything, as a no-op control must
+
+    @model_validator(mode="after")
+    def _some_rows(self) -> Self:
+        if self.max_rows is not None and self.min_rows > self.max_rows:
+            raise ValueError(f"min_rows ({self.min_rows}) must be at most max_rows ({self.max_rows})")
+        return self
+
+    def why_not(self, rows: int, within: int, requests: int = 0) -> Reason | None:
+        """Why a decode step of that many voting rows is left alone, or None. `within`: rows that natively load no more
+        than the budget allows."""
+        if self.max_rows is not None and rows > self.max_rows:
+            return "many_rows"
+        if self.max_requests is not None and requests > self.max_requests:
+            return "many_requests"
+        if rows == 0 or (self.bypass and rows < self.min_rows):
+            return "few_rows"
+        if self.bypass and rows <= within:
+            return "within_budget"
+        return None
+
+
+class Tally:
+    """Steps that were acted on, and steps that were left alone, by reason."""
+
+    def __init__(self, log: logging.Logger) -> None:
+        self.log = log
+        self.clear()
+
+    def clear(self) -> None:
+        self.pruned, self.bypassed = 0, Counter[Reason]()
+
+    def mismatch(self, rows: int, expected: int) -> None:
+        """A layer got other rows than the step has: it routes natively rather than guess. Counted, and said once."""
+        if not self.bypassed["mismatch"]:
+            self.log.warning(
+                "xshare: a layer got %d rows where the step has %d; such layers route natively", rows, expected
+            )
+        self.bypassed["mismatch"] += 1
+
+    def snapshot(self) -> dict[str, Any]:
+        return {"steps_pruned": self.pruned, "steps_bypassed": dict(self.bypassed)}

@@ -1,0 +1,118 @@
+"""How S reaches the engine's own routing rule, which does the refinement: three ways, each on both paths.
+
+logits   masked logits: softmax routers, and sigmoid ones without a bias
+bias     a masked correction bias: routers that rank by score + bias
+reroute  the engine's ids and weights replaced by ours: groups, which the engine would judge by experts outside S too
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, ClassVar, Protocol
+
+import torch
+from torch import Tensor
+
+from xshare.engines.vllm.reference import ReferenceSelector
+from xshare.engines.vllm.selector import Selector
+from xshare.engines.vllm.settings import SettingsError
+from xshare.engines.vllm.site import Site
+from xshare.policy import Policy
+
+Routed = tuple[Tensor, Tensor]  # weights, ids [n, k]
+
+
+class Hook(Protocol):
+    mode: ClassVar[str]
+
+    def route(self, native: Callable[[Tensor], Routed], logits: Tensor) -> Routed:
+        """On the router path: what `native` routes, inside S."""
+
+    def compute(self, native: Callable[[Tensor], Any], logits: Tensor) -> Any:
+        """On the monolithic path: what experts that route by themselves compute, inside S."""
+
+
+class MaskLogits:
+    mode: ClassVar[str] = "logits"
+
+    def __init__(self, site: Site, selector: Selector) -> None:
+        self.name, self.selector, self.rescales = site.name, selector, rescales(site)
+
+    def route(self, native: Callable[[Tensor], Routed], logits: Tensor) -> Routed:
+        masked, share = self.selector.masked(logits)
+        weights, ids = native(masked)
+        return (weights * share if self.rescales and share is not None else weights), ids
+
+    def compute(self, native: Callable[[Tensor], Any], logits: Tensor) -> Any:
+        masked, share = self.selector.masked(logits)
+        out = native(masked)
+        if share is None or not self.rescales:
+            return out
+        if not isinstance(out, Tensor):
+            raise SettingsError(f"{self.name} leaves its output unfinished, which xshare cannot rescale: skip it")
+        return out * share.to(out.dtype)
+
+
+class MaskBias:
+    mode: ClassVar[str] = "bias"
+
+    def __init__(self, site: Site, selector: Selector, device: torch.device) -> None:
+        self.selector, self.own = selector, site.router.correction_bias
+        self.holder = site.runner.routed_experts if site.monolithic else site.runner.router
+        # A compiled graph cannot be handed another tensor: on a CPU the one that is masked lies there for good.
+        self.for_good = device.type == "cpu"
+        if site.monolithic:
+            self.holder._parameters.pop("e_score_correction_bias", None)  # a plain attribute from here on
+            self._place(selector.bias if isinstance(selector, ReferenceSelector) else self.own)
+
+    def _place(self, bias: Tensor | None) -> None:
+        self.holder.__dict__["e_score_correction_bias"] = bias
+
+    def _inside(self, native: Callable[[Tensor], Any], logits: Tensor) -> Any:
+        masked = self.selector.masked_bias(logits)
+        if self.for_good:
+            return native(logits)
+        self._place(masked)
+        try:
+            return native(logits)
+        finally:
+            self._place(self.own)
+
+    def route(self, native: Callable[[Tensor], Routed], logits: Tensor) -> Routed:
+        routed: Routed = self._inside(native, logits)
+        return routed
+
+    def compute(self, native: Callable[[Tensor], Any], logits: Tensor) -> Any:
+        return self._inside(native, logits)
+
+
+class Reroute:
+    mode: ClassVar[str] = "reroute"
+
+    def __init__(self, site: Site, selector: Selector) -> None:
+        self.name, self.selector = site.name, selector
+
+    def route(self, native: Callable[[Tensor], Routed], logits: Tensor) -> Routed:
+        return self.selector.rerouted(logits, *native(logits))
+
+    def compute(self, native: Callable[[Tensor], Any], logits: Tensor) -> Any:
+        raise SettingsError(f"{self.name} routes inside its kernel, where its ids cannot be replaced: skip it")
+
+
+def mode_of(site: Site, policy: Policy, device: torch.device) -> str:
+    """The way for a layer, by its router, its path and where it runs."""
+    if site.router.correction_bias is None and policy.method == "xshare":
+        return MaskLogits.mode
+    in_front = site.monolithic or (device.type == "cuda" and site.router.n_group == 1)
+    return MaskBias.mode if in_front else Reroute.mode
+
+
+def make_hook(mode: str, site: Site, selector: Selector, device: torch.device) -> Hook:
+    if mode == MaskBias.mode:
+        return MaskBias(site, selector, device)
+    return MaskLogits(site, selector) if mode == MaskLogits.mode else Reroute(site, selector)
+
+
+def rescales(site: Site) -> bool:
+    """Whether weights are plain softmax scores, which masking the others' logits inflates."""
+    return site.router.scoring == "softmax" and not site.router.renormalize

@@ -1,0 +1,63 @@
+"""Selection on a CPU: the reference, called through opaque operators that torch.compile does not look into."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from xshare.engines.gates import Tally
+from xshare.engines.vllm import ops
+from xshare.engines.vllm.alike import Buffers
+from xshare.engines.vllm.site import Site
+from xshare.engines.vllm.step import Step
+from xshare.policy import Policy
+from xshare.routing import Routing, route
+
+
+class ReferenceSelector:
+    def __init__(self, site: Site, buffers: Buffers, step: Step, tally: Tally, policy: Policy) -> None:
+        self.name, self.router, self.placement = site.name, site.router, site.placement
+        self.buffers, self.step, self.tally, self.policy = buffers, step, tally, policy
+        self.key = ops.enroll(self, site.name)
+        bias = site.router.correction_bias
+        self.bias = None if bias is None else bias.clone()  # where the masked one is left
+
+    def decide(self, logits: Tensor) -> Routing | None:
+        """S and the routing inside it, or None where this step is left alone."""
+        step = self.step
+        if not step.gate:
+            return None
+        if len(logits) < step.rows:
+            self.tally.mismatch(len(logits), step.rows)
+            return None
+        layout = step.layout(len(logits))
+        routing = route(logits, self.router, self.policy, layout=layout, placement=self.placement)
+        self.buffers.keep.copy_(routing.selected)
+        if step.sampling and self.buffers.seen is not None:
+            self.buffers.seen[: len(logits)] = logits
+        return routing
+
+    def masked(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        masked, share = torch.ops.xshare.mask_logits(logits, self.key)
+        return masked, share
+
+    def masked_bias(self, logits: Tensor) -> Tensor:
+        assert self.bias is not None
+        torch.ops.xshare.mask_bias(logits, self.bias, self.key)
+        return self.bias
+
+    def rerouted(self, logits: Tensor, weights: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
+        weights, ids = torch.ops.xshare.reroute(logits, weights, ids, self.key)
+        return weights, ids
+
+    def check(self, policy: Policy) -> None:
+        """It follows any."""
+
+    def set_policy(self, policy: Policy) -> None:
+        self.policy = policy
+
+    def move(self, devices: Tensor) -> None:
+        """The placement itself was changed."""
+
+    def compile(self, dtype: torch.dtype) -> None:
+        """Nothing to compile."""

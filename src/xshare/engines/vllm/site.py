@@ -1,0 +1,46 @@
+"""One MoE layer of the engine, as it is found: its rule, its experts, where they are, and the path it takes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+
+from xshare.batch import Placement
+from xshare.engines.vllm.weights import expert_bytes
+from xshare.kernels.limits import unsupported_shape
+from xshare.policy import Policy
+from xshare.router import RouterSpec
+
+
+@dataclass(eq=False)
+class Site:
+    number: int  # the model's own
+    name: str
+    runner: Any  # vLLM's MoERunner
+    router: RouterSpec
+    num_experts: int
+    placement: Placement | None
+
+    @cached_property
+    def monolithic(self) -> bool:
+        """Whether the experts' kernel routes by itself."""
+        return bool(self.runner.routed_experts.quant_method.is_monolithic)
+
+    @property
+    def path(self) -> str:
+        return "monolithic" if self.monolithic else "router"
+
+    @cached_property
+    def expert_bytes(self) -> int | None:
+        return expert_bytes(self.runner)
+
+    def unservable(self, policy: Policy, device: torch.device) -> str | None:
+        """Why this layer cannot be served on its path, or None."""
+        if self.monolithic and self.router.n_group > 1:
+            return "its kernel judges groups by experts outside the set too; choose a modular --moe-backend"
+        if self.monolithic and policy.method != "xshare":
+            return f"method {policy.method!r} cannot reach into its kernel; choose a modular --moe-backend"
+        return unsupported_shape(self.num_experts, 1, self.router.n_group) if device.type == "cuda" else None

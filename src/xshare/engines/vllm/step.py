@@ -1,0 +1,30 @@
+"""What a step is: the one thing that the model runner tells, and that every layer reads."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from xshare.batch import BatchLayout
+from xshare.kernels.control import Control
+
+Array = npt.NDArray[np.int32]
+
+
+@dataclass
+class Step:
+    device: torch.device
+    control: Control | None = None  # the same in device memory, on a GPU
+    gate: bool = False  # whether selection acts on it
+    sampling: bool = False  # whether its logits are left behind, to be counted
+    rows: int = 0
+    starts: Array = field(default_factory=lambda: np.zeros(1, np.int32))  # boundaries of its requests, query_start_loc
+
+    def layout(self, n: int) -> BatchLayout:
+        """Requests of n rows, those after the voting ones -1."""
+        requests = np.full(n, -1, np.int64)
+        requests[: self.rows] = np.repeat(np.arange(len(self.starts) - 1), np.diff(self.starts))
+        return BatchLayout(torch.from_numpy(requests).to(self.device))

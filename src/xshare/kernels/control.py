@@ -1,0 +1,93 @@
+"""Control: what changes from step to step, in device memory, where a captured graph reads it afresh at every replay."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from xshare.errors import LayoutError, PolicyError
+from xshare.kernels.limits import MAX_EXPERTS, MAX_ROWS, unsupported_policy
+from xshare.kernels.words import Word
+from xshare.policy import Policy
+
+Array = npt.NDArray[np.int32]
+
+
+class Control:
+    """The setters change a copy on the host; `push` sends it in one asynchronous transfer, and nothing if nothing
+    changed, as in the steady decoding of one batch. Several pinned buffers take turns, each with an event, so that none
+    is written while an earlier transfer still reads it.
+    """
+
+    def __init__(self, device: torch.device | str, max_requests: int = MAX_ROWS) -> None:
+        # after the words: query_start_loc, with room for the blocks of two launches to look past the last request
+        size = len(Word) + 2 * max_requests + 2
+        self.memory = torch.zeros(size, dtype=torch.int32, device=device)
+        self.words, self.starts = self.memory[: len(Word)], self.memory[len(Word) :]
+        self.tau = torch.full((1,), -1.0, dtype=torch.float64, device=device)  # below zero: no threshold
+        self.max_requests = max_requests
+        self.policy: Policy | None = None  # what was set last, for FusedSelection.check
+        self._tau = self._sent_tau = -1.0
+        self._host = np.zeros(size, np.int32)
+        self._used = len(Word)  # how much of it this step needs
+        self._changed = True  # since the last push
+        self._gate, self._step = (False, False), (0, np.zeros(1, np.int32))  # as set last
+        on_gpu = self.memory.is_cuda
+        self._buffers = [torch.zeros(size, dtype=torch.int32, pin_memory=on_gpu) for _ in range(8 if on_gpu else 1)]
+        self._views = [buffer.numpy() for buffer in self._buffers]
+        self._events = [torch.cuda.Event() for _ in self._buffers] if on_gpu else []  # type: ignore[no-untyped-call]
+        self._turn = 0
+
+    def set_policy(self, policy: Policy) -> None:
+        """Another policy from the next push on. Budgets beyond any N are cut, which changes nothing. What differs by
+        layer is each selection's own (FusedSelection.budget)."""
+        if reason := unsupported_policy(policy):
+            raise PolicyError(reason)
+        host = self._host
+        host[Word.K0] = policy.warmup
+        host[Word.M] = min(policy.batch_budget, MAX_EXPERTS)
+        host[Word.MR] = min(policy.request_budget, MAX_EXPERTS)
+        host[Word.MG] = -1 if policy.device_budget is None else min(policy.device_budget, MAX_EXPERTS)
+        self._changed = True
+        self._tau = -1.0 if policy.mass is None else policy.mass
+        self.policy = policy
+
+    def set_step(self, rows: int, starts: Sequence[int] | Array | None = None) -> None:
+        """The first `rows` rows vote; `starts` are their requests' boundaries, or every row is a request of its own.
+
+        An array given again, the very same, is taken to be unchanged: comparing takes longer than all the rest.
+        """
+        starts = np.arange(rows + 1, dtype=np.int32) if starts is None else np.asarray(starts, np.int32)
+        if starts is self._step[1] and rows == self._step[0]:
+            return
+        if len(starts) - 1 > self.max_requests:
+            raise LayoutError(f"a step must have at most {self.max_requests} requests, not {len(starts) - 1}")
+        self._step, self._changed = (rows, starts), True
+        self._host[Word.ROWS], self._host[Word.REQUESTS] = rows, len(starts) - 1
+        self._used = len(Word) + len(starts)
+        self._host[len(Word) : self._used] = starts
+
+    def set_gate(self, on: bool, sample: bool = False) -> None:
+        """Whether selection acts at all, and whether the logits are copied aside (FusedSelection.seen)."""
+        if self._gate != (on, sample):
+            self._gate, self._changed = (on, sample), True
+            self._host[Word.GATE], self._host[Word.SAMPLE] = on, sample
+
+    def push(self) -> None:
+        """Send what was set. The launches after it, on the same stream, see it."""
+        if not self._changed:
+            return
+        self._changed, used = False, self._used
+        if self._tau != self._sent_tau:
+            self.tau.fill_(self._tau)
+            self._sent_tau = self._tau
+        self._turn = (self._turn + 1) % len(self._buffers)
+        if self._events:
+            self._events[self._turn].synchronize()  # long past: eight transfers ago
+        self._views[self._turn][:used] = self._host[:used]
+        self.memory[:used].copy_(self._buffers[self._turn][:used], non_blocking=True)
+        if self._events:
+            self._events[self._turn].record()

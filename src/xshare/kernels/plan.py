@@ -1,0 +1,78 @@
+"""How a selection is cut into programs, by its shape and its device; and the memory that the programs share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Self
+
+import torch
+import triton
+from torch import Tensor
+
+FEW_ROWS = 16
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The sizes of one launch. Equal plans can share scratch memory."""
+
+    rows: int
+    block_n: int  # experts, as a power of two
+    each: int  # rows of a request that are read at once; 0: every row is a request of its own
+    warps: int
+    block_q: int  # requests at a time
+    one_tile: bool
+    quota: int  # requests of one program
+    blocks: int  # programs
+    block_r: int  # rows that a program finishes
+    on_gpu: bool
+    early: bool  # programmatic dependent launch
+
+    @classmethod
+    def of(cls, num_experts: int, rows: int, rows_per_request: int, device: torch.device | str) -> Self:
+        block_n = max(16, triton.next_power_of_2(num_experts))
+        # Rows of a request that are read at once: those of a draft, as far as they fit the registers.
+        fit = max(1, 512 // block_n)
+        each = min(fit, triton.next_power_of_2(rows_per_request)) if rows_per_request else 0
+        # One expert a thread where experts are ranked, one row a warp where rows are read.
+        warps = min(16, max(1, block_n // 32))
+        block_q = min(max(4, warps), triton.next_power_of_2(rows))
+        one_tile = not each and rows <= max(FEW_ROWS, min(2 * FEW_ROWS, 8 * warps))
+        # With few rows one program takes all requests; they may be as many as there are rows.
+        quota = rows if one_tile or (each and rows <= FEW_ROWS) else block_q
+        blocks = triton.cdiv(rows, quota)
+        on_gpu = torch.device(device).type == "cuda"
+        return cls(
+            rows=rows,
+            block_n=block_n,
+            each=each,
+            warps=warps,
+            block_q=block_q,
+            one_tile=one_tile,
+            quota=quota,
+            blocks=blocks,
+            block_r=triton.next_power_of_2(triton.cdiv(rows, blocks)),
+            on_gpu=on_gpu,
+            # AMD's capabilities are numbered from 9 on too, and its kernels cannot start early.
+            early=on_gpu and not torch.version.hip and torch.cuda.get_device_capability(device) >= (9, 0),
+        )
+
+    @property
+    def direct(self) -> bool:
+        """Whether rows are few enough for every program to add up all of them."""
+        return self.blocks * self.block_q <= FEW_ROWS
+
+
+class Scratch:
+    """Memory between the programs of a launch. Layers run one after another, and may share it."""
+
+    def __init__(self, plan: Plan, device: torch.device | str) -> None:
+        def zeros(count: int, dtype: torch.dtype) -> Tensor:
+            return torch.zeros(count, dtype=dtype, device=device)
+
+        self.plan = plan
+        tile, columns = plan.blocks * plan.block_q * plan.block_n, plan.blocks * plan.block_n
+        self.stats = zeros(2 * plan.rows, torch.float32)  # each row's best logit and total
+        self.halves, self.counts = zeros(2 * tile, torch.float32), zeros(tile, torch.int32)
+        self.sums, self.totals = zeros(columns, torch.int64), zeros(columns, torch.int32)
+        self.arrivals = zeros(1, torch.int64)  # counted up for as long as an engine serves
