@@ -57,6 +57,6 @@ def small(tmp_path_factory):
 def engine(small):
     """That model as an engine; a new one for every test, so that none leaves a policy behind."""
     from xshare.engines.transformers.engine import TransformersEngine
-    from xshare.engines.transformers.record import load
+    from xshare.models.loading import load
 
     return TransformersEngine(*load(small, dtype="float32"), "small")

@@ -7,11 +7,10 @@ from xshare.errors import LayoutError, ModelError, PolicyError, RouterError, Tra
 from xshare.policy import Policy
 from xshare.router import RouterSpec
 from xshare.routing import Routing, route, select
+from xshare.version import __version__
 
 if TYPE_CHECKING:
-    from xshare.engines.transformers import apply, layout, remove, stats
-
-__version__ = "0.1.0"
+    from xshare.engines import apply, layout, remove, stats
 
 __all__ = [
     "BatchLayout",
@@ -25,6 +24,7 @@ __all__ = [
     "Routing",
     "TraceError",
     "XShareError",
+    "__version__",
     "apply",
     "layout",
     "remove",
@@ -37,7 +37,7 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     """What acts on a Transformers model is imported when it is asked for."""
     if name in ("apply", "layout", "remove", "stats"):
-        from xshare.engines import transformers
+        from xshare import engines
 
-        return getattr(transformers, name)
+        return getattr(engines, name)
     raise AttributeError(f"module 'xshare' has no attribute {name!r}")

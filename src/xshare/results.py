@@ -15,14 +15,13 @@ from typing import Any
 
 from xshare.errors import XShareError
 from xshare.files import check_writable, whole_file
+from xshare.version import __version__
 
 Row = dict[str, Any]
 
 
 def provenance(**more: Any) -> dict[str, Any]:
     """What it takes to run this again: command, versions, commit, machine; seeds and the like come in as `more`."""
-    from xshare import __version__  # not at the top: the package imports this file
-
     packages = ("torch", "numpy", "safetensors")
     versions = {"python": platform.python_version(), "xshare": __version__}
     return {

@@ -28,7 +28,7 @@ Setting = answers.Setting
 @pytest.fixture(scope="module")
 def drafter(small, tmp_path_factory):
     """A folder with a model that agrees with the small one now and then."""
-    from xshare.engines.transformers.record import load
+    from xshare.models.loading import load
 
     model, tokenizer = load(small, dtype="float32")
     torch.manual_seed(1)

@@ -9,8 +9,8 @@ from typer.testing import CliRunner
 from xshare.cli import app
 from xshare.cli.tune import share
 from xshare.engines.transformers.engine import TransformersEngine
-from xshare.engines.transformers.record import load
 from xshare.errors import XShareError
+from xshare.models.loading import load
 from xshare.profile import read_profile
 from xshare.quality.files import Task, TaskError
 from xshare.quality.measure import answer

@@ -6,9 +6,9 @@ from typing import Annotated
 
 import typer
 
-from xshare import __version__
 from xshare.cli import bench, demo, doctor, methods, quality, replay, report, trace, tune
 from xshare.errors import XShareError
+from xshare.version import __version__
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -16,6 +16,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Batch-aware expert selection for mixture-of-experts decoding.",
 )
+
 app.command("bench")(bench.bench)
 app.command("demo")(demo.demo)
 app.command("doctor")(doctor.doctor)

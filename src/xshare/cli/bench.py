@@ -9,7 +9,6 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from xshare import __version__
 from xshare.bench.kept import check_kept, lasting, samples_kept
 from xshare.bench.paired import NATIVE, compare, control_of, variants
 from xshare.bench.rows import rows_of
@@ -20,6 +19,7 @@ from xshare.engines.opening import open_engine
 from xshare.errors import XShareError
 from xshare.policy import Policy
 from xshare.results import Row, provenance, write_result
+from xshare.version import __version__
 
 
 def bench(

@@ -10,6 +10,7 @@ import typer
 from xshare import models
 from xshare.cli.output import number_table, progress_bar, wide_console
 from xshare.engines.base import Advance
+from xshare.engines.opening import open_engine
 from xshare.policy import Policy
 from xshare.quality.files import Task, built_in
 from xshare.quality.measure import Outcome, answer, ordered, row_of
@@ -63,10 +64,8 @@ class Nano:
     def __init__(self, advance: Advance) -> None:
         import torch
 
-        from xshare.engines.transformers.engine import TransformersEngine
-
         torch.set_num_threads(1)  # it is too small for more to help
-        self.engine, self.advance = TransformersEngine(*models.load("nano"), "nano"), advance
+        self.engine, self.advance = open_engine("transformers", "nano"), advance
 
     def answer(self, policy: Policy | None, asked: list[Task], batch: int, limit: int) -> tuple[Outcome, Row]:
         found = answer(self.engine, policy, asked, batch=batch, limit=limit, advance=self.advance)

@@ -8,7 +8,6 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from xshare import __version__
 from xshare.bench.kept import check_kept, samples_kept
 from xshare.bench.workload import Workload
 from xshare.cli.output import check_local, engine_arguments, made_up, number_table, progress_bar, wide_console
@@ -16,6 +15,7 @@ from xshare.engines.opening import open_engine
 from xshare.policy import Policy, common_score
 from xshare.results import Row, provenance, write_result
 from xshare.tune.doctor import FITS, Examination, Point, examine, runs, verdict, waves
+from xshare.version import __version__
 
 POLICIES = ("k0=1,m=0", "k0=2,m=0")
 

@@ -8,7 +8,6 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from xshare import __version__
 from xshare.bench.kept import check_kept, lasting, samples_kept
 from xshare.cli.output import engine_arguments, number_table, progress_bar, wide_console
 from xshare.engines.opening import open_engine
@@ -19,6 +18,7 @@ from xshare.quality.measure import ordered
 from xshare.quality.study import Study
 from xshare.quality.tasks import LONGEST
 from xshare.results import Row, provenance, sha256, write_result
+from xshare.version import __version__
 
 Mix = Literal["mixed", "alike", "both"]
 

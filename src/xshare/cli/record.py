@@ -9,8 +9,10 @@ import typer
 
 from xshare import models
 from xshare.cli.output import progress_bar
+from xshare.engines.recording import record_folder
 from xshare.files import check_apart, check_writable
 from xshare.results import sha256
+from xshare.trace.prompts import read_prompts
 
 
 def record_command(
@@ -25,20 +27,18 @@ def record_command(
     name: Annotated[str | None, typer.Option(help="Model name in the trace; the folder's if none is given.")] = None,
 ) -> None:
     """Decode prompts greedily, as the model does by itself, and write the routers' full logits as a trace."""
-    from xshare.engines.transformers.record import load, read_prompts, record
-
     check_apart([output], [prompts])
     check_writable(output)
     found = read_prompts(prompts)
     folder = models.folder(model) if model in models.NAMES else Path(model)
-    loaded, tokenizer = load(folder, device, dtype)
     source = {"source": prompts.name, "source_sha256": sha256(prompts)}
     options = {"tokens": tokens, "batch": batch, "chat": chat}
     with progress_bar("prompts", len(found)) as advance:
-        trace = record(
-            loaded,
-            tokenizer,
+        trace = record_folder(
+            folder,
             found,
+            device=device,
+            dtype=dtype,
             name=name or folder.resolve().name,
             tokens=tokens,
             batch=batch,

@@ -8,7 +8,6 @@ from typing import Annotated
 
 import typer
 
-from xshare import __version__
 from xshare.bench.kept import check_kept, samples_kept
 from xshare.cli.output import check_local, engine_arguments, made_up, number_table, progress_bar, wide_console
 from xshare.engines.opening import open_engine
@@ -22,6 +21,7 @@ from xshare.tune.questions import Questions
 from xshare.tune.scan import front
 from xshare.tune.search import Tried
 from xshare.tune.tuning import Objective, Tuning
+from xshare.version import __version__
 
 
 def tune(

@@ -1,1 +1,16 @@
-"""Inference engines: nothing outside this package knows one."""
+"""XShare inside real engines. What acts on a live Transformers model is imported when it is asked for."""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from xshare.engines.transformers import apply, layout, remove, stats
+
+__all__ = ["apply", "layout", "remove", "stats"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in __all__:
+        from xshare.engines import transformers
+
+        return getattr(transformers, name)
+    raise AttributeError(f"module 'xshare.engines' has no attribute {name!r}")

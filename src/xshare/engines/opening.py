@@ -10,6 +10,7 @@ from typing import Any
 from xshare import models
 from xshare.engines.base import Engine
 from xshare.errors import ModelError, XShareError
+from xshare.models.loading import load
 from xshare.policy import Policy
 
 NAMES = ("transformers", "vllm")
@@ -58,7 +59,6 @@ def open_engine(
         engine.about["files"] = mark(folder)
         return _tried(engine, policies)
     from xshare.engines.transformers.engine import TransformersEngine
-    from xshare.engines.transformers.record import load
 
     _check(options, ("device", "dtype", "draft", "lanes"), "transformers")
     lanes = options.pop("lanes", 1)

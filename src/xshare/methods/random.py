@@ -8,6 +8,7 @@ from xshare.methods.registry import register
 from xshare.methods.step import Selection, Step
 from xshare.methods.xshare import selected
 from xshare.policy import FIELD_LETTERS, Knob, Knobs, Policy, check_has_budget
+from xshare.splitmix import GOLDEN, mixed_all, signed
 
 KNOBS = Knobs(
     fields=tuple(FIELD_LETTERS),
@@ -31,19 +32,6 @@ def _noise(u: Tensor, seed: int) -> Tensor:
     of a group draws the same set.
     """
     index = torch.arange(u.shape[-1], device=u.device)
-    key = _mix(u + index * GOLDEN).sum(dim=-1, keepdim=True) + seed % 2**62
-    return _mix(_mix(key) + (index + 1) * GOLDEN)
-
-
-GOLDEN = 0x9E3779B97F4A7C15 - 2**64  # as a signed 64-bit number; products wrap round
-
-
-def _mix(x: Tensor) -> Tensor:
-    x = (x ^ _shift(x, 30)) * (0xBF58476D1CE4E5B9 - 2**64)
-    x = (x ^ _shift(x, 27)) * (0x94D049BB133111EB - 2**64)
-    return x.bitwise_xor(_shift(x, 31))
-
-
-def _shift(x: Tensor, bits: int) -> Tensor:
-    """Shift right as if unsigned."""
-    return x.bitwise_right_shift(bits).bitwise_and(2 ** (64 - bits) - 1)
+    step = signed(GOLDEN)
+    key = mixed_all(u + index * step).sum(dim=-1, keepdim=True) + seed % 2**62
+    return mixed_all(mixed_all(key) + (index + 1) * step)

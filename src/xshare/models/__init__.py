@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from xshare.errors import ModelError
+from xshare.models.loading import load as load_folder
 from xshare.results import sha256
 
 SUMS = "SHA256SUMS"
@@ -40,7 +41,5 @@ def write_sums(path: Path) -> None:
 
 def load(name: str = "nano", device: str = "cpu") -> tuple[Any, Any]:
     """A model in the box and its tokenizer, checked, in float32, ready to decode."""
-    from xshare.engines.transformers.record import load as load_folder
-
     check(folder(name))
     return load_folder(folder(name), device, "float32")

@@ -6,7 +6,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from xshare import __version__
 from xshare.report.html import EMPTY, Html, join, tag
 from xshare.report.inline import plain, plot
 from xshare.report.law import draw_laws, laws
@@ -17,6 +16,7 @@ from xshare.report.read import ResultFile, ends, number
 from xshare.report.regime import by_regime, spelled, spelled_all
 from xshare.report.tables import file_table
 from xshare.results import Row
+from xshare.version import __version__
 
 # Nothing may be loaded or run, whatever is in a file: the browser sees to it.
 SEALED = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"

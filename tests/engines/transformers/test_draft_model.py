@@ -13,8 +13,8 @@ from xshare.engines.transformers.decode import decode, read, read_prompts
 from xshare.engines.transformers.engine import TransformersEngine
 from xshare.engines.transformers.forced import Texts, diverge, in_turn
 from xshare.engines.transformers.layer import FIGURES
-from xshare.engines.transformers.record import load
 from xshare.errors import ModelError
+from xshare.models.loading import load
 
 DRAFTS = 3
 

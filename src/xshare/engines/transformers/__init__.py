@@ -4,6 +4,7 @@ Importing this package does not import transformers.
 """
 
 from xshare.engines.transformers.attach import Attached, apply, layout, remove, stats
-from xshare.engines.transformers.record import Prompt, read_prompts, record
+from xshare.engines.transformers.record import record
+from xshare.trace.prompts import Prompt, read_prompts
 
 __all__ = ["Attached", "Prompt", "apply", "layout", "read_prompts", "record", "remove", "stats"]

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from importlib import metadata
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,38 +16,7 @@ from xshare.errors import ModelError, TraceError
 from xshare.results import provenance
 from xshare.trace import Header, Trace
 from xshare.trace.file import RouterFields
-
-
-@dataclass(frozen=True)
-class Prompt:
-    text: str
-    domain: str = "unlabelled"
-
-
-def read_prompts(path: Path) -> list[Prompt]:
-    """One prompt a line, or in a .jsonl file an object with `prompt` and perhaps `domain`. Empty lines are left out."""
-    if not path.is_file():
-        raise TraceError(f"prompts file {str(path)!r} does not exist or is not a file")
-    try:
-        lines = path.read_text(encoding="utf-8-sig").split("\n")
-    except UnicodeDecodeError:
-        raise TraceError(f"prompts file {str(path)!r} is not text in UTF-8") from None
-    numbered = [(number, line.strip()) for number, line in enumerate(lines, 1) if line.strip()]
-    if not numbered:
-        raise TraceError(f"prompts file {str(path)!r} holds no prompts")
-    if path.suffix != ".jsonl":
-        return [Prompt(line) for _, line in numbered]
-    return [_prompt(line, f"prompts file {str(path)!r}, line {number}") for number, line in numbered]
-
-
-def _prompt(line: str, where: str) -> Prompt:
-    try:
-        found = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise TraceError(f"{where} is not JSON: {error}") from None
-    if not isinstance(found, dict) or not isinstance(found.get("prompt"), str) or not found["prompt"]:
-        raise TraceError(f"{where} must be an object with a text 'prompt' and, if you like, a 'domain'")
-    return Prompt(found["prompt"], str(found.get("domain", "unlabelled")))
+from xshare.trace.prompts import Prompt
 
 
 class Recorder:
@@ -168,20 +134,3 @@ def _encode(tokenizer: Any, texts: list[str], chat: bool) -> Any:
         texts = [tokenizer.apply_chat_template(turn, add_generation_prompt=True, tokenize=False) for turn in turns]
     options = {"padding": True, "padding_side": "left", "return_tensors": "pt", "return_token_type_ids": False}
     return tokenizer(texts, add_special_tokens=not chat, **options)  # a template writes its own
-
-
-def load(folder: Path, device: str = "cpu", dtype: str = "auto") -> tuple[Any, Any]:
-    """A model and its tokenizer from a folder."""
-    try:
-        from transformers import AutoModelForCausalLM, AutoTokenizer
-    except ImportError:
-        raise ModelError("transformers is not installed: pip install 'xshare[transformers]'") from None
-    if not (folder / "config.json").is_file():
-        raise ModelError(f"model {str(folder)!r} is no folder of a Transformers model: it has no config.json")
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-        model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, local_files_only=True)
-        return model.to(device).eval(), tokenizer
-    except (OSError, ValueError, KeyError, RuntimeError, AttributeError, AssertionError) as error:
-        reason = str(error).strip().splitlines() or [type(error).__name__]
-        raise ModelError(f"model {str(folder)!r} cannot be loaded: {reason[0]}") from None

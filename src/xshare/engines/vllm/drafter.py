@@ -16,8 +16,7 @@ from __future__ import annotations
 from typing import Any
 
 from xshare.engines.vllm.dummy import BLOCK
-
-MASK = 2**64 - 1
+from xshare.splitmix import GOLDEN, mixed
 
 
 class FixedDrafter:
@@ -36,13 +35,5 @@ class FixedDrafter:
     def _draft(self, last: int) -> list[int]:
         start = min(last, self.vocab - 1) // BLOCK * BLOCK
         size = min(BLOCK, self.vocab - start)
-        state = (self.seed * 0x9E3779B97F4A7C15 + last) & MASK
-        return [start + _mixed(state + i * 0x632BE59BD9B4E019) % size for i in range(1, self.length + 1)]
-
-
-def _mixed(x: int) -> int:
-    """splitmix64's finaliser: neighbouring numbers come out unrelated, on every machine alike."""
-    x &= MASK
-    x = ((x ^ x >> 30) * 0xBF58476D1CE4E5B9) & MASK
-    x = ((x ^ x >> 27) * 0x94D049BB133111EB) & MASK
-    return x ^ x >> 31
+        state = self.seed * GOLDEN + last
+        return [start + mixed(state + i * 0x632BE59BD9B4E019) % size for i in range(1, self.length + 1)]
