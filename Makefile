@@ -44,6 +44,7 @@ lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports
 
 # The tables of README.md and docs/, from evidence/*.json.
 docs: setup

@@ -103,8 +103,8 @@ class Witness:
 
             layout = xshare.BatchLayout(self.state.now.layout(waiting).requests.cpu())
             for layer in self.state.layers:
-                logits = layer.buffers.seen[:waiting].cpu()
-                want = xshare.route(logits, router_on_cpu(layer.site.router), self.state.policy, layout=layout).selected
+                logits, own = layer.buffers.seen[:waiting].cpu(), self.state.policy.for_layer(layer.site.number)
+                want = xshare.route(logits, router_on_cpu(layer.site.router), own, layout=layout).selected
                 self.compared += 1
                 self.differ += int(not bool((want == layer.buffers.keep.cpu()).all()))
             self.sizes.append([float(layer.buffers.keep.sum()) for layer in self.state.layers])
