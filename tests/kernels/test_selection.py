@@ -1,5 +1,6 @@
 """The fused selection against the reference: under Triton's interpreter on a CPU, for real on a GPU."""
 
+import functools
 import random
 import warnings
 from dataclasses import dataclass
@@ -148,13 +149,14 @@ def masked_logits(logits, S):
     return logits.masked_fill(logits == -torch.inf, lowest / 2).masked_fill(~S, lowest)
 
 
-left_out = []
+ALL = KERNELS + (LARGE if GPU else [])
 
 
-@pytest.mark.parametrize("kernel", KERNELS + (LARGE if GPU else []), ids=str)
-def test_random_configurations_equal_the_reference(kernel):
+@functools.cache  # compared once, whichever of the tests below asks first
+def left_out_of(kernel):
+    """All cases of a kernel equal the reference -> the seeds of those that do not, a decision being in doubt."""
     router = kernel.spec()
-    made = {}  # by score
+    made, left_out = {}, []  # made: by score
     for seed in range(CASES):
         policy, logits, starts, placement = case(kernel, seed)
         layout = layout_of(len(logits), starts)
@@ -165,15 +167,23 @@ def test_random_configurations_equal_the_reference(kernel):
         got, masked = fused(router, policy, logits, starts, made[policy.score])
         if not torch.equal(got.keep.cpu(), want.selected):
             assert in_doubt(router, policy, logits, layout, placement), (seed, str(policy))
-            left_out.append((kernel, seed))
+            left_out.append(seed)
             continue
         assert torch.equal(masked.nan_to_num(7), masked_logits(logits, want.selected).nan_to_num(7)), seed
+    return left_out
+
+
+@pytest.mark.parametrize("kernel", ALL, ids=str)
+def test_random_configurations_equal_the_reference(kernel):
+    assert len(left_out_of(kernel)) < CASES / 4  # of one kernel; fewer of all: below
 
 
 def test_few_configurations_are_left_out():
-    """Runs after the ones above: decisions within the margin are counted, and rare."""
-    warnings.warn(f"{len(left_out)} configurations were left out within the margin", stacklevel=1)
-    assert len(left_out) <= CASES * len(KERNELS) // 100
+    """Decisions within the margin are counted, and rare."""
+    left_out = {kernel: seeds for kernel in ALL if (seeds := left_out_of(kernel))}
+    count = sum(map(len, left_out.values()))
+    warnings.warn(f"{count} configurations were left out within the margin", stacklevel=1)
+    assert count <= CASES * len(KERNELS) // 100, left_out
 
 
 @pytest.mark.parametrize(
