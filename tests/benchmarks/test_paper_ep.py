@@ -64,8 +64,8 @@ def test_chunks_of_steps_do_not_show(monkeypatch):
 
 
 def most_in_set(method, mg, favourites):
-    """MaxLoad(S) from the rows' best experts, one each: the fills of docs/algorithms.md counted by hand, as no device
-    of 32 experts runs out at these budgets."""
+    """MaxLoad(S) from the rows' best experts, one each: the fills of docs/algorithms.md, section 7, counted by
+    hand, as no device of 32 experts runs out at these budgets."""
     warm = by_device(favourites)
     if method == "level":
         return max(mg, *warm)
