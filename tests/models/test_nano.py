@@ -5,7 +5,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
 import xshare.models
 from xshare import Policy
@@ -27,9 +26,7 @@ TRACE = ROOT / "evidence" / "nano.trace"
 
 @pytest.fixture(scope="module")
 def nano():
-    torch.set_num_threads(2)
-    yield TransformersEngine(*xshare.models.load("nano"), "nano")
-    torch.set_num_threads(1)
+    return TransformersEngine(*xshare.models.load("nano"), "nano")
 
 
 @pytest.fixture(scope="module")
