@@ -1,4 +1,5 @@
 import os
+from pathlib import Path
 
 import pytest
 import torch
@@ -16,6 +17,41 @@ torch.set_num_threads(1)  # tests run in parallel processes, each with small ten
 settings.register_profile("default", deadline=None)
 settings.register_profile("ci", deadline=None, derandomize=True)
 settings.load_profile("ci" if os.environ.get("CI") else "default")
+
+# Files that take longest, the longest first: begun last, one of them would leave the other processes idle.
+LONGEST = [
+    "models/test_nano.py",
+    "cli/test_tune.py",
+    "engines/vllm/test_server.py",
+    "engines/vllm/test_models.py",
+    "engines/vllm/test_same_as_transformers.py",
+    "engines/vllm/test_engine.py",
+    "engines/vllm/test_compiled.py",
+    "recipes/test_recipe.py",
+    "engines/vllm/test_parallel.py",
+    "cli/test_doctor_command.py",
+    "benchmarks/test_paper_quality.py",
+    "engines/vllm/test_refill.py",
+    "engines/vllm/test_gates.py",
+    "kernels/test_random_configurations.py",
+    "engines/transformers/test_lanes.py",
+    "engines/vllm/test_drafts.py",
+    "test_workers.py",
+    "benchmarks/test_paper_speed.py",
+    "cli/test_quality.py",
+    "report/test_sections.py",
+]
+
+
+def pytest_configure(config):
+    if hasattr(config.option, "loadscopereorder"):  # xdist would begin with the files of the most tests instead
+        config.option.loadscopereorder = False
+
+
+def pytest_collection_modifyitems(items):
+    here = Path(__file__).parent
+    places = {here / name: place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: places.get(item.path, len(places)))
 
 
 @pytest.fixture(scope="session")

@@ -1,6 +1,6 @@
-"""An independent oracle: SPEC's words in plain Python, on lists, one expert at a time. It imports nothing of xshare.
+"""An independent oracle: docs/algorithms.md, section 3 to section 8, in plain Python, on lists, one expert at a time.
 
-Slow and literal on purpose. `select` and `route` must agree with it exactly.
+It imports nothing of xshare. Slow and literal on purpose. `select` and `route` must agree with it exactly.
 """
 
 import math

@@ -26,3 +26,19 @@ def test_links_lead_somewhere():
     for page in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")]:
         for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text()):
             assert target.startswith("https://") or (page.parent / target).exists(), (page.name, target)
+
+
+def test_what_tests_cite_of_the_algorithms_is_there():
+    page = (ROOT / "docs" / "algorithms.md").read_text()
+    numbers = [int(number) for number in re.findall(r"^## (\d+)\. ", page, flags=re.MULTILINE)]
+    assert numbers == list(range(1, len(numbers) + 1))
+    cited = set()
+    for file in (ROOT / "tests").rglob("*.py"):
+        for citation in re.findall(r"algorithms\.md, section \d+(?: to section \d+)?", file.read_text()):
+            cited |= {int(number) for number in re.findall(r"\d+", citation)}
+    assert cited
+    assert cited <= set(numbers)
+    invariants = page.partition("## 10. Invariants")[2].partition("\n## ")[0]
+    listed = set(re.findall(r"^(\d+)\. ", invariants, flags=re.MULTILINE))
+    tested = set(re.findall(r"def test_(\d+)_", (ROOT / "tests" / "test_invariants.py").read_text()))
+    assert tested <= listed == set("12345678")

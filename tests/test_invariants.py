@@ -1,4 +1,7 @@
-"""SPEC's invariants, each as a property over random cases of every kind (see cases.py)."""
+"""The invariants of docs/algorithms.md, section 10, by their numbers: properties over random cases of every kind.
+
+Number 3 is proven by brute force in algorithms/test_greedy.py; number 8 is what kernels/ and engines/ test.
+"""
 
 import random
 

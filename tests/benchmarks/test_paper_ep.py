@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import math
 import sys
 from pathlib import Path
 
@@ -62,10 +63,25 @@ def test_chunks_of_steps_do_not_show(monkeypatch):
         assert all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
 
 
+def most_in_set(method, mg, favourites):
+    """MaxLoad(S) from the rows' best experts, one each: the fills of docs/algorithms.md, section 7, counted by
+    hand, as no device of 32 experts runs out at these budgets."""
+    warm = by_device(favourites)
+    if method == "level":
+        return max(mg, *warm)
+    return max(warm) + max(0, math.ceil((8 * mg - sum(warm)) / 8))  # a round adds one on every device
+
+
 @pytest.mark.parametrize("rows", [8, 32])
 def test_level_is_never_above_rounds(rows):
     for regime in paper_ep.SKEW:
         found = paper_ep.route_all(*paper_ep.draw(regime, 20, rows))
+        favourites = found[0].ids[..., 0].tolist()
+        for point, at in zip(paper_ep.POINTS, found, strict=True):
+            assert at.peak.tolist() == [max(by_device(step.flatten().tolist())) for step in at.ids]
+            if point.method != "native":
+                assert at.max_load.tolist() == [most_in_set(point.method, point.mg, step) for step in favourites]
+                assert (at.peak <= at.max_load).all()  # rows use S and nothing else
         for number, point in enumerate(paper_ep.POINTS):
             if point.method == "level":
                 level, rounds = found[number], found[number + 1]

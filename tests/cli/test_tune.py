@@ -1,5 +1,6 @@
 """The tasks are native's own answers, so native routing is always right and any harm shows."""
 
+import itertools
 import json
 
 import pytest
@@ -55,39 +56,48 @@ def test_a_strict_bound_is_undecided_or_has_no_window_and_says_so(tmp_path, mode
     assert all(row["state"] in ("fails", "undecided") and row["search_low"] < -0.005 for row in tried)
 
 
-def test_a_wide_bound_is_met_on_unseen_questions_and_gone_on_with(tmp_path, model, task_file):
-    words = ["--tasks", str(task_file), "--max-drop", "60%", "--questions", "64"]
-    result = ask(tmp_path, model, *words)
+WIDE = ["--max-drop", "60%", "--questions", "64"]
+
+
+@pytest.fixture(scope="module")
+def tuned(model, task_file, tmp_path_factory):
+    """One search, killed while policies are looked at, killed again while they answer, and then let through: the
+    folder, the files that the killed ones left, and how the last one ended."""
+    folder = tmp_path_factory.mktemp("tuned")
+    path = folder / "tune.json"
+    files = ["--json", str(path), "--profile", str(folder / "profile.yaml")]
+    words = ["tune", "--objective", "experts", *model, *files, "--tasks", str(task_file), *WIDE]
+    left = []
+    for what in ("scan", "right"):
+        left.append(killed(words, path, lambda found, what=what: sum(what in each for each in found["samples"]) > 2))
+        assert not (folder / "profile.yaml").exists()
+    return folder, left, ask(folder, model, "--tasks", str(task_file), *WIDE)
+
+
+def test_killed_and_gone_on_with(tuned):
+    folder, left, result = tuned
     assert result.exit_code == 0, result.output
-    profile = read_profile(tmp_path / "profile.yaml")
+    for before, after in itertools.pairwise([*left, json.loads((folder / "tune.json").read_text())]):
+        assert len(after["samples"]) > len(before["samples"]) > 2
+        assert after["samples"][: len(before["samples"])] == before["samples"]
+    assert read_profile(folder / "profile.yaml").measured["unseen_questions"] >= 8
+
+
+def test_a_wide_bound_is_met_on_unseen_questions_and_gone_on_with(tuned, model, task_file):
+    folder, _, result = tuned
+    assert result.exit_code == 0, result.output
+    profile = read_profile(folder / "profile.yaml")
     assert profile.measured["unseen_questions"] >= 8
     assert profile.measured["change_95"][0] >= -0.6
     assert profile.measured["active"] < profile.measured["active_native"]
-    before = json.loads((tmp_path / "tune.json").read_text())
-    assert ask(tmp_path, model, *words).exit_code == 0
-    after = json.loads((tmp_path / "tune.json").read_text())
+    words = ["--tasks", str(task_file), *WIDE]
+    before = json.loads((folder / "tune.json").read_text())
+    assert ask(folder, model, *words).exit_code == 0
+    after = json.loads((folder / "tune.json").read_text())
     assert after["samples"] == before["samples"]  # nothing was measured twice
     assert after["rows"] == before["rows"]
-    other = ask(tmp_path, model, *words, "--score", "topk")
+    other = ask(folder, model, *words, "--score", "topk")
     assert "other settings, score full instead of topk" in str(other.exception)
-
-
-@pytest.mark.parametrize("what", ["scan", "right"])
-def test_killed_and_gone_on_with(tmp_path, model, task_file, what):
-    """While policies are looked at, and while they answer."""
-    path = tmp_path / "tune.json"
-    words = ["--tasks", str(task_file), "--max-drop", "60%", "--questions", "64"]
-    files = ["--json", str(path), "--profile", str(tmp_path / "profile.yaml")]
-    before = killed(
-        ["tune", "--objective", "experts", *model, *files, *words],
-        path,
-        lambda found: sum(what in sample for sample in found["samples"]) > 2,
-    )
-    result = ask(tmp_path, model, *words)
-    assert result.exit_code == 0, result.output
-    after = json.loads(path.read_text())
-    assert after["samples"][: len(before["samples"])] == before["samples"]
-    assert read_profile(tmp_path / "profile.yaml").measured["unseen_questions"] >= 8
 
 
 def test_speed_as_the_objective(tmp_path, model, task_file):

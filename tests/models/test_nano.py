@@ -5,7 +5,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
 import xshare.models
 from xshare import Policy
@@ -27,9 +26,7 @@ TRACE = ROOT / "evidence" / "nano.trace"
 
 @pytest.fixture(scope="module")
 def nano():
-    torch.set_num_threads(2)
-    yield TransformersEngine(*xshare.models.load("nano"), "nano")
-    torch.set_num_threads(1)
+    return TransformersEngine(*xshare.models.load("nano"), "nano")
 
 
 @pytest.fixture(scope="module")
@@ -57,10 +54,14 @@ def test_the_repository_stays_small():
 def test_it_answers_and_a_random_set_harms_it(nano):
     tasks = ordered(built_in(6, seed=5), mixed=True)
     native = answer(nano, None, tasks, batch=16, limit=LONGEST)
-    assert sum(native.right) / len(tasks) >= 0.6
+    assert sum(native.right) / len(tasks) >= 0.8  # measured: 43 of 48; another machine's rounding may cost a few
     half = round(native.stats["mean"]["experts_active"] / 2)
-    harmed = row_of(answer(nano, Policy.parse(f"random:k0=0,m={half}"), tasks, batch=16, limit=LONGEST), native)
-    assert harmed["change"] <= -0.1
+    # It talks on and on: it is cut off where no right answer has gone.
+    longest = max(len(tokens) for tokens, right in zip(native.tokens, native.right, strict=True) if right)
+    harmed = row_of(answer(nano, Policy.parse(f"random:k0=0,m={half}"), tasks, batch=16, limit=longest), native)
+    assert harmed["change"] <= -0.75  # measured: not one of them is right
+    assert harmed["accuracy"] <= 0.05
+    assert harmed["mass"] == pytest.approx(half / 64, abs=0.03)  # drawn blindly, a set holds its share of the weight
 
 
 def test_the_draft_model_is_accepted():
@@ -68,20 +69,24 @@ def test_the_draft_model_is_accepted():
     engine = open_engine("transformers", "nano", drafts=3)
     tasks = built_in(1, seed=6)
     drafted = answer(engine, None, tasks, batch=4, limit=LONGEST)
-    assert 1 + 3 * drafted.run.accepted / drafted.run.drafted >= 2.0
+    assert 1 + 3 * drafted.run.accepted / drafted.run.drafted >= 3.4  # measured: 3.69 of 4
     engine.close()
     alone = open_engine("transformers", "nano")
     assert drafted.tokens == answer(alone, None, tasks, batch=4, limit=LONGEST).tokens
 
 
 def test_the_router_is_alive(trace):
+    # Of a stored trace, so the same on every machine: a new one is to be looked at, and these figures with it.
     for row in load_rows(trace):
-        assert row["dead"] <= 0.05, row["layer"]
+        assert row["dead"] == 0, row["layer"]
+        assert row["entropy"] >= 0.95, row["layer"]  # measured: 0.957 to 0.981, of 1 for equal loads
+        assert row["heaviest"] <= 3.2, row["layer"]  # times an equal load; measured: 1.9 to 3.1
     (outcome,) = replay(trace, [Policy(method="native")], sampled(trace, 16))
     active = float(np.mean(outcome.metrics["active"])) / trace.header.num_experts
-    assert 0.4 <= active <= 0.9
+    assert active == pytest.approx(0.603, abs=0.01)  # of 64; independent rows would load 0.644
 
 
 def test_neighbours_in_a_text_share_experts(trace):
     found = {row["pair"]: row["overlap"] for row in overlap(trace, tops=[trace.header.top_k])}
-    assert found["consecutive"] >= 1.5 * found["different domains"]
+    assert found["consecutive"] >= 5 * found["different domains"]  # measured: 1.14 of 4 experts and 0.21
+    assert found["consecutive"] >= 1.3 * found["same domain"] >= 1  # 0.82

@@ -20,7 +20,7 @@ BUDGET = 17  # more than four requests of top-4
 
 
 def reason(step):
-    """Why a step is left alone, or None, in the words of SPEC."""
+    """Why a step is left alone, or None, in the words of docs/algorithms.md, section 9."""
     if not step.decoding:
         return "prefill"
     if step.rows > GATES["max_rows"]:

@@ -1,0 +1,55 @@
+"""One launch of the fused selection: under Triton's interpreter on a CPU, for real on a GPU."""
+
+from itertools import pairwise
+
+import pytest
+import torch
+
+import xshare
+from xshare import BatchLayout
+
+pytest.importorskip("triton", reason="Triton has no wheel for this platform")
+
+from xshare.kernels.launch import Control, FusedSelection
+
+GPU = torch.cuda.is_available()
+DEVICE = "cuda" if GPU else "cpu"
+CASES = 250 if GPU else 20  # of each kernel
+
+
+def layout_of(n, starts):
+    requests = [-1] * n
+    for request, (a, b) in enumerate(pairwise(starts)):
+        requests[a:b] = [request] * (b - a)
+    return BatchLayout(requests)
+
+
+def fused(router, policy, logits, starts, selection=None, **options):
+    """-> the selection after its launch, and the logits it left."""
+    selection = selection or make(router, logits, **({"score": policy.score} | options))
+    control = Control(DEVICE)
+    control.set_policy(policy)
+    control.set_step(starts[-1], starts)
+    control.set_gate(True)
+    control.push()
+    left = logits.to(DEVICE, copy=True)
+    selection.launch(left, control)
+    return selection, left.cpu()
+
+
+def make(router, logits, **options):
+    n, N = logits.shape
+    groups = (router.n_group, router.topk_group)
+    options = {"renormalize": router.renormalize} | options
+    return FusedSelection(N, router.top_k, n, DEVICE, router.scoring, router.correction_bias, *groups, **options)
+
+
+def in_doubt(router, policy, logits, layout, placement):
+    """Whether changes of 1e-5 to the logits change S: a decision within the margin that devices may differ by."""
+    noise = torch.Generator().manual_seed(0)
+    sets = set()
+    for _ in range(6):
+        moved = logits.double() + 1e-5 * torch.randn(logits.shape, generator=noise)
+        chosen = xshare.route(moved, router, policy, layout=layout, placement=placement).selected
+        sets.add(tuple(chosen.tolist()))
+    return len(sets) > 1

@@ -1,0 +1,112 @@
+"""What only a GPU can show: captured graphs, programs that meet, and the same answers as on a CPU."""
+
+import pytest
+import torch
+from fusing import CASES, DEVICE, GPU, fused, layout_of
+
+import xshare
+from xshare import BatchLayout, Placement, Policy, RouterSpec
+from xshare.kernels.launch import Control, FusedSelection
+
+pytestmark = pytest.mark.skipif(not GPU, reason="a CUDA graph needs a GPU")
+
+
+def test_a_captured_graph_follows_its_control():
+    """Other logits, row counts, requests, budgets and gate, all without a new capture."""
+    router, n, N = RouterSpec.softmax(4), 16, 128
+    selection = FusedSelection(N, 4, n, DEVICE, rows_per_request=4)
+    control, rows = Control(DEVICE), torch.empty(n, N, device=DEVICE, dtype=torch.bfloat16)
+    control.set_policy(Policy.parse("k0=1,m=8"))
+    control.set_step(n)
+    selection.launch(rows, control)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        selection.launch(rows, control)
+    noise = torch.Generator().manual_seed(7)
+    for text in ("k0=1,m=8", "k0=2,m=0", "k0=0,m=24", "k0=1,mr=3", "k0=1,tau=0.7", "k0=3,mr=1,m=2"):
+        for starts in ([0, 16], [0, 4, 8, 12, 16], [0, 1, 5], [0, 1, 2, 3]):
+            logits = (torch.randn(n, N, generator=noise) * 2).bfloat16()
+            rows.copy_(logits)
+            control.set_policy(Policy.parse(text))
+            control.set_step(starts[-1], starts)
+            control.set_gate(False)
+            control.push()
+            graph.replay()
+            assert torch.equal(rows.cpu(), logits)
+            control.set_gate(True)
+            control.push()
+            graph.replay()
+            want = xshare.route(logits, router, Policy.parse(text), layout=layout_of(n, starts)).selected
+            assert torch.equal(selection.keep.cpu(), want), (text, starts)
+
+
+@pytest.mark.parametrize("n", [16, 64])
+def test_layers_in_a_graph_wait_for_one_another(n):
+    """GEMM -> selection -> reader, layer after layer on shared scratch: who starts early waits for what it needs."""
+    N, hidden = 128, 512
+    noise = torch.Generator(DEVICE).manual_seed(11)
+    # Small whole numbers over 16: no GEMM rounds them, whichever is chosen inside a graph and outside.
+    weights = [torch.randint(-2, 3, (hidden, N), device=DEVICE, generator=noise).bfloat16() / 16 for _ in range(12)]
+    given, logits = torch.zeros(n, hidden, device=DEVICE).bfloat16(), torch.empty(n, N, device=DEVICE).bfloat16()
+    control, first = Control(DEVICE), None
+    layers = []
+    for _ in weights:
+        layers.append(FusedSelection(N, 4, n, DEVICE, like=first))
+        first = first or layers[0]
+    left = [torch.empty_like(logits) for _ in weights]
+
+    def step():
+        for weight, layer, out in zip(weights, layers, left, strict=True):
+            torch.mm(given, weight, out=logits)
+            layer.launch(logits, control)
+            torch.add(logits, 0, out=out)
+
+    step()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step()
+    alone = FusedSelection(N, 4, n, DEVICE)
+    for turn in range(CASES // 5):
+        given.random_(-2, 3, generator=noise)
+        control.set_policy(Policy.parse(["k0=1,m=8", "k0=1,m=24", "k0=0,m=64", "k0=1,tau=0.7"][turn % 4]))
+        control.set_step(n - turn % 3)
+        control.set_gate(turn % 7 != 0)
+        control.push()
+        graph.replay()
+        torch.cuda.synchronize()
+        for weight, layer, out in zip(weights, layers, left, strict=True):
+            torch.mm(given, weight, out=logits)
+            torch.cuda.synchronize()
+            alone.launch(logits, control)
+            assert torch.equal(out, logits), turn
+            assert torch.equal(layer.keep, alone.keep), turn
+
+
+def test_programs_meet_after_days_of_serving():
+    """Arrivals are counted for as long as an engine lives: beyond what 32 bits hold."""
+    selection = FusedSelection(128, 4, 64, DEVICE)
+    assert selection.blocks > 1
+    logits = torch.randn(64, 128, generator=torch.Generator().manual_seed(9)).bfloat16()
+    want = xshare.route(logits, RouterSpec.softmax(4), Policy.parse("k0=1,m=8")).selected
+    selection.arrivals.fill_(2**31 - 2 * selection.blocks)
+    for _ in range(4):
+        got, _ = fused(RouterSpec.softmax(4), Policy.parse("k0=1,m=8"), logits, list(range(65)), selection)
+        assert torch.equal(got.keep.cpu(), want)
+
+
+@pytest.mark.parametrize(
+    "text", ["k0=1,m=8", "k0=1,mr=2", "k0=1,mg=2", "k0=1,tau=0.8", "k0=1,m=4,score=topk", "oea:k0=2"]
+)
+def test_select_and_route_on_a_gpu_equal_the_cpu(text):
+    logits = torch.randn(16, 64, generator=torch.Generator().manual_seed(8))
+    policy, placement = Policy.parse(text), Placement.contiguous(64, 4)
+    layout = BatchLayout([0, 0, 0, 1, 1, 1, 1, 2, 2, 3, 3, 3, -1, -1, -1, -1])
+    here = xshare.route(logits, RouterSpec.softmax(4), policy, layout=layout, placement=placement)
+    there = xshare.route(logits.cuda(), RouterSpec.softmax(4), policy, layout=layout, placement=placement)
+    assert torch.equal(here.selected, there.selected.cpu())
+    assert torch.equal(here.ids, there.ids.cpu())
+    scores = logits.softmax(-1)
+    mine = xshare.select(scores, policy, layout=layout, placement=placement)
+    assert torch.equal(mine, xshare.select(scores.cuda(), policy, layout=layout, placement=placement).cpu())

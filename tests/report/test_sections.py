@@ -1,0 +1,88 @@
+"""What each section of the report shows: the front, the law, the layers."""
+
+import pytest
+import results
+from pages import EVIDENCE, made, sections
+from results import write
+
+from xshare.report.law import laws
+from xshare.report.layers import by_layer
+from xshare.report.pareto import planes
+from xshare.report.read import read_folder
+
+
+def test_sections_are_there_when_there_is_data_for_them(tmp_path):
+    for name, rows, wanted in (
+        ("demo", results.demo_rows(), ["pareto", "tables"]),
+        ("layers", results.layer_rows(), ["layers", "tables"]),
+        ("speed", results.speed_rows(), ["law", "tables"]),
+        ("curve", results.curve_rows(), ["curve", "tables"]),
+    ):
+        (tmp_path / name).mkdir()
+        write(tmp_path / name, "r.json", rows)
+        assert sections(made(tmp_path / name)) == wanted
+    assert sections(made(EVIDENCE)) == ["pareto", "layers", "law", "curve", "tables"]
+
+
+def test_the_front_is_what_nothing_beats(tmp_path):
+    write(tmp_path, "r.json", results.replay_rows() + results.layer_rows())
+    [plane] = planes(read_folder(tmp_path)[0])
+    assert (plane.speed, plane.quality) == ("saved", "mass")
+    assert len(plane.points) == 4  # layers are no points
+    assert [p.policy for p in plane.front()] == ["native", "k0=1,m=16", "k0=1,m=0"]
+    assert plane.points[1].speed == pytest.approx((14 / 44, 13 / 44, 15 / 44))  # fewer experts is more saved
+
+
+def test_equal_points_are_both_on_the_front(tmp_path):
+    rows = results.replay_rows()
+    write(tmp_path, "r.json", [*rows, rows[1] | {"policy": "oea:k0=2"}])
+    [plane] = planes(read_folder(tmp_path)[0])
+    assert {"k0=1,m=16", "oea:k0=2"} <= {p.policy for p in plane.front()}
+    assert "k0=1,m=16 = oea:k0=2" in made(tmp_path)
+
+
+def test_measured_speed_comes_first_and_intervals_are_kept(tmp_path):
+    write(tmp_path, "r.json", results.demo_rows())
+    measured, saved = planes(read_folder(tmp_path)[0])
+    assert (measured.speed, measured.quality, saved.speed) == ("tokens_per_s", "accuracy", "saved")
+    assert measured.points[0].quality == pytest.approx((0.94, 0.89, 0.98))
+
+
+def test_regimes_are_not_mixed_and_two_files_meet_only_under_the_same_conditions(tmp_path):
+    write(tmp_path, "speed.json", results.speed_rows(batches=(4, 16)))
+    write(tmp_path, "quality.json", results.quality_rows(batch=16))
+    found = list(planes(read_folder(tmp_path)[0]))
+    assert [(plane.speed, plane.source) for plane in found] == [
+        ("ratio", "speed.json and quality.json: nano, batch 16")
+    ]
+    write(tmp_path, "quality.json", results.quality_rows(batch=16), model="another")
+    assert list(planes(read_folder(tmp_path)[0])) == []
+    with_mass = [row | {"mass": 0.9} for row in results.speed_rows(batches=(16,))]
+    write(tmp_path, "speed.json", with_mass, model="another")  # answers say more than mass, and come first
+    assert [p.quality for p in planes(read_folder(tmp_path)[0])] == ["accuracy", "mass", "mass"]
+
+
+def test_the_law_is_fitted_for_each_regime_without_plain_runs(tmp_path):
+    write(tmp_path, "r.json", results.speed_rows())
+    small, large = laws(read_folder(tmp_path)[0][0])
+    assert small.line == pytest.approx((3.25, 0.1, 1.0))
+    assert large.line == pytest.approx((4.0, 0.1, 1.0))
+    assert 44.0 not in small.active  # plain: no selection in its time
+    assert "batch 16: step = 4 + 0.1 T ms, R² 1.000" in large.spelled()
+
+
+def test_two_sizes_are_no_line(tmp_path):
+    write(tmp_path, "r.json", results.speed_rows(batches=(4,))[1:3])
+    [law] = laws(read_folder(tmp_path)[0][0])
+    assert law.line is None
+    assert "too few" in made(tmp_path)
+
+
+def test_layers_from_rows_and_from_lists():
+    wanted = {"native": {0: 44, 1: 45, 2: 46}, "k0=1,m=0": {0: 15, 1: 16, 2: 17}}
+    found = by_layer(results.layer_rows())
+    assert {name: found[name] for name in wanted} == wanted
+    assert next(iter(found)) == "native"
+    listed = [{"policy": "p", "experts_active": [3, 5.5], "experts_native": [7, 8]}]
+    assert by_layer(listed) == {"native": {0: 7, 1: 8}, "p": {0: 3, 1: 5.5}}
+    assert by_layer(results.demo_rows()) == {}
