@@ -6,15 +6,17 @@ import pytest
 import torch
 
 import xshare
-from xshare import BatchLayout
+from xshare import BatchLayout, RouterSpec
 
 pytest.importorskip("triton", reason="Triton has no wheel for this platform")
 
-from xshare.kernels.launch import Control, FusedSelection
+from xshare.kernels.control import Control
+from xshare.kernels.launch import FusedSelection
 
 GPU = torch.cuda.is_available()
 DEVICE = "cuda" if GPU else "cpu"
 CASES = 250 if GPU else 20  # of each kernel
+TOP_4 = RouterSpec.softmax(4)
 
 
 def layout_of(n, starts):
@@ -39,9 +41,11 @@ def fused(router, policy, logits, starts, selection=None, **options):
 
 def make(router, logits, **options):
     n, N = logits.shape
-    groups = (router.n_group, router.topk_group)
-    options = {"renormalize": router.renormalize} | options
-    return FusedSelection(N, router.top_k, n, DEVICE, router.scoring, router.correction_bias, *groups, **options)
+    return of_shape(N, n, router, **options)
+
+
+def of_shape(N, rows, router=TOP_4, **options):
+    return FusedSelection(num_experts=N, rows=rows, device=DEVICE, router=router, **options)
 
 
 def in_doubt(router, policy, logits, layout, placement):

@@ -2,11 +2,11 @@
 
 import pytest
 import torch
-from fusing import CASES, DEVICE, GPU, fused, layout_of
+from fusing import CASES, DEVICE, GPU, fused, layout_of, of_shape
 
 import xshare
 from xshare import BatchLayout, Placement, Policy, RouterSpec
-from xshare.kernels.launch import Control, FusedSelection
+from xshare.kernels.control import Control
 
 pytestmark = pytest.mark.skipif(not GPU, reason="a CUDA graph needs a GPU")
 
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.skipif(not GPU, reason="a CUDA graph needs a GPU")
 def test_a_captured_graph_follows_its_control():
     """Other logits, row counts, requests, budgets and gate, all without a new capture."""
     router, n, N = RouterSpec.softmax(4), 16, 128
-    selection = FusedSelection(N, 4, n, DEVICE, rows_per_request=4)
+    selection = of_shape(N, n, rows_per_request=4)
     control, rows = Control(DEVICE), torch.empty(n, N, device=DEVICE, dtype=torch.bfloat16)
     control.set_policy(Policy.parse("k0=1,m=8"))
     control.set_step(n)
@@ -52,7 +52,7 @@ def test_layers_in_a_graph_wait_for_one_another(n):
     control, first = Control(DEVICE), None
     layers = []
     for _ in weights:
-        layers.append(FusedSelection(N, 4, n, DEVICE, like=first))
+        layers.append(of_shape(N, n, scratch=first and first.scratch))
         first = first or layers[0]
     left = [torch.empty_like(logits) for _ in weights]
 
@@ -67,7 +67,7 @@ def test_layers_in_a_graph_wait_for_one_another(n):
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         step()
-    alone = FusedSelection(N, 4, n, DEVICE)
+    alone = of_shape(N, n)
     for turn in range(CASES // 5):
         given.random_(-2, 3, generator=noise)
         control.set_policy(Policy.parse(["k0=1,m=8", "k0=1,m=24", "k0=0,m=64", "k0=1,tau=0.7"][turn % 4]))
@@ -86,7 +86,7 @@ def test_layers_in_a_graph_wait_for_one_another(n):
 
 def test_programs_meet_after_days_of_serving():
     """Arrivals are counted for as long as an engine lives: beyond what 32 bits hold."""
-    selection = FusedSelection(128, 4, 64, DEVICE)
+    selection = of_shape(128, 64)
     assert selection.blocks > 1
     logits = torch.randn(64, 128, generator=torch.Generator().manual_seed(9)).bfloat16()
     want = xshare.route(logits, RouterSpec.softmax(4), Policy.parse("k0=1,m=8")).selected

@@ -8,7 +8,7 @@ from fusing import CASES, DEVICE, fused, in_doubt
 
 import xshare
 from xshare import BatchLayout, Policy, RouterSpec
-from xshare.kernels.launch import Control
+from xshare.kernels.control import Control
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # the interpreter computes with NaN as a GPU does
 
@@ -35,11 +35,11 @@ def test_reroute_equals_the_reference(N, groups, kept):
         control = Control(DEVICE)
         ids, weights = torch.full((6, 4), 99, dtype=torch.int32, device=DEVICE), torch.full((6, 4), 9.0, device=DEVICE)
         rows = logits.to(DEVICE)
-        got.reroute(rows, weights, ids, control, True, scale)
+        got.reroute(rows, weights, ids, control)
         assert (ids == 99).all()  # the gate is closed
         control.set_gate(True)
         control.push()
-        got.reroute(rows, weights, ids, control, True, scale)
+        got.reroute(rows, weights, ids, control)
         if want.selected.all():
             assert (ids == 99).all(), seed
             continue

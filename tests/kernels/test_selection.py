@@ -2,11 +2,11 @@
 
 import pytest
 import torch
-from fusing import DEVICE, fused, layout_of
+from fusing import DEVICE, fused, layout_of, of_shape
 
 import xshare
 from xshare import LayoutError, Placement, Policy, PolicyError, RouterError, RouterSpec
-from xshare.kernels.launch import Control, FusedSelection
+from xshare.kernels.control import Control
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # the interpreter computes with NaN as a GPU does
 
@@ -45,8 +45,8 @@ def test_kept_mass_and_masked_bias():
         got, _ = fused(router, Policy.parse("k0=1,m=4"), logits, [0, 1, 2, 3, 4, 5])
         score = router.score(logits.double())
         share = (score * got.keep.cpu()).sum(-1) / score.sum(-1)
-        torch.testing.assert_close(got.mass.cpu()[:5].double(), share[:5], rtol=1e-5, atol=0)
-        assert got.mass[5] == 1  # a padding row
+        torch.testing.assert_close(got.share.cpu()[:5].double(), share[:5], rtol=1e-5, atol=0)
+        assert got.share[5] == 1  # a padding row
     assert torch.equal(got.masked_bias.cpu(), bias.masked_fill(~got.keep.cpu(), torch.finfo(torch.float32).min))
 
 
@@ -54,7 +54,7 @@ def test_kept_mass_and_masked_bias():
 def test_a_layers_own_budget_takes_the_place_of_the_controls(rows):
     logits = torch.randn(rows, 33, generator=torch.Generator().manual_seed(4))
     budget = torch.full((1,), -1, dtype=torch.int32, device=DEVICE)
-    selection = FusedSelection(33, 4, rows, DEVICE, budget=budget)
+    selection = of_shape(33, rows, budget=budget)
     control = Control(DEVICE)
     control.set_policy(Policy.parse("k0=0,m=12"))
     control.set_step(rows)
@@ -71,7 +71,7 @@ def test_a_budget_of_everything_and_a_closed_gate_leave_the_bits_alone():
     got, left = fused(RouterSpec.softmax(4), Policy.parse("k0=1,m=33"), logits, [0, 8])
     assert torch.equal(left, logits)
     assert got.keep.all()
-    selection = FusedSelection(33, 4, 8, DEVICE, "sigmoid", torch.arange(33.0))
+    selection = of_shape(33, 8, RouterSpec.sigmoid(4, correction_bias=torch.arange(33.0)))
     control = Control(DEVICE)
     control.set_policy(Policy.parse("k0=0,m=4"))
     control.set_step(8)
@@ -93,7 +93,7 @@ def test_a_budget_of_everything_and_a_closed_gate_leave_the_bits_alone():
 def test_strided_rows():
     wide = torch.randn(8, 64, generator=torch.Generator().manual_seed(4))
     logits = wide[:, :40]
-    selection = FusedSelection(40, 4, 8, DEVICE)
+    selection = of_shape(40, 8)
     control = Control(DEVICE)
     control.set_policy(Policy.parse("k0=1,m=4"))
     control.set_step(8)
@@ -109,29 +109,33 @@ def test_strided_rows():
 @pytest.mark.parametrize(
     ("make", "error", "names"),
     [
-        (lambda: FusedSelection(600, 4, 8, DEVICE), LayoutError, "512 experts"),
-        (lambda: FusedSelection(64, 4, 300, DEVICE), LayoutError, "256 rows"),
-        (lambda: FusedSelection(48, 4, 8, DEVICE, "sigmoid", n_group=3, topk_group=1), LayoutError, "powers of two"),
+        (lambda: of_shape(600, 8), LayoutError, "512 experts"),
+        (lambda: of_shape(64, 300), LayoutError, "256 rows"),
+        (lambda: of_shape(48, 8, RouterSpec.sigmoid(4, n_group=3, topk_group=1)), LayoutError, "powers of two"),
         (lambda: Control(DEVICE).set_policy(Policy.parse("k0=5,m=1")), PolicyError, "at most 4"),
         (lambda: Control(DEVICE).set_policy(Policy.parse("oea:k0=1")), PolicyError, "oea:k0=1"),
         (lambda: Control(DEVICE, max_requests=2).set_step(4), LayoutError, "at most 2"),
-        (lambda: FusedSelection(64, 4, 8, DEVICE).check(Policy.parse("k0=1,mr=2")), PolicyError, "rows_per_request"),
-        (lambda: FusedSelection(64, 4, 8, DEVICE).check(Policy.parse("k0=1,mg=2")), PolicyError, "placement"),
-        (lambda: FusedSelection(64, 4, 8, DEVICE).check(Policy.parse("k0=1,m=2,score=topk")), PolicyError, "'topk'"),
-        (lambda: FusedSelection(64, 4, 8, DEVICE, score="best"), LayoutError, "'best'"),
-        (lambda: FusedSelection(64, 4, 8, DEVICE).launch(torch.zeros(8, 60), Control(DEVICE)), LayoutError, "64"),
+        (lambda: of_shape(64, 8).check(Policy.parse("k0=1,mr=2")), PolicyError, "rows_per_request"),
+        (lambda: of_shape(64, 8).check(Policy.parse("k0=1,mg=2")), PolicyError, "placement"),
+        (lambda: of_shape(64, 8).check(Policy.parse("k0=1,m=2,score=topk")), PolicyError, "'topk'"),
+        (lambda: of_shape(64, 8, score="best"), LayoutError, "'best'"),
+        (lambda: of_shape(64, 8).launch(torch.zeros(8, 60), Control(DEVICE)), LayoutError, "64"),
         (
-            lambda: FusedSelection(64, 4, 8, DEVICE).launch(torch.zeros(9, 64), Control(DEVICE)),
+            lambda: of_shape(64, 8).launch(torch.zeros(9, 64), Control(DEVICE)),
             LayoutError,
             "8 or fewer",
         ),
-        (lambda: FusedSelection(64, 4, 8, DEVICE).launch(torch.zeros(64), Control(DEVICE)), LayoutError, "not .64."),
-        (lambda: FusedSelection(64, 4, 8, DEVICE, "sigmoid", torch.zeros(60)), RouterError, "one value an expert"),
-        (lambda: FusedSelection(64, 4, 8, DEVICE, "tanh"), RouterError, "'tanh'"),
-        (lambda: FusedSelection(64, 4, 8, DEVICE, n_group=4, topk_group=2), RouterError, "sigmoid"),
-        (lambda: FusedSelection(64, 4, 8, DEVICE, fill="lvl"), LayoutError, "'lvl'"),
+        (lambda: of_shape(64, 8).launch(torch.zeros(64), Control(DEVICE)), LayoutError, "not .64."),
         (
-            lambda: FusedSelection(64, 4, 8, DEVICE, placement=Placement.contiguous(32, 4)),
+            lambda: of_shape(64, 8, RouterSpec.sigmoid(4, correction_bias=torch.zeros(60))),
+            RouterError,
+            "one value an expert",
+        ),
+        (lambda: of_shape(64, 8, RouterSpec(4, "tanh")), RouterError, "'tanh'"),
+        (lambda: of_shape(64, 8, RouterSpec(4, n_group=4, topk_group=2)), RouterError, "sigmoid"),
+        (lambda: of_shape(64, 8, fill="lvl"), LayoutError, "'lvl'"),
+        (
+            lambda: of_shape(64, 8, placement=Placement.contiguous(32, 4)),
             LayoutError,
             "each of the 64",
         ),
