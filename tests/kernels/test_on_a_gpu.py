@@ -87,10 +87,10 @@ def test_layers_in_a_graph_wait_for_one_another(n):
 def test_programs_meet_after_days_of_serving():
     """Arrivals are counted for as long as an engine lives: beyond what 32 bits hold."""
     selection = of_shape(128, 64)
-    assert selection.blocks > 1
+    assert selection.plan.blocks > 1
     logits = torch.randn(64, 128, generator=torch.Generator().manual_seed(9)).bfloat16()
     want = xshare.route(logits, RouterSpec.softmax(4), Policy.parse("k0=1,m=8")).selected
-    selection.arrivals.fill_(2**31 - 2 * selection.blocks)
+    selection.scratch.arrivals.fill_(2**31 - 2 * selection.plan.blocks)
     for _ in range(4):
         got, _ = fused(RouterSpec.softmax(4), Policy.parse("k0=1,m=8"), logits, list(range(65)), selection)
         assert torch.equal(got.keep.cpu(), want)

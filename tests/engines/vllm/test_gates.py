@@ -61,23 +61,6 @@ def check_budgets(recorder, budgets):
             check(step, layer, routed, f"k0=1,m={m}")
 
 
-def test_a_budget_for_each_layer(checkpoint, started):
-    llm = started(checkpoint("qwen3"), {"policy": "k0=1,m=2"})
-    assert llm.collective_rpc("xshare_set", args=("k0=1,ml=0:1/1:6",)) == [True]
-    same = {"warmup": 1, "layer_budgets": {"1": 6, "0": 1}}  # as JSON has it
-    assert llm.collective_rpc("xshare_set", args=(same,)) == [False]
-    assert llm.collective_rpc("xshare_stats")[0]["policy"] == "k0=1,m=0,ml=0:1/1:6"
-    recorder = Recorder(llm)
-    generate(llm, prompts(8))
-    check_budgets(recorder, (1, 6))
-    assert llm.collective_rpc("xshare_set", args=("k0=1,m=3,ml=1:5",)) == [True]  # the other layer has the policy's m
-    generate(llm, prompts(8))
-    check_budgets(recorder, (3, 5))
-    assert llm.collective_rpc("xshare_set", args=("k0=1,m=1",)) == [True]  # one for all again
-    generate(llm, prompts(8))
-    check_budgets(recorder, (1, 1))
-
-
 def test_an_engine_that_has_gone_leaves_nothing_behind(checkpoint, started):
     others = threading.enumerate()
     llm = started(checkpoint("qwen3"), {"policy": "k0=1,m=2", "metrics": {"interval": 0.2}})
@@ -96,27 +79,63 @@ def test_an_engine_that_has_gone_leaves_nothing_behind(checkpoint, started):
     assert not reporter.path.exists()
 
 
-def test_a_profile_is_served_and_held_against_the_model(checkpoint, started, tmp_path):
+@pytest.fixture(scope="module")
+def toy(checkpoint, tmp_path_factory):
+    """A model's folder, and a function that writes a profile for it: settings that name it."""
     from transformers import AutoConfig
 
-    path = checkpoint("qwen3")
-    config = AutoConfig.from_pretrained(path)
+    path, folder = checkpoint("qwen3"), tmp_path_factory.mktemp("profiles")
     about = {"model": "toy", "policy": "k0=1,m=0", "measured": {}, "versions": {}}
-    Profile(**about, config=model_hash(config), budgets=[1, 6]).save(tmp_path / "good.yaml")
-    llm = started(path, {"profile": str(tmp_path / "good.yaml")})
-    recorder = Recorder(llm)
-    generate(llm, prompts(8))
+    right = {"config": model_hash(AutoConfig.from_pretrained(path))}
+
+    def profile(name, **fields):
+        Profile(**(about | right | fields)).save(folder / name)
+        return {"profile": str(folder / name)}
+
+    return path, profile
+
+
+@pytest.fixture(scope="module")
+def profiled(toy, started):
+    path, profile = toy
+    return started(path, profile("good.yaml", budgets=[1, 6]))  # as before layer_budgets
+
+
+def test_a_profile_is_served(profiled):
+    recorder = Recorder(profiled)
+    generate(profiled, prompts(8))
     check_budgets(recorder, (1, 6))
-    own = about | {"policy": "k0=1,m=0,ml=0:2/1:5"}
-    Profile(**own, config=model_hash(config)).save(tmp_path / "own.yaml")
-    del llm, recorder
-    llm = started(path, {"profile": str(tmp_path / "own.yaml")})
+
+
+def test_a_budget_for_each_layer(profiled):
+    def change(policy):
+        (changed,) = profiled.collective_rpc("xshare_set", args=(policy,))
+        return changed
+
+    assert change("k0=1,m=2")
+    assert change("k0=1,ml=0:1/1:6")
+    assert not change({"warmup": 1, "layer_budgets": {"1": 6, "0": 1}})  # the same, as JSON has it
+    assert profiled.collective_rpc("xshare_stats")[0]["policy"] == "k0=1,m=0,ml=0:1/1:6"
+    recorder = Recorder(profiled)
+    generate(profiled, prompts(8))
+    check_budgets(recorder, (1, 6))
+    assert change("k0=1,m=3,ml=1:5")  # the other layer has the policy's m
+    generate(profiled, prompts(8))
+    check_budgets(recorder, (3, 5))
+    assert change("k0=1,m=1")  # one for all again
+    generate(profiled, prompts(8))
+    check_budgets(recorder, (1, 1))
+
+
+def test_a_profile_is_held_against_the_model(toy, started):
+    """The last of this file: what is started here takes the place of the engine above."""
+    path, profile = toy
+    llm = started(path, profile("own.yaml", policy="k0=1,m=0,ml=0:2/1:5"))
     recorder = Recorder(llm)
     generate(llm, prompts(8))
     check_budgets(recorder, (2, 5))
-    Profile(**about, config="0" * 64).save(tmp_path / "other.yaml")
+    del llm, recorder
     with pytest.raises(ProfileError, match="the profile was made for toy"):
-        started(path, {"profile": str(tmp_path / "other.yaml")})
-    Profile(**about, config=model_hash(config), budgets=[1]).save(tmp_path / "short.yaml")
+        started(path, profile("other.yaml", config="0" * 64))
     with pytest.raises(PolicyError, match="budgets must be 2 whole numbers"):
-        started(path, {"profile": str(tmp_path / "short.yaml")})
+        started(path, profile("short.yaml", budgets=[1]))

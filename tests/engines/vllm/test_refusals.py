@@ -204,15 +204,15 @@ def test_layers_are_counted_from_zero_and_must_be_there(checkpoint, started):
 
 def unknown_second_layer(monkeypatch):
     """As if the model's second MoE layer had a router that nobody knows."""
-    import xshare.engines.vllm.runner as runner
+    import xshare.engines.vllm.finding as finding
 
-    routers, known = [], runner.router_of
+    routers, known = [], finding.router_of
 
     def router_of(router):
         routers.append(router)
         return known(router) if len(routers) % 2 else "its router Strange is not known"
 
-    monkeypatch.setattr(runner, "router_of", router_of)
+    monkeypatch.setattr(finding, "router_of", router_of)
 
 
 def test_a_layer_it_cannot_serve_is_skipped_and_strict_refuses_it(checkpoint, started, monkeypatch):
