@@ -124,7 +124,8 @@ def by_layer(workers: Workers, kept: Kept, experts: int) -> None:
             advance(1)
     found.sort(key=lambda row: list(map(str, policies)).index(row["policy"]))  # as asked for, not as they came
     means = [layer_row(row) for row in found]
-    kept.write(layers=means, correlation=correlations(found, means), points=some_points(found))
+    kept.lists |= {"layers": means, "correlation": correlations(found, means), "points": some_points(found)}
+    kept.write()
 
 
 def warm_cells(settings: list[Setting], experts: int) -> tuple[dict[Cell, str], Wanted]:
@@ -176,7 +177,8 @@ def main(
         found = bench.recorded() if trace is None else Trace.load(trace)
         tops = [top for top in TOPS if top <= about["experts"]]
         rows = overlap(found, tops=tops)
-        kept.write(overlap=[row | {"domains": len(set(found.header.domains))} for row in rows])
+        kept.lists["overlap"] = [row | {"domains": len(set(found.header.domains))} for row in rows]
+        kept.write()
     if not kept.complete:
         workers = Workers(bench.told if jobs == 1 else partial(Bench, job), jobs)
         try:

@@ -115,7 +115,8 @@ def main(
             study, settings = Study(bench, workers, kept, seconds), settings_of(drafts)
             complete = study.natives(settings)
             if complete and drafts:
-                kept.write(undrafted=[undrafted(kept, mixed) for mixed in (True, False)])
+                kept.lists["undrafted"] = [undrafted(kept, mixed) for mixed in (True, False)]
+                kept.write()
             experts = about["experts"]
             complete = complete and study.measure("policies", paper_cells(settings, experts))
             complete = complete and study.measure("score=topk", other_score_cells(settings, experts))

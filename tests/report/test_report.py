@@ -288,6 +288,19 @@ def test_provenance_is_on_the_page(tmp_path):
         assert fact in text
 
 
+def test_later_runs_are_told_and_are_no_column(tmp_path):
+    write(tmp_path, "r.json", [row | {"stamp": 1} for row in results.demo_rows()])
+    whole = json.loads((tmp_path / "r.json").read_text())
+    later = {"git": "77c0ffee", "time": "2026-12-24T18:00:00+00:00"}
+    (tmp_path / "r.json").write_text(json.dumps(whole | {"stamps": [later]}))
+    text = made(tmp_path)
+    assert "measured 2026-11-15 to 2026-12-24" in text
+    assert "Gone on with by a later run:" in text
+    assert "77c0ffee" in text
+    assert ">stamp<" not in text
+    assert "stamp 1" not in text
+
+
 def test_the_same_results_give_the_same_page(tmp_path):
     results.one_of_each(tmp_path)
     assert made(tmp_path) == made(tmp_path)

@@ -10,16 +10,15 @@ from typing import Annotated, Any, Literal
 import typer
 
 from xshare import __version__
-from xshare.bench.kept import check_kept, lasting, samples_kept
 from xshare.bench.paired import NATIVE, compare, control_of, variants
 from xshare.bench.rows import rows_of
 from xshare.bench.workload import Workload
-from xshare.cli.output import engine_arguments, made_up, number_table, progress_bar, wide_console
+from xshare.cli.output import engine_arguments, lasting, made_up, number_table, progress_bar, wide_console
 from xshare.engines.base import Engine
 from xshare.engines.opening import open_engine
 from xshare.errors import XShareError
 from xshare.policy import Policy
-from xshare.results import Row, provenance, write_result
+from xshare.results import Results, Row, check_continued
 
 
 def bench(
@@ -48,7 +47,7 @@ def bench(
         raise XShareError(f"rate must be above 0 requests a second, and finite, not {rate:g}")
     options = engine_arguments(engine_args, timed=True)
     workload = Workload(batch, requests or batch, rate, prompt_tokens, tokens, prompts, seed)
-    check_kept(json, asdict(workload) | {"engine_args": lasting(options), "xshare": __version__})
+    check_continued(json, asdict(workload) | {"engine_args": lasting(options), "xshare": __version__})
     opened = open_engine(engine, model, drafts=drafts, policies=policies, options=options)
     if not policies and opened.serves is not None:
         policies = [opened.serves]
@@ -67,14 +66,14 @@ def run(
         engine.about | setting | {"policies": list(compared), "engine_args": lasting(options), "xshare": __version__}
     )
     control = str(control_of(engine, policies))
-    samples = samples_kept(json, fingerprint)
+    results = Results(json, fingerprint, engine.about | {"seed": workload.seed})
+    samples = results.samples
     done = 1 + max((sample["repeat"] for sample in samples), default=-1)
 
     def keep(more: list[Row]) -> None:
         samples.extend(more)
-        if json is not None:
-            stamp = provenance(**engine.about, seed=workload.seed, fingerprint=fingerprint)
-            write_result(json, rows_of(samples, control, setting), stamp, samples=samples)
+        results.rows = rows_of(samples, control, setting)
+        results.write()
 
     left = range(done, repeats)
     try:

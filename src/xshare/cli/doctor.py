@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import json as json_format
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
 
 from xshare import __version__
-from xshare.bench.kept import check_kept, samples_kept
 from xshare.bench.workload import Workload
 from xshare.cli.output import check_local, engine_arguments, made_up, number_table, progress_bar, wide_console
 from xshare.engines.opening import open_engine
 from xshare.policy import Policy, common_score
-from xshare.results import Row, provenance, write_result
+from xshare.results import Results, Row, check_continued
 from xshare.tune.doctor import FITS, Examination, Point, examine, runs, verdict, waves
 
 POLICIES = ("k0=1,m=0", "k0=2,m=0")
@@ -44,27 +43,20 @@ def doctor(
     options = engine_arguments(engine_args, timed=True)
     setting: Row = {"batch": batch, "prompts": prompts, "prompt_tokens": prompt_tokens, "tokens": tokens, "seed": seed}
     setting |= {"engine_args": options, "xshare": __version__}
-    check_kept(json, setting | {"engine": engine})
+    check_continued(json, setting | {"engine": engine})
     score = common_score(asked)
     forced = Policy(batch_budget=1, score=score)
     opened = open_engine(engine, model, drafts=drafts, policies=[*asked, forced], options=options)
     about = opened.about
     workload = Workload(batch, batch * waves(about["drafts"]), None, prompt_tokens, tokens, prompts, seed)
     fingerprint = about | setting
-    samples: list[Row] = []
-    before: dict[str, Any] = {"rows": [], "provenance": {}}  # what an earlier run came to stays until this one has
-
-    def keep(repeat: list[Row]) -> None:
-        of = {(sample["point"], sample["batch"], sample["repeat"]) for sample in repeat}
-        samples[:] = [old for old in samples if (old["point"], old["batch"], old["repeat"]) not in of] + repeat
-        if json is not None:
-            stamp = before["provenance"] | provenance(**about, seed=seed, fingerprint=fingerprint)
-            write_result(json, before["rows"], stamp, samples=samples)
-
     try:
-        samples += samples_kept(json, fingerprint)
-        if samples and json is not None:
-            before |= json_format.loads(json.read_text())
+        results = Results(json, fingerprint, about | {"seed": seed})
+
+        def keep(repeat: list[Row]) -> None:  # what an earlier run came to stays until this one has
+            results.put(repeat, by=("point", "batch", "repeat"), into="samples")
+            results.write()
+
         with progress_bar("runs", runs(about["experts"], about["top_k"], batch, len(asked), repeats)) as advance:
             given = workload.prompts_of(opened, 0)
             found = examine(
@@ -75,19 +67,17 @@ def doctor(
                 tokens=tokens,
                 repeats=repeats,
                 advance=advance,
-                kept=tuple(samples),
+                kept=tuple(results.samples),
                 keep=keep,
             )
     finally:
         opened.close()
     worth, why = verdict(found)
     show(found, about, worth, why)
+    results.rows = [row_of(point, found) for point in points_of(found)]
+    measured: Row = {"law": asdict(found.law), "overhead": found.overhead, "copy_gbps": found.copy_gbps}
+    results.write(**measured, worth=worth, verdict=why)
     if json is not None:
-        rows = [row_of(point, found) for point in points_of(found)]
-        law = {"a": found.law.a, "b": found.law.b, "r2": found.law.r2}
-        stamp = provenance(**about, seed=seed, law=law, overhead=found.overhead, copy_gbps=found.copy_gbps)
-        stamp |= {"worth": worth, "verdict": why, "fingerprint": fingerprint}
-        write_result(json, rows, stamp, samples=samples)
         wide_console().print(f"results: {json}")
 
 

@@ -51,6 +51,11 @@ def engine_arguments(text: str, timed: bool = False) -> dict[str, Any]:
     return found
 
 
+def lasting(options: dict[str, Any]) -> dict[str, Any]:
+    """Of an engine's arguments those that results depend on: how long to wait for a server is none of them."""
+    return {name: value for name, value in options.items() if name != "timeout"}
+
+
 def made_up(about: dict[str, Any]) -> list[str]:
     """What of an engine is not real, and what follows from it."""
     found = []

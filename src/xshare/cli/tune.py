@@ -9,7 +9,6 @@ from typing import Annotated
 import typer
 
 from xshare import __version__
-from xshare.bench.kept import check_kept, samples_kept
 from xshare.cli.output import check_local, engine_arguments, made_up, number_table, progress_bar, wide_console
 from xshare.engines.opening import open_engine
 from xshare.errors import XShareError
@@ -17,7 +16,7 @@ from xshare.files import check_apart, check_writable
 from xshare.policy import Policy, Score
 from xshare.quality.files import read_tasks
 from xshare.quality.tasks import LONGEST
-from xshare.results import Row, provenance, sha256, write_result
+from xshare.results import Results, Row, check_continued, sha256
 from xshare.tune.questions import Questions
 from xshare.tune.scan import front
 from xshare.tune.search import Tried
@@ -60,7 +59,7 @@ def tune(
     setting: Row = {"batch": batch, "tokens": tokens, "score": score, "engine_args": options, "xshare": __version__}
     setting["first_round"] = asked.first
     setting["tasks"] = "nano's" if tasks is None else f"{tasks.name} {sha256(tasks)[:12]}"
-    check_kept(json, setting)
+    check_continued(json, setting)
     like = Policy(warmup=1, request_budget=min(1, drafts), score=score)  # what selection must provide for
     opened = open_engine(engine, model, drafts=drafts, policies=[like], options=options)
     if unreal := made_up(opened.about):
@@ -68,12 +67,6 @@ def tune(
         raise XShareError(f"answers would decide nothing here: {' '.join(unreal)}")
     if objective is None:  # a step on a CPU is not bound by loading experts, and says nothing about one on a GPU
         objective = "experts" if str(opened.about["device"]).startswith("cpu") else "otps"
-    fingerprint = opened.about | setting
-
-    def write(rows: list[Row], samples: list[Row]) -> None:
-        stamp = provenance(**opened.about, seed=0, fingerprint=fingerprint, max_drop=allowed)
-        write_result(json, rows, stamp, samples=samples)
-
     try:
         tuning = Tuning(
             opened,
@@ -84,8 +77,7 @@ def tune(
             most=questions,
             batch=batch,
             limit=tokens,
-            kept=samples_kept(json, fingerprint),
-            write=write,
+            results=Results(json, opened.about | setting, opened.about | {"seed": 0, "max_drop": allowed}),
             progress=progress_bar,
             say=wide_console().print,
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from math import exp
 
 from xshare.engines.base import Advance, Engine, quiet
@@ -11,7 +11,7 @@ from xshare.engines.client import ServerError
 from xshare.policy import Policy
 from xshare.quality.files import Task
 from xshare.quality.measure import Outcome, answer, prompts_of, row_of, tokens_of, unsettled
-from xshare.results import Row
+from xshare.results import Results, Row
 
 FORCED = ("kl", "perplexity", "same_token")
 
@@ -25,12 +25,11 @@ class Study:
         batch: int,
         limit: int,
         neighbours: bool,
-        samples: list[Row],
-        write: Callable[[], None],
+        results: Results,
     ) -> None:
-        """`samples` are those of an earlier run, and get the new ones; `write` is called when there are more."""
+        """`results` may have samples of an earlier run, and gets the new ones."""
         self.engine, self.tasks, self.mixed, self.batch, self.limit = engine, tasks, mixed, batch, limit
-        self.neighbours, self.samples, self.write = neighbours, samples, write
+        self.neighbours, self.results, self.samples = neighbours, results, results.samples
         self.kinds = list(dict.fromkeys(task.kind for task in tasks))
         most = max(sum(task.kind == kind for task in tasks) for kind in self.kinds)
         self.alone = not mixed and most <= batch  # every kind is one batch: nobody has other neighbours
@@ -82,7 +81,7 @@ class Study:
                     ended[str(place)] = [task.is_right(each.text), tokens_of(each)]
             if begun is None and ended:
                 self.keep(self.key(policy, f"begun {order}") | {"ended": ended})
-            self.write()
+            self.results.write()
             raise
         ended |= {str(place): pair for place, *pair in zip(missing, found.right, found.tokens, strict=True)}
         found.right, found.tokens = ([ended[str(place)][i] for place in range(len(places))] for i in (0, 1))
@@ -130,4 +129,4 @@ class Study:
 
     def keep(self, sample: Row) -> None:
         self.samples.append(sample)
-        self.write()
+        self.results.write()

@@ -53,7 +53,8 @@ def page(files: list[ResultFile], notes: list[str], title: str) -> str:
 
 
 def _header(files: list[ResultFile]) -> Html:
-    dates = sorted(str(file.provenance["time"])[:10] for file in files if file.provenance.get("time"))
+    stamps = [stamp for file in files for stamp in (file.provenance, *file.later)]
+    dates = sorted(str(stamp["time"])[:10] for stamp in stamps if stamp.get("time"))
     models = dict.fromkeys(str(m) for f in files if (m := f.provenance.get("model") or f.provenance.get("shape")))
     gpus = dict.fromkeys(str(gpu) for f in files if (gpu := f.provenance.get("gpu")))
     facts = [f"{len(files)} result file{'s' if len(files) != 1 else ''}"]
@@ -70,12 +71,13 @@ def _provenance(file: ResultFile) -> Html:
     summary = tag(
         "summary", tag("strong", file.name), " ", ", ".join(fact for fact in facts if fact), " ", tag("time", when)
     )
-    pairs = [
-        tag("div", tag("dt", TITLES.get(name, name)), tag("dd", _fact(value)))
-        for name, value in file.provenance.items()
-        if value is not None
-    ]
-    return tag("details", summary, tag("dl", *pairs))
+    later = [join(tag("p", "Gone on with by a later run:"), _facts(stamp)) for stamp in file.later]
+    return tag("details", summary, _facts(file.provenance), *later)
+
+
+def _facts(stamp: Row) -> Html:
+    named = {TITLES.get(name, name): _fact(value) for name, value in stamp.items() if value is not None}
+    return tag("dl", *(tag("div", tag("dt", name), tag("dd", fact)) for name, fact in named.items()))
 
 
 def _fact(value: Any) -> str:

@@ -11,6 +11,7 @@ from typing import Any
 
 from xshare.errors import XShareError
 from xshare.results import Row
+from xshare.results.growing import STAMP
 
 SPEED = {"ratio", "tokens_per_s", "otps", "step_ms", "ttft_ms", "itl_p50_ms", "ttft_ms_p50", "itl_ms_p50"}
 QUALITY = {"accuracy", "agreement", "kl", "mass"}
@@ -33,6 +34,7 @@ class ResultFile:
     raw: bytes
     provenance: dict[str, Any]
     rows: list[Row]
+    later: tuple[Row, ...] = ()  # stamps of runs that went on from the file
 
     @cached_property
     def columns(self) -> list[str]:
@@ -96,7 +98,10 @@ def read_result(path: Path) -> ResultFile:
         raise XShareError(f'{path.name}: not a result file, expected {{"provenance": {{...}}, "rows": [records]}}')
     if not any(rows):
         raise XShareError(f"{path.name}: a result file without rows")
-    return ResultFile(path.name, raw, stamp, rows)
+    later = read.get("stamps")
+    later = tuple(each for each in later if isinstance(each, dict)) if isinstance(later, list) else ()
+    # Which run made a row is none of its results.
+    return ResultFile(path.name, raw, stamp, [{k: v for k, v in row.items() if k != STAMP} for row in rows], later)
 
 
 def number(value: Any) -> float | None:

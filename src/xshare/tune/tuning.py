@@ -10,7 +10,7 @@ from xshare.bench.workload import Workload
 from xshare.engines.base import Advance, Engine
 from xshare.policy import Policy, Score
 from xshare.profile import Profile
-from xshare.results import Row, provenance
+from xshare.results import Results, Row, provenance
 from xshare.statistics import median_interval, share_interval
 from xshare.tune.doctor import Examination, examine, runs, waves
 from xshare.tune.questions import Questions
@@ -47,16 +47,15 @@ class Tuning:
         most: int,
         batch: int,
         limit: int,
-        kept: list[Row],
-        write: Callable[[list[Row], list[Row]], None],
+        results: Results,
         progress: Progress,
         say: Callable[[str], None],
     ) -> None:
-        """`most`: questions a candidate may take in each set. `kept`: samples of an earlier run. `write` gets rows and
-        samples whenever there are more."""
+        """`most`: questions a candidate may take in each set. `results` may have samples of an earlier run, and gets
+        the new ones."""
         self.engine, self.questions, self.max_drop, self.objective = engine, questions, max_drop, objective
         self.score, self.most, self.batch, self.limit = score, most, batch, limit
-        self.samples, self.write_down, self.progress, self.say = kept, write, progress, say
+        self.results, self.samples, self.progress, self.say = results, results.samples, progress, say
         self.tried: list[Tried] = []
         self.candidates: list[Candidate] = []
         self.law: Examination | None = None
@@ -177,7 +176,8 @@ class Tuning:
         return row
 
     def write(self) -> None:
-        self.write_down(self.rows(), self.samples)
+        self.results.rows = self.rows()
+        self.results.write()
 
     @property
     def holds(self) -> Tried | None:
