@@ -106,7 +106,7 @@ def main(
     job = Job(model, options, asked, tokens, forced, seed, alone, together, drafts=3 if drafts else 0)
     bench = Bench(job)
     about = bench.engine(0).about
-    kept = Kept(json, about, job.setting(), KEY, [*LISTS, "undrafted"])
+    kept = Kept(json, about.record(), job.setting(), KEY, [*LISTS, "undrafted"])
     if not drafts:
         typer.echo('no draft model: settings with drafts are left out (--engine-args \'{"draft": "FOLDER"}\')')
     if not kept.complete:
@@ -117,10 +117,10 @@ def main(
             if complete and drafts:
                 kept.lists["undrafted"] = [undrafted(kept, mixed) for mixed in (True, False)]
                 kept.write()
-            experts = about["experts"]
+            experts = about.experts
             complete = complete and study.measure("policies", paper_cells(settings, experts))
             complete = complete and study.measure("score=topk", other_score_cells(settings, experts))
-            if complete and study.matches(rival_cells(settings, experts, about["top_k"]), bench.recorded):
+            if complete and study.matches(rival_cells(settings, experts, about.top_k), bench.recorded):
                 kept.finish()
         finally:
             workers.close()

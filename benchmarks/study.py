@@ -14,9 +14,9 @@ from answers import RECORDED, Bench, Setting
 from kept import Kept
 
 from xshare.cli.output import number_table, progress_bar, wide_console
-from xshare.engines.base import Advance
 from xshare.errors import XShareError
 from xshare.policy import Policy
+from xshare.progress import Advance
 from xshare.quality.files import Task, built_in, read_tasks
 from xshare.quality.paired import paired
 from xshare.quality.tasks import ASKED

@@ -58,7 +58,7 @@ def test_it_answers_and_a_random_set_harms_it(nano):
     tasks = ordered(built_in(6, seed=5), mixed=True)
     native = answer(nano, None, tasks, batch=16, limit=LONGEST)
     assert sum(native.right) / len(tasks) >= 0.6
-    half = round(native.stats["mean"]["experts_active"] / 2)
+    half = round(native.stats.mean["experts_active"] / 2)
     harmed = row_of(answer(nano, Policy.parse(f"random:k0=0,m={half}"), tasks, batch=16, limit=LONGEST), native)
     assert harmed["change"] <= -0.1
 

@@ -14,7 +14,7 @@ from xshare.bench.paired import NATIVE, compare, control_of, variants
 from xshare.bench.rows import rows_of
 from xshare.bench.workload import Workload
 from xshare.cli.output import engine_arguments, lasting, made_up, number_table, progress_bar, wide_console
-from xshare.engines.base import Engine
+from xshare.engines.base import About, Engine
 from xshare.engines.opening import open_engine
 from xshare.errors import XShareError
 from xshare.policy import Policy
@@ -61,12 +61,13 @@ def run(
     engine: Engine, policies: list[Policy], workload: Workload, repeats: int, options: dict[str, Any], json: Path | None
 ) -> None:
     compared = variants(engine, policies)
-    setting = asdict(workload) | {"drafts": engine.about.get("drafts")}
+    setting = asdict(workload) | {"drafts": engine.about.drafts}
+    record = engine.about.record()
     fingerprint = (
-        engine.about | setting | {"policies": list(compared), "engine_args": lasting(options), "xshare": __version__}
+        record | setting | {"policies": list(compared), "engine_args": lasting(options), "xshare": __version__}
     )
     control = str(control_of(engine, policies))
-    results = Results(json, fingerprint, engine.about | {"seed": workload.seed})
+    results = Results(json, fingerprint, record | {"seed": workload.seed})
     samples = results.samples
     done = 1 + max((sample["repeat"] for sample in samples), default=-1)
 
@@ -86,23 +87,23 @@ def run(
                 wide_console().print(f"results: {json}; run again, the same command goes on from there")
 
 
-def regime(about: dict[str, Any], workload: Workload) -> str:
+def regime(about: About, workload: Workload) -> str:
     """The conditions of the numbers, in a line or two."""
-    named = [f"{about['model']} on {about['engine']} {about['version'] or ''}".strip(), about["device"]]
-    named += [about["dtype"]] if "dtype" in about else []
-    named += [f"graphs {about['graphs']}"] if "graphs" in about else []
-    if about.get("tensor_parallel", 1) > 1:
-        named.append(f"tensor parallel {about['tensor_parallel']}" + (", EP" if about["expert_parallel"] else ""))
-    if "experts" in about:
-        named.append(f"{about['experts']} experts, top-{about['top_k']}, {about['layers']} layers")
+    named = [f"{about.model} on {about.engine} {about.version or ''}".strip(), about.device]
+    named += [about.dtype] if about.dtype is not None else []
+    named += [f"graphs {about.graphs}"] if about.graphs is not None else []
+    if (about.tensor_parallel or 1) > 1:
+        named.append(f"tensor parallel {about.tensor_parallel}" + (", EP" if about.expert_parallel else ""))
+    if about.experts:
+        named.append(f"{about.experts} experts, top-{about.top_k}, {about.layers} layers")
     asked = f"{workload.requests} requests, {workload.batch} at a time"
     asked += f", {workload.rate:g} a second" if workload.rate is not None else ""
     asked += f", prompts of {workload.prompt_tokens} tokens, answers of {workload.tokens}"
-    asked += f", {about['drafts']} drafts" if about.get("drafts") else ""
+    asked += f", {about.drafts} drafts" if about.drafts else ""
     return f"{', '.join(named)}\n{asked}"
 
 
-def show(rows: list[Row], about: dict[str, Any], workload: Workload, control: str) -> None:
+def show(rows: list[Row], about: About, workload: Workload, control: str) -> None:
     columns = ["tokens/s a request", "in all", "ratio", "95 %", "TTFT ms", "between tokens ms", "99 %", "step ms"]
     drafts = any(row["accepted_length"] is not None for row in rows)
     columns += [*(["accepted"] if drafts else []), "experts"]
@@ -128,7 +129,7 @@ def show(rows: list[Row], about: dict[str, Any], workload: Workload, control: st
         console.print(note)
 
 
-def notes(rows: list[Row], about: dict[str, Any], control: str) -> list[str]:
+def notes(rows: list[Row], about: About, control: str) -> list[str]:
     """What a reader of the table must know."""
     found = []
     same = next((row["identical"] for row in rows if row["policy"] == control), None)

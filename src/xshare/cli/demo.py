@@ -9,8 +9,8 @@ import typer
 
 from xshare import models
 from xshare.cli.output import number_table, progress_bar, wide_console
-from xshare.engines.base import Advance
 from xshare.policy import Policy
+from xshare.progress import Advance
 from xshare.quality.files import Task, built_in
 from xshare.quality.measure import Outcome, answer, ordered, row_of
 from xshare.quality.tasks import ASKED, LONGEST
@@ -70,7 +70,7 @@ class Nano:
 
     def answer(self, policy: Policy | None, asked: list[Task], batch: int, limit: int) -> tuple[Outcome, Row]:
         found = answer(self.engine, policy, asked, batch=batch, limit=limit, advance=self.advance)
-        return found, self.engine.about
+        return found, self.engine.about.record()
 
 
 def show(rows: list[Row], asked: int, batch: int) -> None:

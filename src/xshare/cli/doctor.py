@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import typer
 
 from xshare import __version__
 from xshare.bench.workload import Workload
 from xshare.cli.output import check_local, engine_arguments, made_up, number_table, progress_bar, wide_console
+from xshare.engines.base import About
 from xshare.engines.opening import open_engine
 from xshare.policy import Policy, common_score
 from xshare.results import Results, Row, check_continued
@@ -48,16 +49,15 @@ def doctor(
     forced = Policy(batch_budget=1, score=score)
     opened = open_engine(engine, model, drafts=drafts, policies=[*asked, forced], options=options)
     about = opened.about
-    workload = Workload(batch, batch * waves(about["drafts"]), None, prompt_tokens, tokens, prompts, seed)
-    fingerprint = about | setting
+    workload = Workload(batch, batch * waves(about.drafts), None, prompt_tokens, tokens, prompts, seed)
     try:
-        results = Results(json, fingerprint, about | {"seed": seed})
+        results = Results(json, about.record() | setting, about.record() | {"seed": seed})
 
         def keep(repeat: list[Row]) -> None:  # what an earlier run came to stays until this one has
             results.put(repeat, by=("point", "batch", "repeat"), into="samples")
             results.write()
 
-        with progress_bar("runs", runs(about["experts"], about["top_k"], batch, len(asked), repeats)) as advance:
+        with progress_bar("runs", runs(about.experts, about.top_k, batch, len(asked), repeats)) as advance:
             given = workload.prompts_of(opened, 0)
             found = examine(
                 opened,
@@ -102,9 +102,9 @@ def spelled(value: float | None, form: str) -> str:
     return "-" if value is None else f"{value:{form}}"
 
 
-def show(found: Examination, about: dict[str, Any], worth: bool, why: str) -> None:
-    title = f"{about['model']} on {about['engine']} {about['version']}, {about['device']}, batch {found.native.batch}"
-    title += f", {about['drafts']} drafts" if about["drafts"] else ""
+def show(found: Examination, about: About, worth: bool, why: str) -> None:
+    title = f"{about.model} on {about.engine} {about.version}, {about.device}, batch {found.native.batch}"
+    title += f", {about.drafts} drafts" if about.drafts else ""
     table = number_table(title, "", "experts", "step ms", "by the law", "mass", "faster", "expected")
     for point in points_of(found):
         whole = point.batch == found.native.batch

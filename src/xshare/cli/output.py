@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from xshare.engines.base import About
 from xshare.errors import XShareError
 
 
@@ -56,12 +57,12 @@ def lasting(options: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in options.items() if name != "timeout"}
 
 
-def made_up(about: dict[str, Any]) -> list[str]:
+def made_up(about: About) -> list[str]:
     """What of an engine is not real, and what follows from it."""
     found = []
-    if "dummy" in str(about.get("weights")):
+    if "dummy" in str(about.weights):
         found.append("Random weights: this measures speed, not quality.")
-    if "FixedDrafter" in str(about.get("drafter")):
+    if "FixedDrafter" in str(about.drafter):
         found.append("Drafts are made up: this measures speed, and what is accepted says nothing of a real drafter.")
     return found
 

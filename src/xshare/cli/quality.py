@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import typer
 
 from xshare import __version__
 from xshare.cli.output import engine_arguments, lasting, number_table, progress_bar, wide_console
+from xshare.engines.base import About
 from xshare.engines.opening import open_engine
 from xshare.errors import XShareError
 from xshare.policy import Policy
@@ -58,7 +59,7 @@ def quality(
     check_continued(json, setting)
     named = [each for each in policies if each is not None]
     opened = open_engine(engine, model, drafts=drafts, policies=named, options=options)
-    if (running := opened.about.get("policy")) is not None:  # a server that cannot be changed: measured as it is
+    if (running := opened.about.policy) is not None:  # a server that cannot be changed: measured as it is
         if policy:
             opened.close()
             raise XShareError(f"this server runs {running} and cannot be changed: leave the policies out")
@@ -68,10 +69,10 @@ def quality(
         raise XShareError("this engine is measured natively, too: --against is for a server that cannot be changed")
     elif not policy and opened.serves is not None:
         policies.append(opened.serves)
-    fingerprint = opened.about | setting
+    record = opened.about.record()
     rows: list[Row] = []
     try:
-        results = Results(json, fingerprint, opened.about | {"seed": seed})
+        results = Results(json, record | setting, record | {"seed": seed})
         for mixed in [True, False] if mix == "both" else [mix == "mixed"]:
             study = Study(opened, ordered(asked, mixed, seed), mixed, batch, tokens, neighbours, results)
             native = None if against is None else study.kept_of(None, 0, natives(against, setting))
@@ -106,8 +107,8 @@ def held_against(row: Row) -> list[str]:
     return [f"{row['change']:+.1%}", interval, f"{row['p']:.2g}", f"{row['agreement']:.1%}"]
 
 
-def show(rows: list[Row], about: dict[str, Any], setting: Row) -> None:
-    title = f"{about['model']} on {about['engine']}, {setting['tasks']}, {setting['batch']} decoded together"
+def show(rows: list[Row], about: About, setting: Row) -> None:
+    title = f"{about.model} on {about.engine}, {setting['tasks']}, {setting['batch']} decoded together"
     columns = ["batches", "experts", "mass", "accuracy", "95 %", "change", "95 %", "p", "agreement", "KL"]
     settled = any(row["unsettled"] is not None for row in rows)
     drafted = any("accepted" in row for row in rows)

@@ -62,11 +62,12 @@ def tune(
     check_continued(json, setting)
     like = Policy(warmup=1, request_budget=min(1, drafts), score=score)  # what selection must provide for
     opened = open_engine(engine, model, drafts=drafts, policies=[like], options=options)
+    record = opened.about.record()
     if unreal := made_up(opened.about):
         opened.close()
         raise XShareError(f"answers would decide nothing here: {' '.join(unreal)}")
     if objective is None:  # a step on a CPU is not bound by loading experts, and says nothing about one on a GPU
-        objective = "experts" if str(opened.about["device"]).startswith("cpu") else "otps"
+        objective = "experts" if opened.about.device.startswith("cpu") else "otps"
     try:
         tuning = Tuning(
             opened,
@@ -77,7 +78,7 @@ def tune(
             most=questions,
             batch=batch,
             limit=tokens,
-            results=Results(json, opened.about | setting, opened.about | {"seed": 0, "max_drop": allowed}),
+            results=Results(json, record | setting, record | {"seed": 0, "max_drop": allowed}),
             progress=progress_bar,
             say=wide_console().print,
         )
@@ -101,7 +102,7 @@ def share(text: str) -> float:
 
 def show(tuning: Tuning, profile: Path) -> None:
     about, console = tuning.engine.about, wide_console()
-    title = f"{about['model']} on {about['engine']}: at most {tuning.max_drop:.1%} of the answers may be lost"
+    title = f"{about.model} on {about.engine}: at most {tuning.max_drop:.1%} of the answers may be lost"
     table = number_table(
         title, "policy", "experts", "mass", "KL", "predicted", "speed", "change", "within", "unseen", "within", ""
     )

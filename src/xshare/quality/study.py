@@ -6,9 +6,10 @@ import random
 from collections.abc import Iterator
 from math import exp
 
-from xshare.engines.base import Advance, Engine, quiet
+from xshare.engines.base import Engine
 from xshare.engines.client import ServerError
 from xshare.policy import Policy
+from xshare.progress import Advance, quiet
 from xshare.quality.files import Task
 from xshare.quality.measure import Outcome, answer, prompts_of, row_of, tokens_of, unsettled
 from xshare.results import Results, Row
@@ -42,7 +43,7 @@ class Study:
         """A row a policy. The first is native, unless the engine cannot be that: then `native` is a sample of another,
         if there is one."""
         base = None if native is None else Outcome.of(None, native)
-        drafts = int(self.engine.about.get("drafts") or 0)
+        drafts = self.engine.about.drafts or 0
         for policy in policies:
             found = self.outcome(policy, 0, advance)
             base = found if policy is None else base

@@ -13,9 +13,10 @@ from statistics import median
 
 import torch
 
-from xshare.engines.base import Advance, Engine, Run
+from xshare.engines.base import Engine, Run
 from xshare.errors import XShareError
 from xshare.policy import Policy, Score
+from xshare.progress import Advance
 from xshare.results import Row
 from xshare.tune.law import Law, fit
 
@@ -90,7 +91,7 @@ class Examination:
         return None if point.active is None else self.law.gain(self.wanted, point.active) / self.overhead
 
 
-def waves(drafts: int) -> int:
+def waves(drafts: int | None) -> int:
     """How many batches of prompts `examine` takes."""
     return WAVES if drafts else 1
 
@@ -115,7 +116,7 @@ def examine(
 ) -> Examination:
     """The prompts are as many batches as `waves` says. `kept` are samples of an earlier run, and `keep` gets those
     of every new repeat. `score`: of the policies that only time is taken of."""
-    N, k, batches = engine.about["experts"], engine.about["top_k"], waves(engine.about["drafts"])
+    N, k, batches = engine.about.experts, engine.about.top_k, waves(engine.about.drafts)
     batch = len(prompts) // batches
     noop = Policy(warmup=min(1, k), batch_budget=N, score=score)
     ways: list[tuple[Point, Policy | None]] = [(Point("native", batch), None), (Point(str(noop), batch), noop)]
@@ -155,8 +156,8 @@ def examine(
         points[2 + forced : 2 + forced + len(policies)],
         points[2 + forced + len(policies) :],
         k,
-        copy_gbps("cpu" if engine.about["device"] == "cpu" else "cuda"),
-        engine.about.get("expert_bytes"),
+        copy_gbps("cpu" if engine.about.device == "cpu" else "cuda"),
+        engine.about.expert_bytes,
     )
 
 
@@ -168,7 +169,7 @@ def runs(num_experts: int, top_k: int, batch: int, policies: int, repeats: int) 
 
 def sample_of(point: Point, repeat: int, run: Run, engine: Engine) -> Row:
     found: Row = {"point": point.name, "batch": point.batch, "repeat": repeat}
-    return found | {"step_ms": run.decode_s / run.steps * 1000, "counted": engine.stats().get("mean", {})}
+    return found | {"step_ms": run.decode_s / run.steps * 1000, "counted": engine.stats().mean}
 
 
 def copy_gbps(device: str, megabytes: int = 256) -> float:

@@ -85,10 +85,10 @@ def look(
     else:
         engine.run(prompts, limit=tokens, batch=len(prompts), to_the_end=True)
     stats = engine.stats()
-    if not stats["mean"].get("experts_active"):
+    if not stats.mean.get("experts_active"):
         raise XShareError(f"no step of {policy} was counted: its answers are too short, or the engine routes natively")
     own = None if budgets is None else tuple(budgets)
-    active, native, mass = (tuple(stats[name]) for name in ("experts_active", "experts_native", "mass_kept"))
+    active, native, mass = (tuple(stats.by_layer[name]) for name in ("experts_active", "experts_native", "mass_kept"))
     return Candidate(policy, own, active, native, mass, kl)
 
 
@@ -128,7 +128,7 @@ def scan(
             found.append(look(engine, *forced(), policy, budgets, tokens))
             keep(found[-1])
 
-    policies = grid(engine.about["experts"], engine.about["top_k"], engine.about["drafts"], score)
+    policies = grid(engine.about.experts, engine.about.top_k, engine.about.drafts or 0, score)
     for policy in policies:
         add(policy, None)
         advance(1)

@@ -217,7 +217,7 @@ class Search:
         )
         turn = trial.turn if trial.unseen and candidate is not None else None
         row: Row = {"policy": name, "unseen": trial.unseen, "round": trial.looks, "turn": turn, "right": found.right}
-        row |= {"steps": found.run.steps, "rows": found.run.rows, "mean": found.stats.get("mean", {})}
+        row |= {"steps": found.run.steps, "rows": found.run.rows, "mean": found.stats.mean}
         self.known[key] = row
         self.keep(row)
         return row

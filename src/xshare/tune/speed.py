@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 
 from xshare.bench.sample import measure, warm
 from xshare.bench.workload import Workload
-from xshare.engines.base import Advance, Engine, quiet
+from xshare.engines.base import Engine
+from xshare.progress import Advance, quiet
 from xshare.results import Row
 from xshare.tune.scan import Candidate
 

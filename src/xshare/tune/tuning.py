@@ -7,9 +7,10 @@ from contextlib import AbstractContextManager
 from typing import Any, Literal
 
 from xshare.bench.workload import Workload
-from xshare.engines.base import Advance, Engine
+from xshare.engines.base import Engine
 from xshare.policy import Policy, Score
 from xshare.profile import Profile
+from xshare.progress import Advance
 from xshare.results import Results, Row, provenance
 from xshare.statistics import median_interval, share_interval
 from xshare.tune.doctor import Examination, examine, runs, waves
@@ -97,7 +98,7 @@ class Tuning:
         known = [from_sample(sample) for sample in self.samples if "scan" in sample]
         about = self.engine.about
         prompts = [self.engine.encode(task.prompt) for task in self.questions.round(False, 0)[: self.batch]]
-        with self.progress("policies", looks(about["experts"], about["top_k"], about["drafts"])) as advance:
+        with self.progress("policies", looks(about.experts, about.top_k, about.drafts or 0)) as advance:
             return scan(
                 self.engine,
                 prompts,
@@ -119,8 +120,8 @@ class Tuning:
 
     def examined(self) -> Examination:
         about = self.engine.about
-        workload = Workload(self.batch, self.batch * waves(about["drafts"]), None, 48, 24, "questions", 0)
-        with self.progress("law", runs(about["experts"], about["top_k"], self.batch, 0, 2)) as advance:
+        workload = Workload(self.batch, self.batch * waves(about.drafts), None, 48, 24, "questions", 0)
+        with self.progress("law", runs(about.experts, about.top_k, self.batch, 0, 2)) as advance:
             prompts = workload.prompts_of(self.engine, 0)
             kept = tuple(self.samples)
             return examine(
@@ -197,10 +198,10 @@ class Tuning:
         change = holds.unseen.change
         about = self.engine.about
         measured: dict[str, Any] = {
-            "engine": f"{about['engine']} {about['version']}",
+            "engine": f"{about.engine} {about.version}",
             "batch": self.batch,
-            "drafts": about["drafts"],
-            "drafter": about.get("drafter"),
+            "drafts": about.drafts,
+            "drafter": about.drafter,
             "tokens_a_step": None if holds.unseen.tokens_a_step is None else round(holds.unseen.tokens_a_step, 1),
             "active": round(self.loaded(holds)[0], 2),
             "active_native": round(self.loaded(holds)[1], 2),
@@ -213,10 +214,11 @@ class Tuning:
             "change_within": [round(each, 4) for each in holds.unseen.bounds],
             "max_drop": self.max_drop,
         }
+        assert about.config is not None  # any engine in this process knows it
         budgets = holds.candidate.budgets
         return Profile(
-            model=str(about["model"]),
-            config=about["config"],
+            model=about.model,
+            config=about.config,
             policy=str(holds.candidate.policy),
             budgets=None if budgets is None else list(budgets),
             measured=measured,
