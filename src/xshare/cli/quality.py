@@ -15,6 +15,7 @@ from xshare.errors import XShareError
 from xshare.policy import Policy
 from xshare.quality.files import built_in, read_tasks
 from xshare.quality.measure import ordered
+from xshare.quality.samples import Samples
 from xshare.quality.study import Study
 from xshare.quality.tasks import LONGEST
 from xshare.results import Results, Row, check_continued, read_earlier, sha256
@@ -75,7 +76,7 @@ def quality(
         results = Results(json, record | setting, record | {"seed": seed})
         for mixed in [True, False] if mix == "both" else [mix == "mixed"]:
             study = Study(opened, ordered(asked, mixed, seed), mixed, batch, tokens, neighbours, results)
-            native = None if against is None else study.kept_of(None, 0, natives(against, setting))
+            native = None if against is None else Samples(natives(against, setting), mixed).answers(None, 0)
             if against is not None and native is None:
                 raise XShareError(f"{str(against)!r} holds no answers of native routing to these questions")
             with progress_bar("answers", study.answers(len(policies))) as advance:
