@@ -15,7 +15,7 @@ from xshare.engines.base import About
 from xshare.engines.opening import open_engine
 from xshare.policy import Policy, common_score
 from xshare.results import Results, Row, check_continued
-from xshare.tune.doctor import FITS, Examination, Point, examine, runs, verdict, waves
+from xshare.tune.doctor import FITS, Decoded, Examination, Way, examine, runs, verdict, waves
 
 POLICIES = ("k0=1,m=0", "k0=2,m=0")
 
@@ -53,8 +53,8 @@ def doctor(
     try:
         results = Results(json, about.record() | setting, about.record() | {"seed": seed})
 
-        def keep(repeat: list[Row]) -> None:  # what an earlier run came to stays until this one has
-            results.put(repeat, by=("point", "batch", "repeat"), into="samples")
+        def keep(repeat: list[Decoded]) -> None:  # what an earlier run came to stays until this one has
+            results.put([asdict(each) for each in repeat], by=("point", "batch", "repeat"), into="samples")
             results.write()
 
         with progress_bar("runs", runs(about.experts, about.top_k, batch, len(asked), repeats)) as advance:
@@ -67,34 +67,34 @@ def doctor(
                 tokens=tokens,
                 repeats=repeats,
                 advance=advance,
-                kept=tuple(results.samples),
+                kept=[Decoded(**sample) for sample in results.samples],
                 keep=keep,
             )
     finally:
         opened.close()
     worth, why = verdict(found)
     show(found, about, worth, why)
-    results.rows = [row_of(point, found) for point in points_of(found)]
+    results.rows = [row_of(way, found) for way in ways_of(found)]
     measured: Row = {"law": asdict(found.law), "overhead": found.overhead, "copy_gbps": found.copy_gbps}
     results.write(**measured, worth=worth, verdict=why)
     if json is not None:
         wide_console().print(f"results: {json}")
 
 
-def points_of(found: Examination) -> list[Point]:
+def ways_of(found: Examination) -> list[Way]:
     return [found.native, found.noop, *found.forced, *found.policies, *found.by_batch]
 
 
-def row_of(point: Point, found: Examination) -> Row:
+def row_of(way: Way, found: Examination) -> Row:
     return {
-        "policy": point.name,
-        "batch": point.batch,
-        "step_ms": point.ms,
-        "active": point.active,
-        "active_native": point.mean("experts_native"),
-        "mass": point.mass,
-        "predicted": found.expected(point) if point in found.policies else None,
-        "ratio": found.native.ms / point.ms if point.batch == found.native.batch else None,
+        "policy": way.name,
+        "batch": way.batch,
+        "step_ms": way.ms,
+        "active": way.active,
+        "active_native": way.mean("experts_native"),
+        "mass": way.mass,
+        "predicted": found.expected(way) if way in found.policies else None,
+        "ratio": found.native.ms / way.ms if way.batch == found.native.batch else None,
     }
 
 
@@ -106,16 +106,16 @@ def show(found: Examination, about: About, worth: bool, why: str) -> None:
     title = f"{about.model} on {about.engine} {about.version}, {about.device}, batch {found.native.batch}"
     title += f", {about.drafts} drafts" if about.drafts else ""
     table = number_table(title, "", "experts", "step ms", "by the law", "mass", "faster", "expected")
-    for point in points_of(found):
-        whole = point.batch == found.native.batch
+    for way in ways_of(found):
+        whole = way.batch == found.native.batch
         table.add_row(
-            point.name if whole else f"native, batch {point.batch}",
-            spelled(point.active, ".1f"),
-            f"{point.ms:.2f}",
-            f"{found.law.step(point.active):.2f}" if whole and point.active is not None else "",
-            spelled(point.mass, ".3f"),
-            f"{found.native.ms / point.ms:.2f}x" if whole else "",
-            spelled(found.expected(point), ".2f") + "x" if point in found.policies else "",
+            way.name if whole else f"native, batch {way.batch}",
+            spelled(way.active, ".1f"),
+            f"{way.ms:.2f}",
+            f"{found.law.step(way.active):.2f}" if whole and way.active is not None else "",
+            spelled(way.mass, ".3f"),
+            f"{found.native.ms / way.ms:.2f}x" if whole else "",
+            spelled(found.expected(way), ".2f") + "x" if way in found.policies else "",
         )
     console = wide_console()
     console.print(table)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from dataclasses import asdict
 from typing import Any, Literal
 
 from xshare.bench.workload import Workload
@@ -13,11 +14,11 @@ from xshare.profile import Profile
 from xshare.progress import Advance
 from xshare.results import Results, Row, provenance
 from xshare.statistics import median_interval, share_interval
-from xshare.tune.doctor import Examination, examine, runs, waves
+from xshare.tune.doctor import Decoded, Examination, examine, runs, waves
 from xshare.tune.questions import Questions
 from xshare.tune.scan import Candidate, front, looks, scan
-from xshare.tune.search import Search, Tried
-from xshare.tune.speed import ratios
+from xshare.tune.search import Round, Search, Tried
+from xshare.tune.speed import Timed, ratios
 
 SCANNED = 48  # tokens of an answer, when candidates are looked at
 Objective = Literal["otps", "experts"]
@@ -67,7 +68,7 @@ class Tuning:
         if self.objective == "otps":
             self.law = self.examined()
         bold = [c for c in front(self.candidates) if self.gain(c) > 1.0]
-        answered = [sample for sample in self.samples if "right" in sample]
+        answered = [Round(**sample) for sample in self.samples if "right" in sample]
         with self.progress("answers", 2 * len(bold).bit_length() * self.most) as advance:
             search = Search(
                 self.engine,
@@ -77,7 +78,7 @@ class Tuning:
                 batch=self.batch,
                 limit=self.limit,
                 kept=answered,
-                keep=self.keep,
+                keep=lambda found: self.keep(asdict(found)),
                 advance=advance,
             )
             if not search.could_hold():
@@ -115,7 +116,8 @@ class Tuning:
         workload = Workload(self.batch, self.batch, None, 48, SCANNED, "questions", 0)
         with self.progress("speed", len(open_)) as advance:
             for candidate in open_:
-                found = ratios(self.engine, candidate, workload, tuple(self.samples), self.keep, advance)
+                known = [Timed(**sample) for sample in self.samples if "timed" in sample]
+                found = ratios(self.engine, candidate, workload, known, lambda timed: self.keep(asdict(timed)), advance)
                 self.speed[candidate.name] = median_interval(found)
 
     def examined(self) -> Examination:
@@ -123,7 +125,7 @@ class Tuning:
         workload = Workload(self.batch, self.batch * waves(about.drafts), None, 48, 24, "questions", 0)
         with self.progress("law", runs(about.experts, about.top_k, self.batch, 0, 2)) as advance:
             prompts = workload.prompts_of(self.engine, 0)
-            kept = tuple(self.samples)
+            kept = [Decoded(**sample) for sample in self.samples if "point" in sample]
             return examine(
                 self.engine,
                 prompts,
@@ -133,7 +135,7 @@ class Tuning:
                 repeats=2,
                 advance=advance,
                 kept=kept,
-                keep=self.keep_all,
+                keep=lambda repeat: self.keep_all([asdict(each) for each in repeat]),
             )
 
     def gain(self, candidate: Candidate) -> float:
