@@ -36,9 +36,9 @@ from xshare.cli.output import engine_arguments, number_table, progress_bar, wide
 from xshare.engines.transformers import apply
 from xshare.engines.transformers.layer import FIGURES
 from xshare.policy import Policy
-from xshare.quality.tasks import LONGEST
 from xshare.results import Row
 from xshare.statistics import interval
+from xshare.tasks import LONGEST
 from xshare.trace import Trace
 from xshare.trace.overlap import overlap
 from xshare.workers import Workers

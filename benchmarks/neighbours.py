@@ -33,9 +33,9 @@ from study import KEY, Cell, Study, run, tasks_of
 
 from xshare.cli.output import engine_arguments, number_table, wide_console
 from xshare.policy import Policy
-from xshare.quality.tasks import LONGEST, given_answer
 from xshare.results import Row
 from xshare.statistics import share_interval
+from xshare.tasks import LONGEST, given_answer
 from xshare.workers import Workers
 
 SETTINGS = [Setting(16, 0, True), Setting(16, 0, False)]

@@ -35,8 +35,8 @@ from paper_policies import BATCH, DRAFTED, MAIN, REFERENCES, no_op, policy, riva
 from study import CONTROL, KEY, LISTS, Cell, Study, Wanted, run, show, tasks_of
 
 from xshare.cli.output import engine_arguments
-from xshare.quality.tasks import LONGEST
 from xshare.results import Row
+from xshare.tasks import LONGEST
 from xshare.workers import Workers
 
 PLAIN, DRAFTS = (16, 0), (4, 3)  # batch, drafts

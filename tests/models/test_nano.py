@@ -13,7 +13,7 @@ from xshare.engines.opening import open_engine
 from xshare.engines.transformers.engine import TransformersEngine
 from xshare.quality.files import built_in
 from xshare.quality.measure import answer, ordered, row_of
-from xshare.quality.tasks import LONGEST
+from xshare.tasks import LONGEST
 from xshare.trace import Trace
 from xshare.trace.load import load_rows
 from xshare.trace.overlap import overlap

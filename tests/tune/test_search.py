@@ -6,7 +6,7 @@ import pytest
 
 from xshare import Policy
 from xshare.quality.files import Task
-from xshare.quality.tasks import ASKED
+from xshare.tasks import ASKED
 from xshare.tune.questions import EACH, own_questions
 from xshare.tune.scan import Candidate
 from xshare.tune.search import CHANCE, Round, Search, Trial, span

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from xshare.engines.base import Engine
 from xshare.errors import XShareError
-from xshare.quality.tasks import ASKED, make
+from xshare.tasks import ASKED, make
 
 Prompts = Sequence[Any]  # lists of token ids; text for a server that takes nothing else
 

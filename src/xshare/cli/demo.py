@@ -13,8 +13,8 @@ from xshare.policy import Policy
 from xshare.progress import Advance
 from xshare.quality.files import Task, built_in
 from xshare.quality.measure import Outcome, answer, ordered, row_of
-from xshare.quality.tasks import ASKED, LONGEST
 from xshare.results import Row, check_replaced, provenance, write_result
+from xshare.tasks import ASKED, LONGEST
 from xshare.workers import Workers
 
 POLICIES = ["k0=2,m=12", "k0=2,m=0", "k0=1,m=16", "k0=1,m=0", "logit-sum:m=16", "topk:k=2", "random:k0=0,m=16"]

@@ -17,8 +17,8 @@ from xshare.quality.files import built_in, read_tasks
 from xshare.quality.measure import ordered
 from xshare.quality.samples import Samples
 from xshare.quality.study import Study
-from xshare.quality.tasks import LONGEST
 from xshare.results import Results, Row, check_continued, read_earlier, sha256
+from xshare.tasks import LONGEST
 
 Mix = Literal["mixed", "alike", "both"]
 

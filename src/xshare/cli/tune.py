@@ -15,8 +15,8 @@ from xshare.errors import XShareError
 from xshare.files import check_apart, check_writable
 from xshare.policy import Policy, Score
 from xshare.quality.files import read_tasks
-from xshare.quality.tasks import LONGEST
 from xshare.results import Results, Row, check_continued, sha256
+from xshare.tasks import LONGEST
 from xshare.tune.questions import Questions
 from xshare.tune.scan import front
 from xshare.tune.search import Tried

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from xshare.law import fit
 from xshare.report.inline import MARKERS, plain
 from xshare.report.plot import new_axes
 from xshare.report.read import ResultFile, number
 from xshare.report.regime import by_regime, spelled
-from xshare.tune.law import fit
 
 WITHOUT = ("plain", "unused", "native")  # methods of rows without selection: its cost is not in their time
 

@@ -15,9 +15,9 @@ import torch
 
 from xshare.engines.base import Engine, Run
 from xshare.errors import XShareError
+from xshare.law import Law, fit
 from xshare.policy import Policy, Score
 from xshare.progress import Advance
-from xshare.tune.law import Law, fit
 
 FITS = 0.5  # of the steps' variance that a law must explain to be one
 WORTH = 1.03  # a smaller gain is not worth a risk to the answers
