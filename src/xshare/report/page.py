@@ -13,10 +13,11 @@ from xshare.report.law import draw_laws, laws
 from xshare.report.layers import MOST, by_layer, draw_layers
 from xshare.report.pareto import LABELS, draw_plane, planes
 from xshare.report.plot import draw_curve
-from xshare.report.read import ResultFile, ends, number
+from xshare.report.read import ResultFile
 from xshare.report.regime import by_regime, spelled, spelled_all
 from xshare.report.tables import file_table
 from xshare.results import Row
+from xshare.results.columns import ends, number
 
 # Nothing may be loaded or run, whatever is in a file: the browser sees to it.
 SEALED = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
@@ -148,7 +149,7 @@ def _curve_point(row: Row) -> Row | None:
         return None
     low, high = ends(row, "active") or (active, active)
     point = {"policy": plain(row.get("policy", "all rows")), "batch": int(batch), "active": active}
-    return point | {"closed_form": closed, "active_lo": low, "active_hi": high}
+    return point | {"closed_form": closed, "active_low": low, "active_high": high}
 
 
 def _caption(file: ResultFile, conditions: str) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -102,19 +101,3 @@ def read_result(path: Path) -> ResultFile:
     later = tuple(each for each in later if isinstance(each, dict)) if isinstance(later, list) else ()
     # Which run made a row is none of its results.
     return ResultFile(path.name, raw, stamp, [{k: v for k, v in row.items() if k != STAMP} for row in rows], later)
-
-
-def number(value: Any) -> float | None:
-    """A finite number, or None for anything else a row may hold."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or abs(value) > 1e300 or not math.isfinite(value):
-        return None
-    return float(value)
-
-
-def ends(row: Row, name: str) -> tuple[float, float] | None:
-    """The interval of a column, however its ends are spelled."""
-    for low, high in (("lo", "hi"), ("low", "high")):
-        found = number(row.get(f"{name}_{low}")), number(row.get(f"{name}_{high}"))
-        if found[0] is not None and found[1] is not None:
-            return found[0], found[1]
-    return None
