@@ -31,7 +31,7 @@ from torch import Tensor
 from xshare import BatchLayout, Placement, Policy, RouterSpec
 from xshare.algorithms import load
 from xshare.cli.output import number_table, progress_bar, wide_console
-from xshare.results import Row, provenance, write_result
+from xshare.results import Results, Row
 from xshare.results.columns import spelled_mean
 from xshare.routing import apply, prepare
 from xshare.statistics import interval, median_interval
@@ -221,9 +221,10 @@ def main(
         print(f"copy bandwidth of this {gpu}: {copy:.0f} GB/s")
     if json is None and gpu and not tiny:  # what has no times does not replace what has
         json = EVIDENCE
-    if json is not None:
-        more = {"gpu": gpu, "copy_gbps": copy, "hidden": hidden, "width": width, "dtype": "bfloat16"}
-        write_result(json, rows, provenance(seed=0, steps=steps, timed_steps=min(steps, TIMED), **more))
+    about: Row = {"gpu": gpu, "copy_gbps": copy, "hidden": hidden, "width": width, "dtype": "bfloat16"}
+    results = Results(json, None, about | {"seed": 0, "steps": steps, "timed_steps": min(steps, TIMED)}, lists=())
+    results.rows = rows
+    results.write()
 
 
 if __name__ == "__main__":

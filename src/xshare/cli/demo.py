@@ -13,7 +13,7 @@ from xshare.policy import Policy
 from xshare.progress import Advance
 from xshare.quality.files import Task, built_in
 from xshare.quality.measure import Outcome, answer, ordered, row_of
-from xshare.results import Row, check_replaced, provenance, write_result
+from xshare.results import Results, Row, check_replaced
 from xshare.tasks import ASKED, LONGEST
 from xshare.workers import Workers
 
@@ -38,6 +38,7 @@ def demo(
     asked = ordered(built_in(questions), mixed=True)
     found: dict[Policy | None, Outcome] = {}
     rows: list[Row] = []
+    results: Results | None = None  # opened when a worker says what its engine is
     workers = Workers(Nano, jobs)
     with progress_bar("answers", len(asked) * len(policies)) as advance:
         workers.tell(advance)
@@ -48,9 +49,11 @@ def demo(
             if None not in found:  # native is what the others are held against
                 continue
             rows = [row_of(found[each], found[None]) for each in policies if each in found]
-            if json is not None:  # what was measured stays, whatever comes after
+            if results is None:
                 setting = {"batch": batch, "questions": len(asked), "seed": 0, "jobs": jobs}
-                write_result(json, rows, provenance(**about, **setting))
+                results = Results(json, None, about | setting, lists=())
+            results.rows = rows
+            results.write()  # what was measured stays, whatever comes after
     workers.close()
     show(rows, len(asked), batch)
     if json is not None:
