@@ -16,12 +16,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from xshare.engines.base import Advance, quiet
 from xshare.engines.opening import open_engine
 from xshare.engines.transformers import Prompt, record
 from xshare.engines.transformers.engine import TransformersEngine
 from xshare.engines.transformers.forced import Compared, Texts, in_turn
 from xshare.policy import Policy
+from xshare.progress import Advance, quiet
 from xshare.quality.files import Task
 from xshare.quality.measure import Outcome, answer, ordered, row_of
 from xshare.results import Row
@@ -75,7 +75,9 @@ class Job:
         engine = open_engine("transformers", self.model, drafts=self.drafts, options=self.options)
         assert isinstance(engine, TransformersEngine)
         # By their names: where a folder lies does not matter, and its files are told by their marks.
-        engine.about |= {name: Path(engine.about[name]).name for name in ("model", "drafter") if name in engine.about}
+        engine.about.model = Path(engine.about.model).name
+        if engine.about.drafter is not None:
+            engine.about.drafter = Path(engine.about.drafter).name
         return engine
 
 
@@ -121,7 +123,7 @@ class Bench:
         base = Outcome.of(None, native)
         found = base if policy is None else self.decode(setting, policy)
         row = (
-            {"model": self.engine(setting.drafts).about["model"]}
+            {"model": self.engine(setting.drafts).about.model}
             | asdict(setting)
             | {"accepted": None}
             | row_of(found, base, setting.drafts)
@@ -139,7 +141,7 @@ class Bench:
             self.native_texts[setting] = list(self.texts(setting, native, self.job.forced))
         texts = [text for _, some in self.native_texts[setting] for text in some.compare(engine.attached)]
         kl, low, high = mean_kl(texts)
-        active = engine.stats()["mean"]["experts_active"]
+        active = engine.stats().mean["experts_active"]
         return {"kl": kl, "kl_low": low, "kl_high": high, "kl_answers": len(texts), "kl_active": active}
 
     def texts(
@@ -169,7 +171,7 @@ class Bench:
             by_kind.setdefault(task.kind, []).append(Prompt(task.prompt, task.kind))
         prompts = [prompt for each in by_kind.values() for prompt in each[:RECORDED]]
         engine.close()  # recording wants the model as it is
-        options: dict[str, Any] = {"name": engine.about["model"], "tokens": self.job.limit, "batch": 2 * RECORDED}
+        options: dict[str, Any] = {"name": engine.about.model, "tokens": self.job.limit, "batch": 2 * RECORDED}
         trace = record(engine.model, engine.tokenizer, prompts, **options, advance=advance)
         engine.use(None)
         return trace

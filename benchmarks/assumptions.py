@@ -36,9 +36,9 @@ from xshare.cli.output import engine_arguments, number_table, progress_bar, wide
 from xshare.engines.counting import FIGURES
 from xshare.engines.transformers import apply
 from xshare.policy import Policy
-from xshare.quality.tasks import LONGEST
 from xshare.results import Row
 from xshare.statistics import interval
+from xshare.tasks import LONGEST
 from xshare.trace import Trace
 from xshare.trace.overlap import overlap
 from xshare.workers import Workers
@@ -53,7 +53,7 @@ POINTS = 12  # of each layer and policy, in the scatter
 def pruned(bench: Bench, setting: Setting, which: Policy, native: Row) -> list[Row]:
     """A policy in one layer after the other, then in all: by full step of the forced answers, mass lost and KL."""
     engine = bench.engine(setting.drafts)
-    layers: list[int | None] = [*range(engine.about["layers"]), None]
+    layers: list[int | None] = [*range(engine.about.layers), None]
     found: list[Row] = [{"layer": layer, "policy": str(which), "steps": []} for layer in layers]
     for _, texts in bench.texts(setting, native, bench.job.forced):
         for row in found:
@@ -124,7 +124,8 @@ def by_layer(workers: Workers, kept: Kept, experts: int) -> None:
             advance(1)
     found.sort(key=lambda row: list(map(str, policies)).index(row["policy"]))  # as asked for, not as they came
     means = [layer_row(row) for row in found]
-    kept.write(layers=means, correlation=correlations(found, means), points=some_points(found))
+    kept.lists |= {"layers": means, "correlation": correlations(found, means), "points": some_points(found)}
+    kept.write()
 
 
 def warm_cells(settings: list[Setting], experts: int) -> tuple[dict[Cell, str], Wanted]:
@@ -171,20 +172,21 @@ def main(
     )
     bench = Bench(job)
     about = bench.engine(0).about
-    kept = Kept(json, about, job.setting(), KEY, [*LISTS, "overlap", "layers", "correlation", "points"])
+    kept = Kept(json, about.record(), job.setting(), KEY, [*LISTS, "overlap", "layers", "correlation", "points"])
     if not kept.lists["overlap"]:
         found = bench.recorded() if trace is None else Trace.load(trace)
-        tops = [top for top in TOPS if top <= about["experts"]]
+        tops = [top for top in TOPS if top <= about.experts]
         rows = overlap(found, tops=tops)
-        kept.write(overlap=[row | {"domains": len(set(found.header.domains))} for row in rows])
+        kept.lists["overlap"] = [row | {"domains": len(set(found.header.domains))} for row in rows]
+        kept.write()
     if not kept.complete:
         workers = Workers(bench.told if jobs == 1 else partial(Bench, job), jobs)
         try:
             study, settings = Study(bench, workers, kept, seconds), [MIXED, Setting(16, 0, False)]
             complete = study.natives(settings)
             if complete and not kept.lists["layers"]:
-                by_layer(workers, kept, about["experts"])
-            cells, wanted = warm_cells(settings, about["experts"])
+                by_layer(workers, kept, about.experts)
+            cells, wanted = warm_cells(settings, about.experts)
             if complete and study.measure("policies", cells) and study.matches(wanted, bench.recorded):
                 kept.finish()
         finally:

@@ -128,11 +128,10 @@ class Child:
         from xshare.engines.counting import since
 
         now = since(self.before, self.llm.collective_rpc("xshare_stats")[0])
-        mean = now["mean"]
         return {
-            "samples": now["samples"],
-            "active": mean.get("experts_active"),
-            "native": mean.get("experts_native"),
+            "samples": now.samples,
+            "active": now.mean.get("experts_active"),
+            "native": now.mean.get("experts_native"),
         }
 
     def weights(self, weights: dict[str, float]) -> int:

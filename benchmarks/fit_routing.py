@@ -28,7 +28,7 @@ import torch
 import typer
 from torch import Tensor
 
-from xshare.results import Row, provenance, write_result
+from xshare.results import Results, Row
 
 EVIDENCE = Path(__file__).resolve().parent.parent / "evidence"
 EXPERTS, THERE, TOP_K = 128, 32, 4  # of gpt-oss-120b, of gpt-oss-20b, of both
@@ -180,9 +180,11 @@ def main(
     for regime, (skew, correlation) in found.items():
         print(f"{regime}: skew {skew:g}, correlation {correlation:g}")
     print("\n".join(map(spelled, rows)))
-    stamp = provenance(model="gpt-oss-20b", experts=EXPERTS, top_k=TOP_K, draws=draws, seed=seed)
-    settled = [{"regime": name, "skew": skew, "correlation": c} for name, (skew, c) in found.items()]
-    write_result(json, rows, stamp, fit=settled)
+    about: Row = {"model": "gpt-oss-20b", "experts": EXPERTS, "top_k": TOP_K, "draws": draws, "seed": seed}
+    results = Results(json, None, about, lists=["fit"])
+    results.rows = rows
+    results.lists["fit"] = [{"regime": name, "skew": skew, "correlation": c} for name, (skew, c) in found.items()]
+    results.write()
 
 
 if __name__ == "__main__":

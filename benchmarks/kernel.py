@@ -36,7 +36,7 @@ from xshare.kernels.control import Control
 from xshare.kernels.launch import FusedSelection
 from xshare.methods import decide_routing
 from xshare.report.plot import check_plot, plot_kernel
-from xshare.results import Row, provenance, write_result
+from xshare.results import Results, Row
 from xshare.routing import prepare
 
 LAYERS, REPLAYS, HIDDEN = 24, 80, 2880
@@ -177,7 +177,8 @@ def grid() -> list[Point]:
 
 
 def measured(json: Path | None, points: list[Point], compile: int, cold: bool) -> list[Row]:
-    rows: list[Row] = []
+    about = {"gpu": torch.cuda.get_device_name(), "triton": triton.__version__, "layers": LAYERS}
+    results = Results(json, None, about | {"seed": None, "cold": cold}, lists=())
     with progress_bar("shapes", len(points)) as advance:
         for number, point in enumerate(points):
             shape = Shape(*point, cold=cold)
@@ -186,14 +187,10 @@ def measured(json: Path | None, points: list[Point], compile: int, cold: bool) -
                 torch._dynamo.reset()  # of the shapes before: beyond a number of them it gives up and runs uncompiled
                 impls["compiled"] = torch.compile(shape.reference, dynamic=False)
             impls |= {"fused": shape.fused, "fused-off": shape.fused}
-            rows += [measure(shape, impl, select) for impl, select in impls.items()]
+            results.rows += [measure(shape, impl, select) for impl, select in impls.items()]
             advance(1)
-            if json is not None:  # a long run leaves what it has
-                stamp = provenance(
-                    gpu=torch.cuda.get_device_name(), triton=triton.__version__, layers=LAYERS, seed=None, cold=cold
-                )
-                write_result(json, rows, stamp)
-    return rows
+            results.write()  # a long run leaves what it has
+    return results.rows
 
 
 def main(

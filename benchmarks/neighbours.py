@@ -33,9 +33,9 @@ from study import KEY, Cell, Study, run, tasks_of
 
 from xshare.cli.output import engine_arguments, number_table, wide_console
 from xshare.policy import Policy
-from xshare.quality.tasks import LONGEST, given_answer
 from xshare.results import Row
 from xshare.statistics import share_interval
+from xshare.tasks import LONGEST, given_answer
 from xshare.workers import Workers
 
 SETTINGS = [Setting(16, 0, True), Setting(16, 0, False)]
@@ -77,7 +77,7 @@ def spread(bench: Bench, setting: Setting, which: Policy | None, native: Row, se
     flipped = [len(set(each)) > 1 for each in right]
     by_order = np.array(right).mean(0)
     row: Row = (
-        {"model": engine.about["model"]}
+        {"model": engine.about.model}
         | asdict(setting)
         | {
             "policy": "native" if which is None else str(which),
@@ -85,8 +85,8 @@ def spread(bench: Bench, setting: Setting, which: Policy | None, native: Row, se
             "prompts": len(tasks),
             "sets": sets,
             "control": which is None or which.method in ("topk", "skip"),  # does not look at the neighbours
-            "active": found.stats["mean"]["experts_active"],
-            "active_native": found.stats["mean"]["experts_native"],
+            "active": found.stats.mean["experts_active"],
+            "active_native": found.stats.mean["experts_native"],
             **share("changed", [count > 1 for count in different]),
             **share("changed_answer", [len(each) > 1 for each in answers]),
             "distinct": float(np.mean(different)),
@@ -134,7 +134,7 @@ def main(
     job = Job(model, options, asked, tokens, len(asked), seed, threads or (1 if jobs > 1 else None), together)
     bench = Bench(job)
     about = bench.engine(0).about
-    kept = Kept(json, about, job.setting() | {"sets": sets}, KEY)
+    kept = Kept(json, about.record(), job.setting() | {"sets": sets}, KEY)
     if not kept.complete:
         workers = Workers(bench.told if jobs == 1 else partial(Bench, job), jobs)
         try:
@@ -144,7 +144,7 @@ def main(
             settings = SETTINGS if alike else SETTINGS[:1]
             if not alike:
                 typer.echo("no kind has more prompts than fit into a batch: batches of one kind are left out")
-            cells = cells_of(settings, about["experts"])
+            cells = cells_of(settings, about.experts)
             if study.natives(settings) and study.measure("mates", cells, partial(spread, sets=sets), sets):
                 kept.finish()
         finally:

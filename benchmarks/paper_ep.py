@@ -31,7 +31,8 @@ from torch import Tensor
 from xshare import BatchLayout, Placement, Policy, RouterSpec
 from xshare.algorithms import load
 from xshare.cli.output import number_table, progress_bar, wide_console
-from xshare.results import Row, provenance, write_result
+from xshare.results import Results, Row
+from xshare.results.columns import spelled_mean
 from xshare.routing import apply, prepare
 from xshare.statistics import interval, median_interval
 from xshare.tune.doctor import copy_gbps
@@ -48,14 +49,16 @@ EVIDENCE = Path("evidence/paper_ep.json")
 PAPER = {8: ((50.7, 11.3), (33.2, 5.94)), 32: ((160.4, 25.6), (43.4, 8.64))}
 
 
-class Point(NamedTuple):
+class Choice(NamedTuple):
+    """What the experts of a step are chosen by."""
+
     method: str  # native, or the fill
     mg: int | None
     policy: Policy
 
 
-POINTS = [Point("native", None, Policy.parse("native"))]
-POINTS += [Point(fill, mg, Policy.parse(f"k0=1,m=0,mg={mg},fill={fill}")) for mg in BUDGETS for fill in FILLS]
+CHOICES = [Choice("native", None, Policy.parse("native"))]
+CHOICES += [Choice(fill, mg, Policy.parse(f"k0=1,m=0,mg={mg},fill={fill}")) for mg in BUDGETS for fill in FILLS]
 
 
 class Routed(NamedTuple):
@@ -81,13 +84,13 @@ def draw(regime: str, steps: int, rows: int, seed: int = 0) -> tuple[Tensor, Rou
 
 
 def route_all(logits: Tensor, router: RouterSpec) -> list[Routed]:
-    """The steps at each of POINTS, as `xshare.route` has them; what policies share is computed once."""
+    """The steps at each of CHOICES, as `xshare.route` has them; what policies share is computed once."""
     layout, placement = BatchLayout.one_per_row(logits.shape[1]), Placement.contiguous(EXPERTS, DEVICES)
-    parts: list[list[Routed]] = [[] for _ in POINTS]
+    parts: list[list[Routed]] = [[] for _ in CHOICES]
     for some in torch.split(logits, CHUNK):  # twice as fast as all at once: it stays in the caches
         step = prepare(some, router, layout, placement)
-        for part, point in zip(parts, POINTS, strict=True):
-            found = apply(step, router, point.policy)
+        for part, choice in zip(parts, CHOICES, strict=True):
+            found = apply(step, router, choice.policy)
             loads = load(found.active, placement.devices, DEVICES)
             part.append(Routed(found.ids, found.weights, loads, found.max_load, found.mass))
     return [Routed(*(torch.cat(column) for column in zip(*part, strict=True))) for part in parts]
@@ -146,10 +149,10 @@ def measured(steps: int, layer: Layer | None, copy: float | None) -> list[Row]:
                 layer.capture(n, pairs)
             for regime, found in regimes.items():
                 us = None if layer is None else layer_times(layer, first[regime], pairs, copy is not None)
-                for number, (point, at) in enumerate(zip(POINTS, found, strict=True)):
-                    row: Row = {"regime": regime, "rows": n, "method": point.method, "policy": str(point.policy)}
-                    row |= {"mg": point.mg, **paper(n, point.mg), **dict.fromkeys(TIMES)}
-                    row |= counts(at, found[0], found[number + 1] if point.method == "level" else None)
+                for number, (choice, at) in enumerate(zip(CHOICES, found, strict=True)):
+                    row: Row = {"regime": regime, "rows": n, "method": choice.method, "policy": str(choice.policy)}
+                    row |= {"mg": choice.mg, **paper(n, choice.mg), **dict.fromkeys(TIMES)}
+                    row |= counts(at, found[0], found[number + 1] if choice.method == "level" else None)
                     if us is not None and layer is not None and copy is not None:
                         row |= times(us[number], us[0], first[regime][number].loads, layer.expert_bytes, copy)
                     rows.append(row)
@@ -161,17 +164,18 @@ def show(rows: list[Row], regime: str) -> None:
     names = ["rows", "active", "peak", "cut", "mass", "paper active", "peak", "layer us", "ratio", "GB/s", "of copy"]
     table = number_table(f"{regime}: experts active, and on the fullest device; the layer's time", "policy", *names)
     for row in (row for row in rows if row["regime"] == regime):
-        cells = [str(row["rows"]), spelled(row, "active", 1), spelled(row, "peak", 2), f"{row['peak_cut']:.2f}"]
+        cells = [
+            str(row["rows"]),
+            spelled_mean(row, "active", 1),
+            spelled_mean(row, "peak", 2),
+            f"{row['peak_cut']:.2f}",
+        ]
         cells += [f"{row['mass']:.3f}", *(str(row[f"paper_{name}"] or "") for name in ("active", "peak"))]
         if row["layer_us"] is not None:
-            cells += [spelled(row, "layer_us", 0), spelled(row, "ratio", 2), f"{row['gbps']:.0f}"]
+            cells += [spelled_mean(row, "layer_us", 0), spelled_mean(row, "ratio", 2), f"{row['gbps']:.0f}"]
             cells += [f"{row['copy_share']:.0%}"]
         table.add_row(row["policy"], *cells)
     wide_console().print(table)
-
-
-def spelled(row: Row, name: str, digits: int) -> str:
-    return f"{row[name]:.{digits}f} ±{(row[f'{name}_high'] - row[f'{name}_low']) / 2:.{digits}f}"
 
 
 def verdict(rows: list[Row]) -> list[str]:
@@ -217,9 +221,10 @@ def main(
         print(f"copy bandwidth of this {gpu}: {copy:.0f} GB/s")
     if json is None and gpu and not tiny:  # what has no times does not replace what has
         json = EVIDENCE
-    if json is not None:
-        more = {"gpu": gpu, "copy_gbps": copy, "hidden": hidden, "width": width, "dtype": "bfloat16"}
-        write_result(json, rows, provenance(seed=0, steps=steps, timed_steps=min(steps, TIMED), **more))
+    about: Row = {"gpu": gpu, "copy_gbps": copy, "hidden": hidden, "width": width, "dtype": "bfloat16"}
+    results = Results(json, None, about | {"seed": 0, "steps": steps, "timed_steps": min(steps, TIMED)}, lists=())
+    results.rows = rows
+    results.write()
 
 
 if __name__ == "__main__":

@@ -35,8 +35,8 @@ from paper_policies import BATCH, DRAFTED, MAIN, REFERENCES, no_op, policy, riva
 from study import CONTROL, KEY, LISTS, Cell, Study, Wanted, run, show, tasks_of
 
 from xshare.cli.output import engine_arguments
-from xshare.quality.tasks import LONGEST
 from xshare.results import Row
+from xshare.tasks import LONGEST
 from xshare.workers import Workers
 
 PLAIN, DRAFTS = (16, 0), (4, 3)  # batch, drafts
@@ -106,7 +106,7 @@ def main(
     job = Job(model, options, asked, tokens, forced, seed, alone, together, drafts=3 if drafts else 0)
     bench = Bench(job)
     about = bench.engine(0).about
-    kept = Kept(json, about, job.setting(), KEY, [*LISTS, "undrafted"])
+    kept = Kept(json, about.record(), job.setting(), KEY, [*LISTS, "undrafted"])
     if not drafts:
         typer.echo('no draft model: settings with drafts are left out (--engine-args \'{"draft": "FOLDER"}\')')
     if not kept.complete:
@@ -115,11 +115,12 @@ def main(
             study, settings = Study(bench, workers, kept, seconds), settings_of(drafts)
             complete = study.natives(settings)
             if complete and drafts:
-                kept.write(undrafted=[undrafted(kept, mixed) for mixed in (True, False)])
-            experts = about["experts"]
+                kept.lists["undrafted"] = [undrafted(kept, mixed) for mixed in (True, False)]
+                kept.write()
+            experts = about.experts
             complete = complete and study.measure("policies", paper_cells(settings, experts))
             complete = complete and study.measure("score=topk", other_score_cells(settings, experts))
-            if complete and study.matches(rival_cells(settings, experts, about["top_k"]), bench.recorded):
+            if complete and study.matches(rival_cells(settings, experts, about.top_k), bench.recorded):
                 kept.finish()
         finally:
             workers.close()

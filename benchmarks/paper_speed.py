@@ -28,7 +28,6 @@ control and the other policies. `floor_ms` is the time to read the active expert
 
 from __future__ import annotations
 
-import json as json_format
 import signal
 import sys
 import time
@@ -44,10 +43,9 @@ from fit_routing import EVIDENCE, fits
 from shapes import expert_bytes, gpt_oss_120b
 from speed_rows import LOGIT_SUM, NOOP, PAPER, UNUSED, Bytes, Counted, rows_of, spelled, totals
 
-from xshare.bench.kept import samples_kept
 from xshare.errors import XShareError
 from xshare.policy import Policy
-from xshare.results import Row, provenance, write_result
+from xshare.results import Results, Row, provenance
 
 REGIMES = ("independent", "fitted", "carried")
 CONTROLS = 3  # pairs of the control for one of a policy: it decides about one percent
@@ -102,30 +100,25 @@ def say(text: str) -> None:
     print(f"[{time.perf_counter() - BEGAN:6.1f} s] {text}", flush=True)
 
 
-class Kept:
-    """The result file: rows, and for each cell a record of the run that measured it."""
+class Kept(Results):
+    """Rows, and for each cell a record of the run that measured it."""
 
     def __init__(self, path: Path, settings: Row) -> None:
         """A file that was measured with other `settings` is left alone, and refused."""
-        self.path, self.settings = path, settings
-        self.runs = samples_kept(path, settings, "runs")
-        self.rows: list[Row] = json_format.loads(path.read_text())["rows"] if path.exists() else []
+        self.settings = settings
+        about = {"shape": "gpt-oss-120b", "weights": "xshare_dummy: speed, not quality", "seed": 0}
+        super().__init__(path, settings, about, ("runs",))
 
     def done(self) -> set[tuple[Any, ...]]:
-        return {tuple(run[name] for name in CELL) for run in self.runs}
+        return {tuple(run[name] for name in CELL) for run in self.lists["runs"]}
 
     def add(self, rows: Sequence[Row], run: Row) -> None:
         """In place of what is there of that cell; written at once."""
-        cell = tuple(run[name] for name in CELL)
-
-        def merged(old: list[Row], new: Sequence[Row]) -> list[Row]:
-            kept = [row for row in old if tuple(row[name] for name in CELL) != cell]
-            return sorted([*kept, *new], key=_place)
-
-        self.rows, self.runs = merged(self.rows, rows), merged(self.runs, [run])
-        about = {"shape": "gpt-oss-120b", "weights": "xshare_dummy: speed, not quality", "seed": 0}
-        stamp = provenance(**about, fingerprint=self.settings)
-        write_result(self.path, self.rows, stamp, runs=self.runs)
+        self.put(rows, CELL)
+        self.put([run], CELL, "runs")
+        for records in (self.rows, self.lists["runs"]):
+            records.sort(key=_place)
+        self.write()
 
 
 def _place(row: Row) -> tuple[int, ...]:

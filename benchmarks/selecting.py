@@ -20,7 +20,7 @@ import typer
 
 from xshare import BatchLayout, Placement, Policy, select
 from xshare.cli.output import number_table, progress_bar, wide_console
-from xshare.results import Row, provenance, write_result
+from xshare.results import Results, Row
 
 POLICIES = ["k0=1,m=24", "k0=1,m=0,mr=4", "k0=1,m=0,mg=4", "k0=1,tau=0.9"]
 K, DEVICES = 8, 8
@@ -93,8 +93,9 @@ def main(json: Annotated[Path | None, typer.Option(help="Write the rows here.")]
             cells = [row.get(name, "") for name in shown]
             table.add_row(row["policy"], *(f"{x:.1f}" if isinstance(x, float) else str(x) for x in cells))
         wide_console().print(table)
-    if json is not None:
-        write_result(json, rows, provenance(seed=0, threads=1))
+    results = Results(json, None, {"seed": 0, "threads": 1}, lists=())
+    results.rows = rows
+    results.write()
 
 
 if __name__ == "__main__":

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
+from xshare.law import Law, fit
 from xshare.results import Row
 from xshare.statistics import median_interval
-from xshare.tune.law import Law, fit
 
 Sample = dict[str, Any]  # of a decode: seconds, steps, tokens
 Pairs = Mapping[str, Sequence[tuple[Sample, Sample]]]  # by policy: unmodified vLLM's decode and this one's

@@ -14,13 +14,13 @@ from answers import RECORDED, Bench, Setting
 from kept import Kept
 
 from xshare.cli.output import number_table, progress_bar, wide_console
-from xshare.engines.base import Advance
 from xshare.errors import XShareError
 from xshare.policy import Policy
+from xshare.progress import Advance
 from xshare.quality.files import Task, built_in, read_tasks
 from xshare.quality.paired import paired
-from xshare.quality.tasks import ASKED
 from xshare.results import Row
+from xshare.tasks import ASKED
 from xshare.trace import Trace
 from xshare.trace.replay import replay
 from xshare.trace.sample import Mix, sampled

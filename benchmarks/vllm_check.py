@@ -20,7 +20,7 @@ from typing import Annotated, Any
 
 import typer
 
-from xshare.results import Row, provenance, write_result
+from xshare.results import Results, Row
 
 BATCHES = (16, 13, 9, 32, 27)  # on the grid of captured sizes, and off it
 # Pairs that run the same kernels, so that their tokens must be alike. Compilation changes roundings, so an eager engine
@@ -239,7 +239,9 @@ def main(
         import vllm
 
         gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
-        write_result(json, rows, provenance(gpu=gpu, vllm=vllm.__version__, tiny=tiny, seed=0))
+        written = Results(json, None, {"gpu": gpu, "vllm": vllm.__version__, "tiny": tiny, "seed": 0}, lists=())
+        written.rows = rows
+        written.write()
     raise typer.Exit(0 if all(row["passed"] for row in rows) else 1)
 
 

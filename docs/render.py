@@ -16,8 +16,8 @@ import quality_tables
 import speed_tables
 import typer
 
-from xshare.quality.tasks import ASKED
-from xshare.statistics import spelled_mean
+from xshare.results.columns import spelled_mean
+from xshare.tasks import ASKED
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [

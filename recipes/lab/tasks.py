@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 from xshare.quality.files import nano_prompt
-from xshare.quality.tasks import held_out_questions
+from xshare.tasks import held_out_questions
 
 WELL = 0.75  # of the questions of a size; a kind of which it answers no size well is not asked
 

@@ -10,7 +10,7 @@ import json
 from xshare.engines.opening import open_engine
 from xshare.quality.files import built_in
 from xshare.quality.measure import answer
-from xshare.quality.tasks import ASKED, LONGEST
+from xshare.tasks import ASKED, LONGEST
 
 QUESTIONS, BATCH, DRAFTS = 8, 4, 3
 

@@ -3,7 +3,7 @@
     python recipes/nano/data.py CORPUS tokenizer     train the tokenizer and write it beside the model
 
 CORPUS holds `eltec_{eng,fra,deu,spa}.txt.xz`: novels of the ELTeC collection, documents separated by a line
-`<|endoftext|>`. Python source is this Python's standard library. Tasks are xshare.quality.tasks.
+`<|endoftext|>`. Python source is this Python's standard library. Tasks are xshare.tasks.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from settings import ANSWER, END, HELD_OUT, NANO, PROSE, QUESTION, VOCABULARY
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from xshare.quality.files import nano_prompt
-from xshare.quality.tasks import Question, training_questions
+from xshare.tasks import Question, training_questions
 
 Rows = np.ndarray  # uint16 [rows, length + 1]
 

@@ -20,7 +20,7 @@ from settings import asked as asked_at
 
 from xshare.engines.transformers.decode import decode
 from xshare.quality.files import nano_prompt
-from xshare.quality.tasks import KINDS, LONGEST, held_out_questions, is_right
+from xshare.tasks import KINDS, LONGEST, held_out_questions, is_right
 
 BATCH = {"cuda": 1024, "cpu": 128}
 

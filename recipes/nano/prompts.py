@@ -14,7 +14,7 @@ from data import documents, held_out
 from settings import PROSE
 
 from xshare.quality.files import nano_prompt
-from xshare.quality.tasks import ASKED, held_out_questions
+from xshare.tasks import ASKED, held_out_questions
 
 EACH, CHARACTERS = 16, 160  # prompts of a domain: a batch of 16 can come from one
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from xshare.quality.tasks import ASKED, TRAINED
+from xshare.tasks import ASKED, TRAINED
 
 NANO = Path(__file__).resolve().parents[2] / "src" / "xshare" / "models" / "nano"
 DRAFT = NANO.with_name("nano-draft")

@@ -1,7 +1,6 @@
 """Intervals for means, medians and shares."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,8 +30,3 @@ def share_interval(right: int, asked: int, z: float = 1.96) -> tuple[float, floa
     share, spread = right / asked, z * z / asked
     middle, half = share + spread / 2, z * (share * (1 - share) / asked + spread / asked / 4) ** 0.5
     return (middle - half) / (1 + spread), (middle + half) / (1 + spread)
-
-
-def spelled_mean(row: dict[str, Any], name: str, digits: int) -> str:
-    """A mean of a result row with half its interval: `16.3 ±0.1`, from the columns name, name_lo and name_hi."""
-    return f"{row[name]:.{digits}f} ±{(row[f'{name}_hi'] - row[f'{name}_lo']) / 2:.{digits}f}"

@@ -12,7 +12,7 @@ from multiprocessing import get_context, parent_process
 from threading import Thread
 from typing import Any
 
-from xshare.engines.base import Advance, quiet
+from xshare.progress import Advance, quiet
 
 Call = tuple[Any, Callable[..., Any], tuple[Any, ...]]  # a name to know it by, a function of the worker's own, more
 OWN: Any = None  # of this process

@@ -5,6 +5,7 @@ from itertools import pairwise
 import pytest
 
 from xshare.bench.workload import Workload
+from xshare.engines.base import About
 from xshare.errors import XShareError
 
 
@@ -12,7 +13,7 @@ class Letters:
     """An engine of which only the tokenizer is asked: a token a character."""
 
     def __init__(self, **about):
-        self.about = about
+        self.about = About("letters", None, "none", "none", **about)
 
     def encode(self, text):
         return [ord(letter) for letter in text]

@@ -36,7 +36,7 @@ def test_counts_are_those_of_route(regime):
     logits, router = paper_ep.draw(regime, 3, 16)
     found = paper_ep.route_all(logits, router)
     placement = xshare.Placement.contiguous(256, 8)
-    for point, at in zip(paper_ep.POINTS, found, strict=True):
+    for point, at in zip(paper_ep.CHOICES, found, strict=True):
         row = paper_ep.counts(at, found[0], None)
         routes = [xshare.route(step, router, point.policy, placement=placement) for step in logits]
         loads = [by_device(route.ids.flatten().tolist()) for route in routes]
@@ -77,15 +77,15 @@ def test_level_is_never_above_rounds(rows):
     for regime in paper_ep.SKEW:
         found = paper_ep.route_all(*paper_ep.draw(regime, 20, rows))
         favourites = found[0].ids[..., 0].tolist()
-        for point, at in zip(paper_ep.POINTS, found, strict=True):
+        for point, at in zip(paper_ep.CHOICES, found, strict=True):
             assert at.peak.tolist() == [max(by_device(step.flatten().tolist())) for step in at.ids]
             if point.method != "native":
                 assert at.max_load.tolist() == [most_in_set(point.method, point.mg, step) for step in favourites]
                 assert (at.peak <= at.max_load).all()  # rows use S and nothing else
-        for number, point in enumerate(paper_ep.POINTS):
+        for number, point in enumerate(paper_ep.CHOICES):
             if point.method == "level":
                 level, rounds = found[number], found[number + 1]
-                assert paper_ep.POINTS[number + 1][:2] == ("rounds", point.mg)
+                assert paper_ep.CHOICES[number + 1][:2] == ("rounds", point.mg)
                 assert (level.max_load <= rounds.max_load).all()
                 assert level.peak.sum() <= rounds.peak.sum()
 

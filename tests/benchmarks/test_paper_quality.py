@@ -187,12 +187,14 @@ def test_a_killed_run_leaves_a_valid_file_and_goes_on(small, tmp_path, few, monk
     found = run(small, None, path)
     assert len(calls) == 5 + len(whole["rows"]) - 4  # what was there is not measured again
     assert found["rows"][:4] == kept["rows"]
+    assert [row.get("stamp") for row in found["rows"]] == [None] * 4 + [1] * (len(whole["rows"]) - 4)
+    assert (found["provenance"] | {"complete": False}, len(found["stamps"])) == (kept["provenance"], 1)
 
-    def timeless(rows):
-        return [{name: value for name, value in row.items() if name != "tokens_per_s"} for row in rows]
+    def timeless(rows, but=("tokens_per_s", "stamp")):
+        return [{name: value for name, value in row.items() if name not in but} for row in rows]
 
     assert timeless(found["rows"]) == timeless(whole["rows"])
-    assert found["matched"] == whole["matched"]
+    assert timeless(found["matched"], but=("stamp",)) == whole["matched"]
     with pytest.raises(XShareError, match="was measured with other settings, tokens 8 instead of 9"):
         run(small, None, path, tokens=9)
 

@@ -110,7 +110,7 @@ def test_what_experts_weigh_is_said_to_be_unknown_where_it_is(small, monkeypatch
 
     def opened(*args, **options):
         engine = open_engine(*args, **options)
-        engine.about["expert_bytes"] = None
+        engine.about.expert_bytes = None
         return engine
 
     monkeypatch.setattr("xshare.cli.doctor.open_engine", opened)

@@ -6,6 +6,7 @@ import pytest
 from played import played  # noqa: F401
 
 from xshare.engines.client import ServerError
+from xshare.engines.counting import Stats
 from xshare.engines.server import ServerEngine
 from xshare.policy import Policy
 
@@ -23,7 +24,7 @@ xshare:experts_active{engine="0",layer="1"} 6.0
 
 def test_a_plain_server_is_measured_as_it_runs(played):  # noqa: F811
     engine = ServerEngine(played.url + "/v1")
-    assert engine.about == {
+    assert engine.about.record() == {
         "engine": "server", "version": None, "model": "tiny", "device": played.url, "prompt_form": "text",
         "policy": "native",
     }  # fmt: skip
@@ -37,7 +38,7 @@ def test_a_plain_server_is_measured_as_it_runs(played):  # noqa: F811
     assert played.most == 2
     assert {body["prompt"] for body in played.bodies} == {"one", "two", "three"}
     assert all(body["ignore_eos"] and "return_token_ids" not in body for body in played.bodies)
-    assert engine.stats() == {"steps_pruned": 0, "steps_bypassed": {}, "mean": {}}
+    assert engine.stats() == Stats()
     with pytest.raises(ServerError, match=r"runs native and cannot be changed to k0=1,m=2: start it with VLLM_SERVER_"):
         engine.use(POLICY)
     with pytest.raises(ServerError, match="no /tokenize"):
@@ -58,9 +59,9 @@ def test_metrics_say_what_runs(played):  # noqa: F811
     with pytest.raises(ServerError, match="runs k0=1,m=2 and cannot be changed to native"):
         engine.use(None)
     found = engine.stats()
-    assert found["steps_pruned"] == 12
-    assert found["steps_bypassed"] == {"prefill": 3}
-    assert found["mean"] == {"experts_native": 11, "experts_active": 5}
+    assert found.steps_pruned == 12
+    assert found.steps_bypassed == {"prefill": 3}
+    assert found.mean == {"experts_native": 11, "experts_active": 5}
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from xshare.engines.opening import open_engine
 from xshare.engines.transformers.engine import TransformersEngine
 from xshare.quality.files import built_in
 from xshare.quality.measure import answer, ordered, row_of
-from xshare.quality.tasks import LONGEST
+from xshare.tasks import LONGEST
 from xshare.trace import Trace
 from xshare.trace.load import load_rows
 from xshare.trace.overlap import overlap
@@ -55,7 +55,7 @@ def test_it_answers_and_a_random_set_harms_it(nano):
     tasks = ordered(built_in(6, seed=5), mixed=True)
     native = answer(nano, None, tasks, batch=16, limit=LONGEST)
     assert sum(native.right) / len(tasks) >= 0.8  # measured: 43 of 48; another machine's rounding may cost a few
-    half = round(native.stats["mean"]["experts_active"] / 2)
+    half = round(native.stats.mean["experts_active"] / 2)
     # It talks on and on: it is cut off where no right answer has gone.
     longest = max(len(tokens) for tokens, right in zip(native.tokens, native.right, strict=True) if right)
     harmed = row_of(answer(nano, Policy.parse(f"random:k0=0,m={half}"), tasks, batch=16, limit=longest), native)

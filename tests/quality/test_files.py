@@ -3,7 +3,7 @@ import json
 import pytest
 
 from xshare.quality.files import Task, TaskError, built_in, read_tasks
-from xshare.quality.tasks import ASKED
+from xshare.tasks import ASKED
 
 
 @pytest.mark.parametrize(

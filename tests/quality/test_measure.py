@@ -66,12 +66,12 @@ def test_teacher_forcing_chooses_the_sets_of_decoding(engine, tasks):
     some = tasks[:4]
     policy = Policy.parse("k0=1,m=2")
     found = answer(engine, policy, some, batch=4, limit=12)
-    decoded = found.stats["mean"]
+    decoded = found.stats.mean
     engine.use(policy)
     lengths = {len(tokens) for tokens in found.tokens}
     assert lengths == {12}
     diverge(engine.attached, [engine.encode(t.prompt) for t in some], found.tokens, batch=4)
-    forced = engine.stats()["mean"]
+    forced = engine.stats().mean
     assert forced["experts_active"] == pytest.approx(decoded["experts_active"])
     assert forced["mass_kept"] == pytest.approx(decoded["mass_kept"], abs=1e-5)
 

@@ -1,6 +1,7 @@
 """The page as HTML: nothing in a file becomes markup, nothing is fetched, everybody can read it."""
 
 import base64
+import json
 import re
 from itertools import pairwise
 from pathlib import Path
@@ -75,6 +76,19 @@ def test_provenance_is_on_the_page(tmp_path):
     text = made(tmp_path)
     for fact in ("xshare demo --batch 16", "NVIDIA H200", "torch 2.13.0", "0a43b46", "2026-11-15T12:00", "nano"):
         assert fact in text
+
+
+def test_later_runs_are_told_and_are_no_column(tmp_path):
+    write(tmp_path, "r.json", [row | {"stamp": 1} for row in results.demo_rows()])
+    whole = json.loads((tmp_path / "r.json").read_text())
+    later = {"git": "77c0ffee", "time": "2026-12-24T18:00:00+00:00"}
+    (tmp_path / "r.json").write_text(json.dumps(whole | {"stamps": [later]}))
+    text = made(tmp_path)
+    assert "measured 2026-11-15 to 2026-12-24" in text
+    assert "Gone on with by a later run:" in text
+    assert "77c0ffee" in text
+    assert ">stamp<" not in text
+    assert "stamp 1" not in text
 
 
 def test_the_same_results_give_the_same_page(tmp_path):

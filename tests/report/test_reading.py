@@ -8,7 +8,8 @@ from pages import EVIDENCE, made, sections
 from results import write
 
 from xshare.cli import main
-from xshare.report.read import ends, number, read_folder
+from xshare.report.read import read_folder
+from xshare.results.columns import ends, number
 
 
 @pytest.fixture

@@ -1,5 +1,7 @@
 """What each section of the report shows: the front, the law, the layers."""
 
+from dataclasses import astuple
+
 import pytest
 import results
 from pages import EVIDENCE, made, sections
@@ -65,8 +67,8 @@ def test_regimes_are_not_mixed_and_two_files_meet_only_under_the_same_conditions
 def test_the_law_is_fitted_for_each_regime_without_plain_runs(tmp_path):
     write(tmp_path, "r.json", results.speed_rows())
     small, large = laws(read_folder(tmp_path)[0][0])
-    assert small.line == pytest.approx((3.25, 0.1, 1.0))
-    assert large.line == pytest.approx((4.0, 0.1, 1.0))
+    assert astuple(small.law) == pytest.approx((3.25, 0.1, 1.0))
+    assert astuple(large.law) == pytest.approx((4.0, 0.1, 1.0))
     assert 44.0 not in small.active  # plain: no selection in its time
     assert "batch 16: step = 4 + 0.1 T ms, R² 1.000" in large.spelled()
 
@@ -74,7 +76,7 @@ def test_the_law_is_fitted_for_each_regime_without_plain_runs(tmp_path):
 def test_two_sizes_are_no_line(tmp_path):
     write(tmp_path, "r.json", results.speed_rows(batches=(4,))[1:3])
     [law] = laws(read_folder(tmp_path)[0][0])
-    assert law.line is None
+    assert law.law is None
     assert "too few" in made(tmp_path)
 
 

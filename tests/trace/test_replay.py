@@ -171,5 +171,5 @@ def test_closed_form_matches_the_known_figures():
 
 def test_row_has_an_interval_around_its_mean():
     row = replay_row(replay(chosen_trace(), [Policy.parse("k0=1,m=2")], one_pass(chosen_trace(), 4))[0], {"batch": 4})
-    assert row["active_lo"] <= row["active"] <= row["active_hi"]
+    assert row["active_low"] <= row["active"] <= row["active_high"]
     assert row["policy"] == "k0=1,m=2"

@@ -5,7 +5,7 @@ import itertools
 import pytest
 
 from xshare import Policy
-from xshare.tune.doctor import Examination, Point, examine, runs, sizes, verdict
+from xshare.tune.doctor import Examination, Way, examine, runs, sizes, verdict
 
 PRUNED = Policy.parse("k0=1,m=8")
 
@@ -15,7 +15,7 @@ def examination(step_ms, native=51, overhead=0.01, pruned=30, top_k=4):
 
     def point(name, active, batch=16, cost=overhead):
         figures = {"experts_active": active, "experts_native": native, "mass_kept": 0.9}
-        return Point(name, batch, [step_ms(active, batch) * (1 + cost)] * 3, [figures] * 3)
+        return Way(name, batch, [step_ms(active, batch) * (1 + cost)] * 3, [figures] * 3)
 
     forced = [point(f"k0=0,m={m}", m) for m in sizes(128, top_k)]
     few, half = point("native", top_k, 1, 0), point("native", native * 0.6, 8, 0)

@@ -6,10 +6,10 @@ import pytest
 
 from xshare import Policy
 from xshare.quality.files import Task
-from xshare.quality.tasks import ASKED
+from xshare.tasks import ASKED
 from xshare.tune.questions import EACH, own_questions
 from xshare.tune.scan import Candidate
-from xshare.tune.search import CHANCE, Search, Trial, span
+from xshare.tune.search import CHANCE, Round, Search, Trial, span
 
 
 def says_it_holds(rng, drop, limit, rounds=12, size=40):
@@ -66,10 +66,9 @@ def searching(most, kept=(), right=lambda name: True, max_drop=0.05):
             if key not in self.known:
                 good = [candidate is None or right(name)] * len(tasks)
                 turn = trial.turn if trial.unseen and candidate is not None else None
-                row = {"policy": name, "unseen": trial.unseen, "round": trial.looks, "turn": turn, "right": good}
-                row |= {"steps": len(tasks), "rows": 4 * len(tasks), "mean": {"experts_active": 5.0 + trial.looks}}
-                self.known[key] = row
-                rows.append(row)
+                mean = {"experts_active": 5.0 + trial.looks}
+                self.known[key] = Round(*key, turn, good, len(tasks), 4 * len(tasks), mean)
+                rows.append(self.known[key])
             return self.known[key]
 
     found = Search_(None, questions, max_drop=max_drop, most=most, batch=1, limit=1, kept=list(kept), keep=rows.append)

@@ -6,8 +6,9 @@ from collections.abc import Callable, Sequence
 
 from xshare.bench.sample import measure, warm
 from xshare.bench.workload import Workload
-from xshare.engines.base import Advance, Engine
+from xshare.engines.base import Engine
 from xshare.policy import Policy, common_score
+from xshare.progress import Advance
 from xshare.results import Row
 
 NATIVE = "native"
@@ -15,14 +16,14 @@ NATIVE = "native"
 
 def control_of(engine: Engine, policies: Sequence[Policy]) -> Policy | None:
     """Selection that keeps everything: what it costs is the cost of selecting. None for a server that cannot change."""
-    if "policy" in engine.about:
+    if engine.about.policy is not None:
         return None
-    return Policy(warmup=1, batch_budget=engine.about["experts"], score=common_score(policies))
+    return Policy(warmup=1, batch_budget=engine.about.experts, score=common_score(policies))
 
 
 def variants(engine: Engine, policies: Sequence[Policy]) -> dict[str, Policy | None]:
     """By name: native routing, the no-op control, the policies. A server that cannot be changed is what it is."""
-    running = Policy.parse(engine.about.get("policy", NATIVE))
+    running = Policy.parse(engine.about.policy or NATIVE)
     first = [running, *filter(None, [control_of(engine, policies)])]
     return {str(policy): None if str(policy) == NATIVE else policy for policy in (*first, *policies)}
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 from statistics import median
-from typing import Any
 
 import numpy as np
 
 from xshare.bench.workload import Prompts, Workload
-from xshare.engines.base import Advance, Answer, Engine, Run
+from xshare.engines.base import Answer, Engine, Run
+from xshare.engines.counting import Stats
 from xshare.errors import XShareError
+from xshare.progress import Advance
 from xshare.results import Row
 
 WARM = 4  # tokens that are decoded after a change, before time is taken
@@ -78,15 +79,15 @@ def _quantiles(name: str, seconds: list[float]) -> Row:
     }
 
 
-def counted(stats: dict[str, Any]) -> Row:
+def counted(stats: Stats) -> Row:
     """What selection did. `acted`: the share of decode steps on which it did anything; `left_alone`: why not on most of
     the others."""
-    reasons = {reason: count for reason, count in stats["steps_bypassed"].items() if count and reason != "prefill"}
-    steps = stats["steps_pruned"] + sum(reasons.values())
+    reasons = {reason: count for reason, count in stats.steps_bypassed.items() if count and reason != "prefill"}
+    steps = stats.steps_pruned + sum(reasons.values())
     return {
-        "active": stats["mean"].get("experts_active"),
-        "active_native": stats["mean"].get("experts_native"),
-        "mass": stats["mean"].get("mass_kept"),
-        "acted": stats["steps_pruned"] / steps if steps else None,
+        "active": stats.mean.get("experts_active"),
+        "active_native": stats.mean.get("experts_native"),
+        "mass": stats.mean.get("mass_kept"),
+        "acted": stats.steps_pruned / steps if steps else None,
         "left_alone": max(reasons, key=lambda reason: reasons[reason], default=None),
     }

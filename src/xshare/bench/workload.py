@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from xshare.engines.base import Engine
 from xshare.errors import XShareError
-from xshare.quality.tasks import ASKED, make
+from xshare.tasks import ASKED, make
 
 Prompts = Sequence[Any]  # lists of token ids; text for a server that takes nothing else
 
@@ -31,7 +31,7 @@ class Workload:
         dice = [random.Random(f"{self.seed} {repeat} {request}") for request in range(self.requests)]
         if self.prompts == "questions":
             return [_questions(engine, each, self.prompt_tokens) for each in dice]
-        vocab = engine.about.get("vocab") or getattr(engine, "vocab", None)
+        vocab = engine.about.vocab or getattr(engine, "vocab", None)
         if not vocab:
             raise XShareError("prompts random needs the size of a vocabulary, which this engine does not tell")
         return [[each.randrange(vocab) for _ in range(self.prompt_tokens)] for each in dice]
@@ -47,7 +47,7 @@ class Workload:
 def _questions(engine: Engine, dice: random.Random, tokens: int) -> Any:
     """Worked questions of all kinds and a last one to answer; so many tokens, cut in front."""
     asked: list[str] = []
-    as_text = engine.about.get("prompt_form") == "text"
+    as_text = engine.about.prompt_form == "text"
     while True:
         for _ in range(max(1, len(asked))):  # twice as many whenever they are too few
             kind = dice.choice(list(ASKED))

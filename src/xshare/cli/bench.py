@@ -9,16 +9,15 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from xshare.bench.kept import check_kept, lasting, samples_kept
 from xshare.bench.paired import NATIVE, compare, control_of, variants
 from xshare.bench.rows import rows_of
 from xshare.bench.workload import Workload
-from xshare.cli.output import engine_arguments, made_up, number_table, progress_bar, wide_console
-from xshare.engines.base import Engine
+from xshare.cli.output import engine_arguments, lasting, made_up, number_table, progress_bar, wide_console
+from xshare.engines.base import About, Engine
 from xshare.engines.opening import open_engine
 from xshare.errors import XShareError
 from xshare.policy import Policy
-from xshare.results import Row, provenance, write_result
+from xshare.results import Results, Row, check_continued
 from xshare.version import __version__
 
 
@@ -48,7 +47,7 @@ def bench(
         raise XShareError(f"rate must be above 0 requests a second, and finite, not {rate:g}")
     options = engine_arguments(engine_args, timed=True)
     workload = Workload(batch, requests or batch, rate, prompt_tokens, tokens, prompts, seed)
-    check_kept(json, asdict(workload) | {"engine_args": lasting(options), "xshare": __version__})
+    check_continued(json, asdict(workload) | {"engine_args": lasting(options), "xshare": __version__})
     opened = open_engine(engine, model, drafts=drafts, policies=policies, options=options)
     if not policies and opened.serves is not None:
         policies = [opened.serves]
@@ -62,19 +61,20 @@ def run(
     engine: Engine, policies: list[Policy], workload: Workload, repeats: int, options: dict[str, Any], json: Path | None
 ) -> None:
     compared = variants(engine, policies)
-    setting = asdict(workload) | {"drafts": engine.about.get("drafts")}
+    setting = asdict(workload) | {"drafts": engine.about.drafts}
+    record = engine.about.record()
     fingerprint = (
-        engine.about | setting | {"policies": list(compared), "engine_args": lasting(options), "xshare": __version__}
+        record | setting | {"policies": list(compared), "engine_args": lasting(options), "xshare": __version__}
     )
     control = str(control_of(engine, policies))
-    samples = samples_kept(json, fingerprint)
+    results = Results(json, fingerprint, record | {"seed": workload.seed})
+    samples = results.samples
     done = 1 + max((sample["repeat"] for sample in samples), default=-1)
 
     def keep(more: list[Row]) -> None:
         samples.extend(more)
-        if json is not None:
-            stamp = provenance(**engine.about, seed=workload.seed, fingerprint=fingerprint)
-            write_result(json, rows_of(samples, control, setting), stamp, samples=samples)
+        results.rows = rows_of(samples, control, setting)
+        results.write()
 
     left = range(done, repeats)
     try:
@@ -87,23 +87,23 @@ def run(
                 wide_console().print(f"results: {json}; run again, the same command goes on from there")
 
 
-def regime(about: dict[str, Any], workload: Workload) -> str:
+def regime(about: About, workload: Workload) -> str:
     """The conditions of the numbers, in a line or two."""
-    named = [f"{about['model']} on {about['engine']} {about['version'] or ''}".strip(), about["device"]]
-    named += [about["dtype"]] if "dtype" in about else []
-    named += [f"graphs {about['graphs']}"] if "graphs" in about else []
-    if about.get("tensor_parallel", 1) > 1:
-        named.append(f"tensor parallel {about['tensor_parallel']}" + (", EP" if about["expert_parallel"] else ""))
-    if "experts" in about:
-        named.append(f"{about['experts']} experts, top-{about['top_k']}, {about['layers']} layers")
+    named = [f"{about.model} on {about.engine} {about.version or ''}".strip(), about.device]
+    named += [about.dtype] if about.dtype is not None else []
+    named += [f"graphs {about.graphs}"] if about.graphs is not None else []
+    if (about.tensor_parallel or 1) > 1:
+        named.append(f"tensor parallel {about.tensor_parallel}" + (", EP" if about.expert_parallel else ""))
+    if about.experts:
+        named.append(f"{about.experts} experts, top-{about.top_k}, {about.layers} layers")
     asked = f"{workload.requests} requests, {workload.batch} at a time"
     asked += f", {workload.rate:g} a second" if workload.rate is not None else ""
     asked += f", prompts of {workload.prompt_tokens} tokens, answers of {workload.tokens}"
-    asked += f", {about['drafts']} drafts" if about.get("drafts") else ""
+    asked += f", {about.drafts} drafts" if about.drafts else ""
     return f"{', '.join(named)}\n{asked}"
 
 
-def show(rows: list[Row], about: dict[str, Any], workload: Workload, control: str) -> None:
+def show(rows: list[Row], about: About, workload: Workload, control: str) -> None:
     columns = ["tokens/s a request", "in all", "ratio", "95 %", "TTFT ms", "between tokens ms", "99 %", "step ms"]
     drafts = any(row["accepted_length"] is not None for row in rows)
     columns += [*(["accepted"] if drafts else []), "experts"]
@@ -129,7 +129,7 @@ def show(rows: list[Row], about: dict[str, Any], workload: Workload, control: st
         console.print(note)
 
 
-def notes(rows: list[Row], about: dict[str, Any], control: str) -> list[str]:
+def notes(rows: list[Row], about: About, control: str) -> list[str]:
     """What a reader of the table must know."""
     found = []
     same = next((row["identical"] for row in rows if row["policy"] == control), None)

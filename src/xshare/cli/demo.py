@@ -9,13 +9,13 @@ import typer
 
 from xshare import models
 from xshare.cli.output import number_table, progress_bar, wide_console
-from xshare.engines.base import Advance
 from xshare.engines.opening import open_engine
 from xshare.policy import Policy
+from xshare.progress import Advance
 from xshare.quality.files import Task, built_in
 from xshare.quality.measure import Outcome, answer, ordered, row_of
-from xshare.quality.tasks import ASKED, LONGEST
-from xshare.results import Row, check_replaced, provenance, write_result
+from xshare.results import Results, Row, check_replaced
+from xshare.tasks import ASKED, LONGEST
 from xshare.workers import Workers
 
 POLICIES = ["k0=2,m=12", "k0=2,m=0", "k0=1,m=16", "k0=1,m=0", "logit-sum:m=16", "topk:k=2", "random:k0=0,m=16"]
@@ -39,6 +39,7 @@ def demo(
     asked = ordered(built_in(questions), mixed=True)
     found: dict[Policy | None, Outcome] = {}
     rows: list[Row] = []
+    results: Results | None = None  # opened when a worker says what its engine is
     workers = Workers(Nano, jobs)
     with progress_bar("answers", len(asked) * len(policies)) as advance:
         workers.tell(advance)
@@ -49,9 +50,11 @@ def demo(
             if None not in found:  # native is what the others are held against
                 continue
             rows = [row_of(found[each], found[None]) for each in policies if each in found]
-            if json is not None:  # what was measured stays, whatever comes after
+            if results is None:
                 setting = {"batch": batch, "questions": len(asked), "seed": 0, "jobs": jobs}
-                write_result(json, rows, provenance(**about, **setting))
+                results = Results(json, None, about | setting, lists=())
+            results.rows = rows
+            results.write()  # what was measured stays, whatever comes after
     workers.close()
     show(rows, len(asked), batch)
     if json is not None:
@@ -69,7 +72,7 @@ class Nano:
 
     def answer(self, policy: Policy | None, asked: list[Task], batch: int, limit: int) -> tuple[Outcome, Row]:
         found = answer(self.engine, policy, asked, batch=batch, limit=limit, advance=self.advance)
-        return found, self.engine.about
+        return found, self.engine.about.record()
 
 
 def show(rows: list[Row], asked: int, batch: int) -> None:

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import json as json_format
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import typer
 
-from xshare.bench.kept import check_kept, samples_kept
 from xshare.bench.workload import Workload
 from xshare.cli.output import check_local, engine_arguments, made_up, number_table, progress_bar, wide_console
+from xshare.engines.base import About
 from xshare.engines.opening import open_engine
 from xshare.policy import Policy, common_score
-from xshare.results import Row, provenance, write_result
-from xshare.tune.doctor import FITS, Examination, Point, examine, runs, verdict, waves
+from xshare.results import Results, Row, check_continued
+from xshare.tune.doctor import FITS, Decoded, Examination, Way, examine, runs, verdict, waves
 from xshare.version import __version__
 
 POLICIES = ("k0=1,m=0", "k0=2,m=0")
@@ -44,28 +44,20 @@ def doctor(
     options = engine_arguments(engine_args, timed=True)
     setting: Row = {"batch": batch, "prompts": prompts, "prompt_tokens": prompt_tokens, "tokens": tokens, "seed": seed}
     setting |= {"engine_args": options, "xshare": __version__}
-    check_kept(json, setting | {"engine": engine})
+    check_continued(json, setting | {"engine": engine})
     score = common_score(asked)
     forced = Policy(batch_budget=1, score=score)
     opened = open_engine(engine, model, drafts=drafts, policies=[*asked, forced], options=options)
     about = opened.about
-    workload = Workload(batch, batch * waves(about["drafts"]), None, prompt_tokens, tokens, prompts, seed)
-    fingerprint = about | setting
-    samples: list[Row] = []
-    before: dict[str, Any] = {"rows": [], "provenance": {}}  # what an earlier run came to stays until this one has
-
-    def keep(repeat: list[Row]) -> None:
-        of = {(sample["point"], sample["batch"], sample["repeat"]) for sample in repeat}
-        samples[:] = [old for old in samples if (old["point"], old["batch"], old["repeat"]) not in of] + repeat
-        if json is not None:
-            stamp = before["provenance"] | provenance(**about, seed=seed, fingerprint=fingerprint)
-            write_result(json, before["rows"], stamp, samples=samples)
-
+    workload = Workload(batch, batch * waves(about.drafts), None, prompt_tokens, tokens, prompts, seed)
     try:
-        samples += samples_kept(json, fingerprint)
-        if samples and json is not None:
-            before |= json_format.loads(json.read_text())
-        with progress_bar("runs", runs(about["experts"], about["top_k"], batch, len(asked), repeats)) as advance:
+        results = Results(json, about.record() | setting, about.record() | {"seed": seed})
+
+        def keep(repeat: list[Decoded]) -> None:  # what an earlier run came to stays until this one has
+            results.put([asdict(each) for each in repeat], by=("point", "batch", "repeat"), into="samples")
+            results.write()
+
+        with progress_bar("runs", runs(about.experts, about.top_k, batch, len(asked), repeats)) as advance:
             given = workload.prompts_of(opened, 0)
             found = examine(
                 opened,
@@ -75,36 +67,34 @@ def doctor(
                 tokens=tokens,
                 repeats=repeats,
                 advance=advance,
-                kept=tuple(samples),
+                kept=[Decoded(**sample) for sample in results.samples],
                 keep=keep,
             )
     finally:
         opened.close()
     worth, why = verdict(found)
     show(found, about, worth, why)
+    results.rows = [row_of(way, found) for way in ways_of(found)]
+    measured: Row = {"law": asdict(found.law), "overhead": found.overhead, "copy_gbps": found.copy_gbps}
+    results.write(**measured, worth=worth, verdict=why)
     if json is not None:
-        rows = [row_of(point, found) for point in points_of(found)]
-        law = {"a": found.law.a, "b": found.law.b, "r2": found.law.r2}
-        stamp = provenance(**about, seed=seed, law=law, overhead=found.overhead, copy_gbps=found.copy_gbps)
-        stamp |= {"worth": worth, "verdict": why, "fingerprint": fingerprint}
-        write_result(json, rows, stamp, samples=samples)
         wide_console().print(f"results: {json}")
 
 
-def points_of(found: Examination) -> list[Point]:
+def ways_of(found: Examination) -> list[Way]:
     return [found.native, found.noop, *found.forced, *found.policies, *found.by_batch]
 
 
-def row_of(point: Point, found: Examination) -> Row:
+def row_of(way: Way, found: Examination) -> Row:
     return {
-        "policy": point.name,
-        "batch": point.batch,
-        "step_ms": point.ms,
-        "active": point.active,
-        "active_native": point.mean("experts_native"),
-        "mass": point.mass,
-        "predicted": found.expected(point) if point in found.policies else None,
-        "ratio": found.native.ms / point.ms if point.batch == found.native.batch else None,
+        "policy": way.name,
+        "batch": way.batch,
+        "step_ms": way.ms,
+        "active": way.active,
+        "active_native": way.mean("experts_native"),
+        "mass": way.mass,
+        "predicted": found.expected(way) if way in found.policies else None,
+        "ratio": found.native.ms / way.ms if way.batch == found.native.batch else None,
     }
 
 
@@ -112,20 +102,20 @@ def spelled(value: float | None, form: str) -> str:
     return "-" if value is None else f"{value:{form}}"
 
 
-def show(found: Examination, about: dict[str, Any], worth: bool, why: str) -> None:
-    title = f"{about['model']} on {about['engine']} {about['version']}, {about['device']}, batch {found.native.batch}"
-    title += f", {about['drafts']} drafts" if about["drafts"] else ""
+def show(found: Examination, about: About, worth: bool, why: str) -> None:
+    title = f"{about.model} on {about.engine} {about.version}, {about.device}, batch {found.native.batch}"
+    title += f", {about.drafts} drafts" if about.drafts else ""
     table = number_table(title, "", "experts", "step ms", "by the law", "mass", "faster", "expected")
-    for point in points_of(found):
-        whole = point.batch == found.native.batch
+    for way in ways_of(found):
+        whole = way.batch == found.native.batch
         table.add_row(
-            point.name if whole else f"native, batch {point.batch}",
-            spelled(point.active, ".1f"),
-            f"{point.ms:.2f}",
-            f"{found.law.step(point.active):.2f}" if whole and point.active is not None else "",
-            spelled(point.mass, ".3f"),
-            f"{found.native.ms / point.ms:.2f}x" if whole else "",
-            spelled(found.expected(point), ".2f") + "x" if point in found.policies else "",
+            way.name if whole else f"native, batch {way.batch}",
+            spelled(way.active, ".1f"),
+            f"{way.ms:.2f}",
+            f"{found.law.step(way.active):.2f}" if whole and way.active is not None else "",
+            spelled(way.mass, ".3f"),
+            f"{found.native.ms / way.ms:.2f}x" if whole else "",
+            spelled(found.expected(way), ".2f") + "x" if way in found.policies else "",
         )
     console = wide_console()
     console.print(table)

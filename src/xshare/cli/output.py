@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from xshare.engines.base import About
 from xshare.errors import XShareError
 
 
@@ -51,12 +52,17 @@ def engine_arguments(text: str, timed: bool = False) -> dict[str, Any]:
     return found
 
 
-def made_up(about: dict[str, Any]) -> list[str]:
+def lasting(options: dict[str, Any]) -> dict[str, Any]:
+    """Of an engine's arguments those that results depend on: how long to wait for a server is none of them."""
+    return {name: value for name, value in options.items() if name != "timeout"}
+
+
+def made_up(about: About) -> list[str]:
     """What of an engine is not real, and what follows from it."""
     found = []
-    if "dummy" in str(about.get("weights")):
+    if "dummy" in str(about.weights):
         found.append("Random weights: this measures speed, not quality.")
-    if "FixedDrafter" in str(about.get("drafter")):
+    if "FixedDrafter" in str(about.drafter):
         found.append("Drafts are made up: this measures speed, and what is accepted says nothing of a real drafter.")
     return found
 

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-import json as json_format
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import typer
 
-from xshare.bench.kept import check_kept, lasting, samples_kept
-from xshare.cli.output import engine_arguments, number_table, progress_bar, wide_console
+from xshare.cli.output import engine_arguments, lasting, number_table, progress_bar, wide_console
+from xshare.engines.base import About
 from xshare.engines.opening import open_engine
 from xshare.errors import XShareError
 from xshare.policy import Policy
 from xshare.quality.files import built_in, read_tasks
 from xshare.quality.measure import ordered
+from xshare.quality.samples import Samples
 from xshare.quality.study import Study
-from xshare.quality.tasks import LONGEST
-from xshare.results import Row, provenance, sha256, write_result
+from xshare.results import Results, Row, check_continued, read_earlier, sha256
+from xshare.tasks import LONGEST
 from xshare.version import __version__
 
 Mix = Literal["mixed", "alike", "both"]
@@ -57,10 +57,10 @@ def quality(
     setting["engine_args"] = lasting(options)
     setting["tasks"] = f"nano's, {questions} of each kind" if tasks is None else f"{tasks.name} {sha256(tasks)[:12]}"
     setting["xshare"] = __version__
-    check_kept(json, setting)
+    check_continued(json, setting)
     named = [each for each in policies if each is not None]
     opened = open_engine(engine, model, drafts=drafts, policies=named, options=options)
-    if (running := opened.about.get("policy")) is not None:  # a server that cannot be changed: measured as it is
+    if (running := opened.about.policy) is not None:  # a server that cannot be changed: measured as it is
         if policy:
             opened.close()
             raise XShareError(f"this server runs {running} and cannot be changed: leave the policies out")
@@ -70,28 +70,20 @@ def quality(
         raise XShareError("this engine is measured natively, too: --against is for a server that cannot be changed")
     elif not policy and opened.serves is not None:
         policies.append(opened.serves)
-    fingerprint = opened.about | setting
+    record = opened.about.record()
     rows: list[Row] = []
     try:
-        samples = samples_kept(json, fingerprint)
-        earlier = rows_kept(json)
-
-        def write() -> None:
-            if json is not None:
-                new = {(row["policy"], row["mixed"]) for row in rows}
-                others = [row for row in earlier if (row["policy"], row["mixed"]) not in new]
-                stamp = provenance(**opened.about, seed=seed, fingerprint=fingerprint)
-                write_result(json, others + rows, stamp, samples=samples)
-
+        results = Results(json, record | setting, record | {"seed": seed})
         for mixed in [True, False] if mix == "both" else [mix == "mixed"]:
-            study = Study(opened, ordered(asked, mixed, seed), mixed, batch, tokens, neighbours, samples, write)
-            native = None if against is None else study.kept_of(None, 0, natives(against, setting))
+            study = Study(opened, ordered(asked, mixed, seed), mixed, batch, tokens, neighbours, results)
+            native = None if against is None else Samples(natives(against, setting), mixed).answers(None, 0)
             if against is not None and native is None:
                 raise XShareError(f"{str(against)!r} holds no answers of native routing to these questions")
             with progress_bar("answers", study.answers(len(policies))) as advance:
                 for row in study.run(policies, native, advance):
                     rows.append(row)
-                    write()
+                    results.put([row], by=("policy", "mixed"))
+                    results.write()
     finally:
         opened.close()
         if rows:
@@ -105,13 +97,8 @@ def natives(path: Path, setting: Row) -> list[Row]:
     same = {name: setting[name] for name in ("batch", "tokens", "seed", "questions", "tasks")}
     if not path.is_file():
         raise XShareError(f"{str(path)!r} does not exist: --against takes a result file of `xshare quality`")
-    return samples_kept(path, same, whole=False)
-
-
-def rows_kept(path: Path | None) -> list[Row]:
-    """Of an earlier run; whether it fits was checked with its samples."""
-    found: list[Row] = json_format.loads(path.read_text())["rows"] if path is not None and path.exists() else []
-    return found
+    samples: list[Row] = read_earlier(path, same, "samples", whole=False)["samples"]
+    return samples
 
 
 def held_against(row: Row) -> list[str]:
@@ -121,8 +108,8 @@ def held_against(row: Row) -> list[str]:
     return [f"{row['change']:+.1%}", interval, f"{row['p']:.2g}", f"{row['agreement']:.1%}"]
 
 
-def show(rows: list[Row], about: dict[str, Any], setting: Row) -> None:
-    title = f"{about['model']} on {about['engine']}, {setting['tasks']}, {setting['batch']} decoded together"
+def show(rows: list[Row], about: About, setting: Row) -> None:
+    title = f"{about.model} on {about.engine}, {setting['tasks']}, {setting['batch']} decoded together"
     columns = ["batches", "experts", "mass", "accuracy", "95 %", "change", "95 %", "p", "agreement", "KL"]
     settled = any(row["unsettled"] is not None for row in rows)
     drafted = any("accepted" in row for row in rows)

@@ -18,7 +18,7 @@ from xshare.files import check_apart
 from xshare.policy import Policy
 from xshare.report.plot import check_plot, plot_curve, plot_overlap, plot_tradeoff
 from xshare.results import Row, check_replaced, provenance, sha256, write_result
-from xshare.statistics import spelled_mean
+from xshare.results.columns import spelled_mean
 from xshare.trace import Batches, Trace, one_pass, overlap, replay, sampled
 from xshare.trace.rows import curve_rows, layer_rows, replay_row
 from xshare.trace.sample import Mix

@@ -8,15 +8,14 @@ from typing import Annotated
 
 import typer
 
-from xshare.bench.kept import check_kept, samples_kept
 from xshare.cli.output import check_local, engine_arguments, made_up, number_table, progress_bar, wide_console
 from xshare.engines.opening import open_engine
 from xshare.errors import XShareError
 from xshare.files import check_apart, check_writable
 from xshare.policy import Policy, Score
 from xshare.quality.files import read_tasks
-from xshare.quality.tasks import LONGEST
-from xshare.results import Row, provenance, sha256, write_result
+from xshare.results import Results, Row, check_continued, sha256
+from xshare.tasks import LONGEST
 from xshare.tune.questions import Questions
 from xshare.tune.scan import front
 from xshare.tune.search import Tried
@@ -60,20 +59,15 @@ def tune(
     setting: Row = {"batch": batch, "tokens": tokens, "score": score, "engine_args": options, "xshare": __version__}
     setting["first_round"] = asked.first
     setting["tasks"] = "nano's" if tasks is None else f"{tasks.name} {sha256(tasks)[:12]}"
-    check_kept(json, setting)
+    check_continued(json, setting)
     like = Policy(warmup=1, request_budget=min(1, drafts), score=score)  # what selection must provide for
     opened = open_engine(engine, model, drafts=drafts, policies=[like], options=options)
+    record = opened.about.record()
     if unreal := made_up(opened.about):
         opened.close()
         raise XShareError(f"answers would decide nothing here: {' '.join(unreal)}")
     if objective is None:  # a step on a CPU is not bound by loading experts, and says nothing about one on a GPU
-        objective = "experts" if str(opened.about["device"]).startswith("cpu") else "otps"
-    fingerprint = opened.about | setting
-
-    def write(rows: list[Row], samples: list[Row]) -> None:
-        stamp = provenance(**opened.about, seed=0, fingerprint=fingerprint, max_drop=allowed)
-        write_result(json, rows, stamp, samples=samples)
-
+        objective = "experts" if opened.about.device.startswith("cpu") else "otps"
     try:
         tuning = Tuning(
             opened,
@@ -84,8 +78,7 @@ def tune(
             most=questions,
             batch=batch,
             limit=tokens,
-            kept=samples_kept(json, fingerprint),
-            write=write,
+            results=Results(json, record | setting, record | {"seed": 0, "max_drop": allowed}),
             progress=progress_bar,
             say=wide_console().print,
         )
@@ -109,7 +102,7 @@ def share(text: str) -> float:
 
 def show(tuning: Tuning, profile: Path) -> None:
     about, console = tuning.engine.about, wide_console()
-    title = f"{about['model']} on {about['engine']}: at most {tuning.max_drop:.1%} of the answers may be lost"
+    title = f"{about.model} on {about.engine}: at most {tuning.max_drop:.1%} of the answers may be lost"
     table = number_table(
         title, "policy", "experts", "mass", "KL", "predicted", "speed", "change", "within", "unseen", "within", ""
     )

@@ -6,17 +6,54 @@ comparison; `None` is the engine as it is without XShare.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal, Protocol
 
+from xshare.engines.counting import Stats
 from xshare.policy import Policy
+from xshare.progress import Advance, quiet
 
-Advance = Callable[[int], None]
 
+@dataclass
+class About:
+    """The regime of an engine's answers and times. None, or 0 of a size, is what an engine does not tell."""
 
-def quiet(done: int) -> None:
-    pass
+    engine: str
+    version: str | None
+    model: str
+    device: str  # a server's address, where it is one
+    dtype: str | None = None
+    weights: str | None = None  # how they were loaded
+    graphs: str | None = None
+    tensor_parallel: int | None = None
+    expert_parallel: bool | None = None
+    max_num_seqs: int | None = None
+    experts: int = 0
+    top_k: int = 0
+    layers: int = 0  # with experts
+    layer_numbers: tuple[int, ...] = ()  # the model's own, of those layers; not in the record
+    expert_bytes: int | None = None  # of one expert, in all layers together
+    drafts: int | None = None  # a request and step
+    drafter: str | None = None
+    drafter_files: str | None = None
+    vocab: int | None = None
+    config: str | None = None  # these two tell one model from another
+    files: str | None = None
+    prompt_form: Literal["ids", "text"] | None = None  # a server's
+    policy: str | None = None  # of a server that cannot be changed
+
+    def record(self) -> dict[str, Any]:
+        """Flat, as it stands in files and must agree for a file to be gone on from: with what is known."""
+        # Of these files say, and always have said, that they are not known.
+        said = {"version", "drafter", "expert_bytes"} if self.engine == "vllm" else {"version"}
+        sizes = {"experts", "top_k", "layers"}
+        values = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "layer_numbers"}
+        return {
+            name: value
+            for name, value in values.items()
+            if name in said or (value is not None and (value or name not in sizes))
+        }
 
 
 @dataclass
@@ -59,7 +96,7 @@ class Divergence:
 
 
 class Engine(Protocol):
-    about: dict[str, Any]  # the regime: engine and its version, model, device, dtype, experts, k, MoE layers, drafts
+    about: About
     forces: bool  # whether it can `diverge`: not behind a server, nor with drafts in vLLM
     serves: Policy | None  # what a server that can be changed was found with
 
@@ -92,8 +129,8 @@ class Engine(Protocol):
         """The answers under the policy in use, teacher-forced, held against native routing: `batch` of them begin
         together and are decoded side by side. Refused where `forces` is not set."""
 
-    def stats(self) -> dict[str, Any]:
-        """Since `use`: steps_pruned, steps_bypassed, and by layer experts_native, experts_active, mass_kept."""
+    def stats(self) -> Stats:
+        """Since `use`."""
 
     def count_all(self, on: bool) -> None:
         """Count experts in every step from now on, which takes time, or in as many as otherwise."""

@@ -1,9 +1,10 @@
-"""Counters that an engine never sets back, read as differences."""
+"""What an engine counts; and its counters, which it never sets back, as differences."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 LAYER = re.compile(r"(?:^|\.)(\d+)(?:\.|$)")
@@ -11,31 +12,43 @@ LAYER = re.compile(r"(?:^|\.)(\d+)(?:\.|$)")
 FIGURES = ("experts_native", "experts_selected", "experts_active", "mass_kept", "top1_kept", "max_load", "excluded")
 
 
-def layer_numbers(names: Sequence[str]) -> list[int]:
-    """The model's own numbers of layers by their names: model.layers.3.mlp.gate is 3."""
-    return [int(number[1]) if (number := LAYER.search(name)) else place for place, name in enumerate(names)]
+def layer_numbers(names: Sequence[str]) -> tuple[int, ...]:
+    """The model's own numbers of layers by their names: model.layers.3.mlp.gate is 3. Their places where they have
+    none."""
+    found = [LAYER.search(name) for name in names]
+    return tuple(place if number is None else int(number[1]) for place, number in enumerate(found))
 
 
-def since(before: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
-    """What was counted between two answers of `xshare_stats`, in the form of Engine.stats.
+@dataclass
+class Stats:
+    """What selection did."""
 
-    Steps are counted for ever; the figures are means over samples, which a change of policy clears. `mean` holds each
-    figure's mean over the layers, and nothing where no step was sampled.
+    steps_pruned: int = 0
+    steps_bypassed: dict[str, int] = field(default_factory=dict)  # by reason
+    samples: int = 0  # steps in which a server or vLLM counted experts
+    by_layer: dict[str, list[float]] = field(default_factory=dict)  # those of FIGURES that were counted
+    mean: dict[str, float] = field(default_factory=dict)  # of each over the layers
+
+
+def since(before: dict[str, Any], now: dict[str, Any]) -> Stats:
+    """What was counted between two answers of `xshare_stats`.
+
+    Steps are counted for ever; the figures are means over samples, which a change of policy clears. There are none
+    where no step was sampled.
     """
     bypassed = {
         reason: count - before["steps_bypassed"].get(reason, 0) for reason, count in now["steps_bypassed"].items()
     }
-    found = now | {
-        "steps_pruned": now["steps_pruned"] - before["steps_pruned"],
-        "steps_bypassed": {reason: count for reason, count in bypassed.items() if count},
-        "mean": {},
-    }
     at, until = before.get("samples", 0), now.get("samples", 0)
     if at > until:  # cleared in between
         at = 0
-    found["samples"] = until - at
+    found = Stats(
+        now["steps_pruned"] - before["steps_pruned"],
+        {reason: count for reason, count in bypassed.items() if count},
+        until - at,
+    )
     for name in [name for name in FIGURES if name in now] if until > at else ():
         old = before[name] if at else [0.0] * len(now[name])
         by_layer = [(b * until - a * at) / (until - at) for a, b in zip(old, now[name], strict=True)]
-        found[name], found["mean"][name] = by_layer, sum(by_layer) / len(by_layer)
+        found.by_layer[name], found.mean[name] = by_layer, sum(by_layer) / len(by_layer)
     return found

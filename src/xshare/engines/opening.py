@@ -56,7 +56,7 @@ def open_engine(
         if not (folder / "config.json").is_file():
             raise ModelError(f"model {name!r} is no folder of a model: it has no config.json")
         engine: Engine = VllmEngine(folder, name, drafts=drafts, policies=policies, options=options)
-        engine.about["files"] = mark(folder)
+        engine.about.files = mark(folder)
         return _tried(engine, policies)
     from xshare.engines.transformers.engine import TransformersEngine
 
@@ -75,9 +75,9 @@ def open_engine(
     options = ({"dtype": "float32"} if name in models.NAMES else {}) | options
     drafter = load(_draft_folder(draft), **options)[0] if drafts else None
     opened = TransformersEngine(*load(folder, **options), name, drafter, drafts, lanes)
-    opened.about["files"] = mark(folder)
+    opened.about.files = mark(folder)
     if drafts:
-        opened.about |= {"drafter": draft, "drafter_files": mark(_draft_folder(draft))}
+        opened.about.drafter, opened.about.drafter_files = draft, mark(_draft_folder(draft))
     return _tried(opened, policies)
 
 

@@ -1,7 +1,7 @@
 """A running OpenAI-compatible server as an engine, by its address: completions are streamed, and each chunk timed.
 
 A vLLM server in development mode (VLLM_SERVER_DEV_MODE=1) with an `xshare` key changes its policy live. Any other is
-measured as it runs: `about["policy"]` then says what that is.
+measured as it runs: `about.policy` then says what that is.
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import Any
 
-from xshare.engines.base import Advance, Answer, Divergence, Run, quiet
+from xshare.engines.base import About, Answer, Divergence, Run
 from xshare.engines.client import Http, ServerError
-from xshare.engines.counting import FIGURES, since
+from xshare.engines.counting import FIGURES, Stats, layer_numbers, since
 from xshare.policy import Policy
+from xshare.progress import Advance, quiet
 
 SAMPLE = re.compile(r"^([\w:]+)(?:\{(.*)\})? (\S+)$", re.MULTILINE)  # a line of /metrics: name, labels, value
 COUNTERS = ("vllm:spec_decode_num_draft_tokens_total", "vllm:spec_decode_num_accepted_tokens_total")
@@ -44,22 +45,23 @@ class ServerEngine:
         found = self._rpc("xshare_stats") or []
         self.live = bool(found) and isinstance(found[0], dict)
         self._vllm = isinstance(version, dict) and "version" in version
-        self.about: dict[str, Any] = {
-            "engine": "vllm server" if self._vllm else "server",
-            "version": version["version"] if self._vllm else None,
-            "model": self.model,
-            "device": self.http.url,
-            "prompt_form": "ids" if isinstance(tokenized, dict) and "tokens" in tokenized else "text",
-        }
+        self.about = About(
+            engine="vllm server" if self._vllm else "server",
+            version=version["version"] if self._vllm else None,
+            model=self.model,
+            device=self.http.url,
+            prompt_form="ids" if isinstance(tokenized, dict) and "tokens" in tokenized else "text",
+        )
         self._before: dict[str, Any] = {}
         self._found: dict[str, Any] = found[0] if self.live else {}  # what it did before anyone changed it
         self.serves = Policy.parse(self._found["policy"]) if self.live and self._found["on"] else None
         if self.live:
-            self.about |= {"experts": found[0]["experts"], "top_k": found[0]["top_k"]}
-            self.about |= {"layers": len(found[0]["layers"])}
+            self.about.experts, self.about.top_k = found[0]["experts"], found[0]["top_k"]
+            self.about.layers = len(found[0]["layers"])
+            self.about.layer_numbers = layer_numbers(found[0]["layers"])
             self._before = found[0]
         else:
-            self.about["policy"] = self._running()
+            self.about.policy = self._running()
 
     # The policy
 
@@ -102,19 +104,19 @@ class ServerEngine:
         status, text = self.http.ask("/metrics")
         return [(name, labels, float(value)) for name, labels, value in SAMPLE.findall(text)] if status == 200 else []
 
-    def stats(self) -> dict[str, Any]:
+    def stats(self) -> Stats:
         """With live control since `use`; otherwise what /metrics holds since the server started."""
         if self.live:
             return since(self._before, self._counted())
-        found: dict[str, Any] = {"steps_pruned": 0, "steps_bypassed": {}, "mean": {}}
+        found = Stats()
         for name, labels, value in self._metrics():
             if name == "xshare:steps_pruned_total":
-                found["steps_pruned"] = int(value)
+                found.steps_pruned = int(value)
             elif name == "xshare:steps_bypassed_total" and (reason := re.search(r'reason="([^"]*)"', labels)):
-                found["steps_bypassed"][reason[1]] = int(value)
+                found.steps_bypassed[reason[1]] = int(value)
             elif (figure := name.removeprefix("xshare:")) in FIGURES:
-                found.setdefault(figure, []).append(value)
-        found["mean"] = {name: sum(found[name]) / len(found[name]) for name in FIGURES if name in found}
+                found.by_layer.setdefault(figure, []).append(value)
+        found.mean = {name: sum(values) / len(values) for name, values in found.by_layer.items()}
         return found
 
     def count_all(self, on: bool) -> None:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from xshare.errors import XShareError
-from xshare.quality.tasks import ASKED, Question, given_answer, held_out_questions
+from xshare.tasks import ASKED, Question, given_answer, held_out_questions
 
 NUMBER = re.compile(r"(?:(?<!\d)-)?(?:\d[\d,]*(?:\.\d+)?|\.\d+)")
 

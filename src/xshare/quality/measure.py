@@ -8,9 +8,11 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
-from xshare.engines.base import Advance, Answer, Engine, Run, quiet
+from xshare.engines.base import Answer, Engine, Run
 from xshare.engines.client import ServerError
+from xshare.engines.counting import Stats
 from xshare.policy import Policy
+from xshare.progress import Advance, quiet
 from xshare.quality.files import Task
 from xshare.quality.paired import paired
 from xshare.results import Row
@@ -26,23 +28,30 @@ class Outcome:
     policy: Policy | None  # None: native
     right: list[bool]
     tokens: list[list[int]]  # of each answer
-    stats: dict[str, Any]
+    stats: Stats
     run: Run = field(default_factory=lambda: Run([]))
 
     @property
     def name(self) -> str:
         return "native" if self.policy is None else str(self.policy)
 
+    @property
+    def layered(self) -> list[str]:
+        """What was counted by layer, of what is shown so."""
+        return [name for name in BY_LAYER if name in self.stats.by_layer]
+
     def kept(self) -> Row:
         """What a result file keeps of it, and `of` reads."""
         run = {name: getattr(self.run, name) for name in RUN}
-        stats = {name: self.stats[name] for name in ("mean", *BY_LAYER) if name in self.stats}
+        stats = {"mean": self.stats.mean} | {name: self.stats.by_layer[name] for name in self.layered}
         return {"right": self.right, "answers": self.tokens, "stats": stats, "run": run}
 
     @classmethod
     def of(cls, policy: Policy | None, kept: Row) -> Outcome:
         run = Run([], *(kept["run"][name] for name in RUN))
-        return cls(policy, kept["right"], kept["answers"], kept["stats"], run)
+        stats = Stats(mean=kept["stats"].get("mean", {}))
+        stats.by_layer = {name: kept["stats"][name] for name in BY_LAYER if name in kept["stats"]}
+        return cls(policy, kept["right"], kept["answers"], stats, run)
 
 
 def ordered(tasks: Sequence[Task], mixed: bool, seed: int = 0) -> list[Task]:
@@ -96,7 +105,7 @@ def answer(
 
 def prompts_of(engine: Engine, tasks: Sequence[Task]) -> list[Any]:
     """Token ids, or text for a server that takes nothing else."""
-    if engine.about.get("prompt_form") == "text":
+    if engine.about.prompt_form == "text":
         return [task.prompt for task in tasks]
     return [engine.encode(task.prompt) for task in tasks]
 
@@ -126,7 +135,7 @@ def row_of(found: Outcome, native: Outcome | None, drafts: int = 0) -> Row:
     """The flat record of one policy, and held against native on the same tasks where that is known."""
     asked = len(found.right)
     low, high = share_interval(sum(found.right), asked)
-    mean = found.stats.get("mean", {})
+    mean = found.stats.mean
     row: Row = {
         "policy": found.name,
         "method": "native" if found.policy is None else found.policy.method,
@@ -142,7 +151,7 @@ def row_of(found: Outcome, native: Outcome | None, drafts: int = 0) -> Row:
         "tokens_per_s": found.run.rows / found.run.decode_s if found.run.decode_s else None,
     }
     if mean:
-        row |= {name: [round(each, 3) for each in found.stats[name]] for name in BY_LAYER if name in found.stats}
+        row |= {name: [round(each, 3) for each in found.stats.by_layer[name]] for name in found.layered}
     if found.run.drafted and drafts:
         row["accepted"] = 1 + found.run.accepted * drafts / found.run.drafted  # tokens a request and step
     return row

@@ -6,8 +6,8 @@ from typing import Any
 
 from xshare.report.inline import GREY, MARKERS, SERIES, plain
 from xshare.report.plot import new_axes
-from xshare.report.read import number
 from xshare.results import Row
+from xshare.results.columns import number
 
 Layers = dict[str, dict[float, float]]  # policy -> layer -> active experts
 NATIVE = "native"

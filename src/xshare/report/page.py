@@ -12,10 +12,11 @@ from xshare.report.law import draw_laws, laws
 from xshare.report.layers import MOST, by_layer, draw_layers
 from xshare.report.pareto import LABELS, draw_plane, planes
 from xshare.report.plot import draw_curve
-from xshare.report.read import ResultFile, ends, number
+from xshare.report.read import ResultFile
 from xshare.report.regime import by_regime, spelled, spelled_all
 from xshare.report.tables import file_table
 from xshare.results import Row
+from xshare.results.columns import ends, number
 from xshare.version import __version__
 
 # Nothing may be loaded or run, whatever is in a file: the browser sees to it.
@@ -53,7 +54,8 @@ def page(files: list[ResultFile], notes: list[str], title: str) -> str:
 
 
 def _header(files: list[ResultFile]) -> Html:
-    dates = sorted(str(file.provenance["time"])[:10] for file in files if file.provenance.get("time"))
+    stamps = [stamp for file in files for stamp in (file.provenance, *file.later)]
+    dates = sorted(str(stamp["time"])[:10] for stamp in stamps if stamp.get("time"))
     models = dict.fromkeys(str(m) for f in files if (m := f.provenance.get("model") or f.provenance.get("shape")))
     gpus = dict.fromkeys(str(gpu) for f in files if (gpu := f.provenance.get("gpu")))
     facts = [f"{len(files)} result file{'s' if len(files) != 1 else ''}"]
@@ -70,12 +72,13 @@ def _provenance(file: ResultFile) -> Html:
     summary = tag(
         "summary", tag("strong", file.name), " ", ", ".join(fact for fact in facts if fact), " ", tag("time", when)
     )
-    pairs = [
-        tag("div", tag("dt", TITLES.get(name, name)), tag("dd", _fact(value)))
-        for name, value in file.provenance.items()
-        if value is not None
-    ]
-    return tag("details", summary, tag("dl", *pairs))
+    later = [join(tag("p", "Gone on with by a later run:"), _facts(stamp)) for stamp in file.later]
+    return tag("details", summary, _facts(file.provenance), *later)
+
+
+def _facts(stamp: Row) -> Html:
+    named = {TITLES.get(name, name): _fact(value) for name, value in stamp.items() if value is not None}
+    return tag("dl", *(tag("div", tag("dt", name), tag("dd", fact)) for name, fact in named.items()))
 
 
 def _fact(value: Any) -> str:
@@ -146,7 +149,7 @@ def _curve_point(row: Row) -> Row | None:
         return None
     low, high = ends(row, "active") or (active, active)
     point = {"policy": plain(row.get("policy", "all rows")), "batch": int(batch), "active": active}
-    return point | {"closed_form": closed, "active_lo": low, "active_hi": high}
+    return point | {"closed_form": closed, "active_low": low, "active_high": high}
 
 
 def _caption(file: ResultFile, conditions: str) -> str:

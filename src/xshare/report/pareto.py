@@ -9,9 +9,10 @@ from typing import Any
 from xshare.report.inline import GREY, MARKERS, SERIES, SIZE, legend, plain
 from xshare.report.names import put_names
 from xshare.report.plot import new_axes
-from xshare.report.read import ResultFile, ends, number
+from xshare.report.read import ResultFile
 from xshare.report.regime import Regime, by_regime, spelled
 from xshare.results import Row
+from xshare.results.columns import ends, number
 
 SAVED = "saved"  # not a column: the share of native's experts that is not loaded
 SPEED = {"ratio": "speed, times the baseline", "tokens_per_s": "tokens a second", "otps": "output tokens a second"}
@@ -22,7 +23,9 @@ Value = tuple[float, float, float]  # with the ends of its interval, which may b
 
 
 @dataclass(frozen=True)
-class Point:
+class Judged:
+    """One policy: how fast, and how good its answers."""
+
     policy: str
     method: str
     speed: Value
@@ -36,12 +39,12 @@ class Plane:
     source: str
     speed: str
     quality: str
-    points: list[Point]
+    points: list[Judged]
 
-    def front(self) -> list[Point]:
+    def front(self) -> list[Judged]:
         """From the slowest to the fastest. Of equal points none beats the other, and all are on it."""
 
-        def beaten(p: Point) -> bool:
+        def beaten(p: Judged) -> bool:
             return any(
                 q.speed[0] >= p.speed[0]
                 and q.quality[0] >= p.quality[0]
@@ -97,14 +100,14 @@ def _column(rows: list[Row], names: tuple[str, ...]) -> str | None:
     return next((name for name in names if sum(_value(row, name) is not None for row in rows) > 1), None)
 
 
-def _points(rows: list[Row], speed: str, judged: list[Row], quality: str) -> Iterator[Point]:
+def _points(rows: list[Row], speed: str, judged: list[Row], quality: str) -> Iterator[Judged]:
     by_policy = {str(row["policy"]): row for row in judged}
     for row in rows:
         policy = str(row["policy"])
         judgement = row if judged is rows else by_policy.get(policy, {})
         x, y = _value(row, speed), _value(judgement, quality)
         if x is not None and y is not None:
-            yield Point(policy, _method(row), x, y)
+            yield Judged(policy, _method(row), x, y)
 
 
 def _method(row: Row) -> str:
@@ -163,7 +166,7 @@ def _bars(values: list[Value]) -> list[list[float]]:
     return [[middle - low for middle, low, _ in values], [high - middle for middle, _, high in values]]
 
 
-def _names(points: list[Point]) -> dict[tuple[float, float], str]:
+def _names(points: list[Judged]) -> dict[tuple[float, float], str]:
     """Policies at the same spot share one name."""
     called: dict[tuple[float, float], list[str]] = {}
     for p in points:
@@ -171,7 +174,7 @@ def _names(points: list[Point]) -> dict[tuple[float, float], str]:
     return {spot: " = ".join(names[:3]) + (" …" if len(names) > 3 else "") for spot, names in called.items()}
 
 
-def _lines(points: list[Point]) -> list[list[tuple[float, float]]]:
+def _lines(points: list[Judged]) -> list[list[tuple[float, float]]]:
     across = [[(p.speed[1], p.quality[0]), (p.speed[2], p.quality[0])] for p in points]
     along = [[(p.speed[0], p.quality[1]), (p.speed[0], p.quality[2])] for p in points]
     return [line for line in across + along if line[0] != line[1]]

@@ -10,6 +10,7 @@ from typing import Any
 from xshare.errors import XShareError
 from xshare.files import check_writable, whole_file
 from xshare.results import Row
+from xshare.results.columns import spread
 
 
 def check_plot(path: Path) -> None:
@@ -38,7 +39,7 @@ def draw_curve(rows: Sequence[Row], title: str = "") -> tuple[Any, Any]:
     for policy in dict.fromkeys(row["policy"] for row in rows):
         mine = [row for row in rows if row["policy"] == policy]
         line = axes.plot([row["batch"] for row in mine], [row["active"] for row in mine], "o-", label=policy)
-        low, high = ([row[f"active_{end}"] for row in mine] for end in ("lo", "hi"))
+        low, high = zip(*(spread(row, "active") for row in mine), strict=True)
         axes.fill_between([row["batch"] for row in mine], low, high, color=line[0].get_color(), alpha=0.2)
     axes.set_xscale("log", base=2)
     axes.set_xticks(sizes, [str(size) for size in sizes])
@@ -55,10 +56,9 @@ def plot_overlap(rows: Sequence[Row], path: Path, title: str) -> None:
     for number, kind in enumerate(kinds):
         mine = {row["top"]: row for row in rows if row["pair"] == kind}
         height = [mine[top]["overlap"] for top in tops]
-        error = [
-            [mine[top]["overlap"] - mine[top]["overlap_lo"] for top in tops],
-            [mine[top]["overlap_hi"] - mine[top]["overlap"] for top in tops],
-        ]
+        low, high = zip(*(spread(mine[top], "overlap") for top in tops), strict=True)
+        error = [[at - end for at, end in zip(height, low, strict=True)]]
+        error += [[end - at for at, end in zip(height, high, strict=True)]]
         axes.bar([x + number * width for x in range(len(tops))], height, width, yerr=error, capsize=3, label=kind)
     for x, top in enumerate(tops):
         chance = next(row["chance"] for row in rows if row["top"] == top)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 
 from xshare.errors import XShareError
 from xshare.results import Row
+from xshare.results.growing import STAMP
 
 SPEED = {"ratio", "tokens_per_s", "otps", "step_ms", "ttft_ms", "itl_p50_ms", "ttft_ms_p50", "itl_ms_p50"}
 QUALITY = {"accuracy", "agreement", "kl", "mass"}
@@ -33,6 +33,7 @@ class ResultFile:
     raw: bytes
     provenance: dict[str, Any]
     rows: list[Row]
+    later: tuple[Row, ...] = ()  # stamps of runs that went on from the file
 
     @cached_property
     def columns(self) -> list[str]:
@@ -96,20 +97,7 @@ def read_result(path: Path) -> ResultFile:
         raise XShareError(f'{path.name}: not a result file, expected {{"provenance": {{...}}, "rows": [records]}}')
     if not any(rows):
         raise XShareError(f"{path.name}: a result file without rows")
-    return ResultFile(path.name, raw, stamp, rows)
-
-
-def number(value: Any) -> float | None:
-    """A finite number, or None for anything else a row may hold."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or abs(value) > 1e300 or not math.isfinite(value):
-        return None
-    return float(value)
-
-
-def ends(row: Row, name: str) -> tuple[float, float] | None:
-    """The interval of a column, however its ends are spelled."""
-    for low, high in (("lo", "hi"), ("low", "high")):
-        found = number(row.get(f"{name}_{low}")), number(row.get(f"{name}_{high}"))
-        if found[0] is not None and found[1] is not None:
-            return found[0], found[1]
-    return None
+    later = read.get("stamps")
+    later = tuple(each for each in later if isinstance(each, dict)) if isinstance(later, list) else ()
+    # Which run made a row is none of its results.
+    return ResultFile(path.name, raw, stamp, [{k: v for k, v in row.items() if k != STAMP} for row in rows], later)

@@ -8,7 +8,8 @@ import math
 from typing import Any
 
 from xshare.report.html import EMPTY, Html, join, tag
-from xshare.report.read import ResultFile, ends, number
+from xshare.report.read import ResultFile
+from xshare.results.columns import ENDS, ends, number
 
 Cells = list[str]
 
@@ -44,7 +45,7 @@ def file_table(file: ResultFile) -> Html:
 
 def _split(file: ResultFile) -> tuple[list[str], dict[str, str]]:
     """-> columns of the table, and what all rows have in common. The ends of intervals are in neither."""
-    hidden = {f"{c}_{end}" for c in file.columns for end in ("lo", "hi", "low", "high") if _has_ends(file, c)}
+    hidden = {f"{c}_{end}" for c in file.columns for pair in ENDS for end in pair if _has_ends(file, c)}
     shown = [column for column in file.columns if column not in hidden]
     same = {}
     if len(file.rows) > 1:

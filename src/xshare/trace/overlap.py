@@ -28,7 +28,7 @@ def overlap(trace: Trace, pairs: int = 10_000, tops: list[int] | None = None, se
             low, high = interval(shared)
             chance = top * top / trace.header.num_experts
             rows.append(
-                {"pair": kind, "top": top, "overlap": float(shared.mean()), "overlap_lo": low, "overlap_hi": high}
+                {"pair": kind, "top": top, "overlap": float(shared.mean()), "overlap_low": low, "overlap_high": high}
                 | {"chance": chance, "pairs": pairs}
             )
     return rows

@@ -22,7 +22,7 @@ METRICS = ("active", "active_native", "mass", "top1_kept", "max_load")
 
 
 @dataclass(frozen=True)
-class Outcome:
+class Replayed:
     """One policy on all batches: a table [batches, layers] for each metric."""
 
     policy: Policy
@@ -36,7 +36,7 @@ def replay(
     placement: Placement | None = None,
     advance: Callable[[int], None] = lambda batches: None,
     chunk_elements: int = 4_000_000,  # scores held at once: a few hundred MB with everything derived from them
-) -> list[Outcome]:
+) -> list[Replayed]:
     """Run every policy on the same batches. `advance` is told how many batches are done, for a progress bar."""
     for policy in policies:
         for own in policy.by_layer(trace.header.layers):
@@ -55,7 +55,7 @@ def replay(
             for results, policy in zip(parts, policies, strict=True):
                 results.append(run(step, trace, policy))
             advance(len(piece))
-    return [Outcome(policy, _collect(results)) for policy, results in zip(policies, parts, strict=True)]
+    return [Replayed(policy, _collect(results)) for policy, results in zip(policies, parts, strict=True)]
 
 
 def make_step(trace: Trace, batches: Batches, placement: Placement | None) -> Step:

@@ -5,22 +5,22 @@ from __future__ import annotations
 from xshare.results import Row
 from xshare.statistics import interval
 from xshare.trace.file import Header
-from xshare.trace.replay import METRICS, Outcome
+from xshare.trace.replay import METRICS, Replayed
 
 
-def replay_row(outcome: Outcome, setting: Row) -> Row:
+def replay_row(outcome: Replayed, setting: Row) -> Row:
     """One policy, averaged over batches and layers, with 95 % intervals over batches."""
     row: Row = {"policy": str(outcome.policy), "method": outcome.policy.method, **setting, "layer": None}
     for metric in METRICS:
         per_batch = outcome.metrics[metric].mean(axis=1)
         row[metric] = float(per_batch.mean())
         if metric in ("active", "mass"):
-            row[f"{metric}_lo"], row[f"{metric}_hi"] = interval(per_batch)
+            row[f"{metric}_low"], row[f"{metric}_high"] = interval(per_batch)
     row["batches"] = len(per_batch)
     return row
 
 
-def layer_rows(outcome: Outcome, header: Header, setting: Row) -> list[Row]:
+def layer_rows(outcome: Replayed, header: Header, setting: Row) -> list[Row]:
     """The same for each layer, averaged over batches."""
     means = {metric: outcome.metrics[metric].mean(axis=0) for metric in METRICS}
     start: Row = {"policy": str(outcome.policy), "method": outcome.policy.method, **setting}
@@ -30,7 +30,7 @@ def layer_rows(outcome: Outcome, header: Header, setting: Row) -> list[Row]:
     ]
 
 
-def curve_rows(outcomes: list[Outcome], header: Header, setting: Row) -> list[Row]:
+def curve_rows(outcomes: list[Replayed], header: Header, setting: Row) -> list[Row]:
     """One batch size of the curve, next to the closed form for independent uniform routing."""
     rows = [replay_row(outcome, setting) for outcome in outcomes]
     expected = closed_form(header.num_experts, header.top_k, setting["batch"] * (1 + setting["draft"]))

@@ -13,19 +13,30 @@ from statistics import median
 
 import torch
 
-from xshare.engines.base import Advance, Engine, Run
+from xshare.engines.base import Engine, Run
 from xshare.errors import XShareError
+from xshare.law import Law, fit
 from xshare.policy import Policy, Score
-from xshare.results import Row
-from xshare.tune.law import Law, fit
+from xshare.progress import Advance
 
 FITS = 0.5  # of the steps' variance that a law must explain to be one
 WORTH = 1.03  # a smaller gain is not worth a risk to the answers
 WAVES = 3  # batches of requests that follow one another with drafts, where requests end at different steps
 
 
+@dataclass(frozen=True)
+class Decoded:
+    """One way to route in one repeat, as a result file has it."""
+
+    point: str  # the way's name
+    batch: int
+    repeat: int
+    step_ms: float
+    counted: dict[str, float]  # nothing where experts were not
+
+
 @dataclass
-class Point:
+class Way:
     """One way to route, measured over all repeats."""
 
     name: str
@@ -52,19 +63,19 @@ class Point:
 
 @dataclass
 class Examination:
-    native: Point
-    noop: Point
-    forced: list[Point]
-    policies: list[Point]
-    by_batch: list[Point]  # natively, smaller batches first
+    native: Way
+    noop: Way
+    forced: list[Way]
+    policies: list[Way]
+    by_batch: list[Way]  # natively, smaller batches first
     top_k: int
     copy_gbps: float
     expert_bytes: int | None = None  # of one expert, in all layers together
 
     @property
     def law(self) -> Law:
-        points = [*self.forced, self.noop]  # with selection's own cost in all of them
-        counted = [(point.active, point.ms) for point in points if point.active is not None]
+        ways = [*self.forced, self.noop]  # with selection's own cost in all of them
+        counted = [(way.active, way.ms) for way in ways if way.active is not None]
         return fit([active for active, _ in counted], [ms for _, ms in counted])
 
     @property
@@ -85,12 +96,12 @@ class Examination:
         """At which experts are read, as the law has it."""
         return self.expert_bytes / self.law.b / 1e6 if self.expert_bytes and self.law.b > 0 else None
 
-    def expected(self, point: Point) -> float | None:
+    def expected(self, way: Way) -> float | None:
         """The gain over native that the experts saved should bring."""
-        return None if point.active is None else self.law.gain(self.wanted, point.active) / self.overhead
+        return None if way.active is None else self.law.gain(self.wanted, way.active) / self.overhead
 
 
-def waves(drafts: int) -> int:
+def waves(drafts: int | None) -> int:
     """How many batches of prompts `examine` takes."""
     return WAVES if drafts else 1
 
@@ -110,53 +121,51 @@ def examine(
     tokens: int = 32,
     repeats: int = 3,
     advance: Advance = lambda done: None,
-    kept: Sequence[Row] = (),
-    keep: Callable[[list[Row]], None] = lambda samples: None,
+    kept: Sequence[Decoded] = (),
+    keep: Callable[[list[Decoded]], None] = lambda samples: None,
 ) -> Examination:
     """The prompts are as many batches as `waves` says. `kept` are samples of an earlier run, and `keep` gets those
     of every new repeat. `score`: of the policies that only time is taken of."""
-    N, k, batches = engine.about["experts"], engine.about["top_k"], waves(engine.about["drafts"])
+    N, k, batches = engine.about.experts, engine.about.top_k, waves(engine.about.drafts)
     batch = len(prompts) // batches
     noop = Policy(warmup=min(1, k), batch_budget=N, score=score)
-    ways: list[tuple[Point, Policy | None]] = [(Point("native", batch), None), (Point(str(noop), batch), noop)]
-    ways += [(Point(f"k0=0,m={m}", batch), Policy(batch_budget=m, score=score)) for m in sizes(N, k)]
-    ways += [(Point(str(policy), batch), policy) for policy in policies]
-    ways += [(Point("native", size), None) for size in sorted({1, max(1, batch // 2)}) if size < batch]
-    known = {(sample["point"], sample["batch"], sample["repeat"]): sample for sample in kept if "point" in sample}
+    ways: list[tuple[Way, Policy | None]] = [(Way("native", batch), None), (Way(str(noop), batch), noop)]
+    ways += [(Way(f"k0=0,m={m}", batch), Policy(batch_budget=m, score=score)) for m in sizes(N, k)]
+    ways += [(Way(str(policy), batch), policy) for policy in policies]
+    ways += [(Way("native", size), None) for size in sorted({1, max(1, batch // 2)}) if size < batch]
+    known = {(each.point, each.batch, each.repeat): each for each in kept}
     # A repeat is measured whole, in one go: what is held against each other in it must be of one time.
     missing = {
-        repeat
-        for repeat in range(1, repeats + 1)
-        if any((point.name, point.batch, repeat) not in known for point, _ in ways)
+        repeat for repeat in range(1, repeats + 1) if any((way.name, way.batch, repeat) not in known for way, _ in ways)
     }
     for repeat in range(repeats + 1):  # the first warms up
         fresh = []
-        for point, policy in ways if repeat % 2 else ways[::-1]:
+        for way, policy in ways if repeat % 2 else ways[::-1]:
             if repeat in missing or (repeat == 0 and missing):
                 engine.use(policy)
-                asked = prompts[: batches * point.batch]
-                run = engine.run(asked, limit=tokens, batch=point.batch, to_the_end=True)
+                asked = prompts[: batches * way.batch]
+                run = engine.run(asked, limit=tokens, batch=way.batch, to_the_end=True)
                 if repeat:
-                    fresh.append(sample_of(point, repeat, run, engine))
-                    known[point.name, point.batch, repeat] = fresh[-1]
+                    fresh.append(decoded(way, repeat, run, engine))
+                    known[way.name, way.batch, repeat] = fresh[-1]
             if repeat:
-                sample = known[point.name, point.batch, repeat]
-                point.step_ms.append(sample["step_ms"])
-                point.counted += [sample["counted"]] if sample["counted"] else []
+                sample = known[way.name, way.batch, repeat]
+                way.step_ms.append(sample.step_ms)
+                way.counted += [sample.counted] if sample.counted else []
             advance(1)
         if fresh:
             keep(fresh)
-    points = [point for point, _ in ways]
+    measured = [way for way, _ in ways]
     forced = len(sizes(N, k))
     return Examination(
-        points[0],
-        points[1],
-        points[2 : 2 + forced],
-        points[2 + forced : 2 + forced + len(policies)],
-        points[2 + forced + len(policies) :],
+        measured[0],
+        measured[1],
+        measured[2 : 2 + forced],
+        measured[2 + forced : 2 + forced + len(policies)],
+        measured[2 + forced + len(policies) :],
         k,
-        copy_gbps("cpu" if engine.about["device"] == "cpu" else "cuda"),
-        engine.about.get("expert_bytes"),
+        copy_gbps("cpu" if engine.about.device == "cpu" else "cuda"),
+        engine.about.expert_bytes,
     )
 
 
@@ -166,9 +175,8 @@ def runs(num_experts: int, top_k: int, batch: int, policies: int, repeats: int) 
     return (repeats + 1) * (2 + len(sizes(num_experts, top_k)) + policies + smaller)
 
 
-def sample_of(point: Point, repeat: int, run: Run, engine: Engine) -> Row:
-    found: Row = {"point": point.name, "batch": point.batch, "repeat": repeat}
-    return found | {"step_ms": run.decode_s / run.steps * 1000, "counted": engine.stats().get("mean", {})}
+def decoded(way: Way, repeat: int, run: Run, engine: Engine) -> Decoded:
+    return Decoded(way.name, way.batch, repeat, run.decode_s / run.steps * 1000, engine.stats().mean)
 
 
 def copy_gbps(device: str, megabytes: int = 256) -> float:
@@ -199,7 +207,7 @@ def verdict(found: Examination) -> tuple[bool, str]:
         return False, f"the times lie on no line ({law}), so no gain can be promised: is the machine busy?"
     if law.b <= 0 or share < 0.1:
         return False, f"experts are {max(0.0, share):.0%} of a step ({law}): it is {bound(found)}"
-    gains = [(gain, point) for point in found.policies if (gain := found.expected(point)) is not None]
+    gains = [(gain, way) for way in found.policies if (gain := found.expected(way)) is not None]
     gain, best = max(gains, key=lambda pair: pair[0], default=(0.0, None))
     if best is None or gain < WORTH:
         what = "no policy was asked for" if best is None else f"{best.name} gives {gain:.2f}x"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from xshare.quality.files import Task, nano_prompt
 from xshare.quality.measure import ordered
-from xshare.quality.tasks import ASKED, held_out_questions
+from xshare.tasks import ASKED, held_out_questions
 from xshare.tune.search import span
 
 EACH = 8  # questions of each kind in the first round of nano's

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from functools import cache
 
 from xshare.engines.base import Engine
-from xshare.engines.counting import layer_numbers
 from xshare.errors import XShareError
 from xshare.policy import Policy, Score
 
@@ -81,9 +80,9 @@ def look(
     else:
         engine.run(prompts, limit=tokens, batch=len(prompts), to_the_end=True)
     stats = engine.stats()
-    if not stats["mean"].get("experts_active"):
+    if not stats.mean.get("experts_active"):
         raise XShareError(f"no step of {policy} was counted: its answers are too short, or the engine routes natively")
-    active, native, mass = (tuple(stats[name]) for name in ("experts_active", "experts_native", "mass_kept"))
+    active, native, mass = (tuple(stats.by_layer[name]) for name in ("experts_active", "experts_native", "mass_kept"))
     return Candidate(policy, active, native, mass, kl)
 
 
@@ -122,7 +121,7 @@ def scan(
             found.append(look(engine, *forced(), policy, tokens))
             keep(found[-1])
 
-    policies = grid(engine.about["experts"], engine.about["top_k"], engine.about["drafts"], score)
+    policies = grid(engine.about.experts, engine.about.top_k, engine.about.drafts or 0, score)
     for policy in policies:
         add(policy)
         advance(1)
@@ -132,7 +131,7 @@ def scan(
         for like in family[SOME]:
             budgets = allocate(family, like.mean_active)
             if len(set(budgets)) > 1:
-                add(divided(like.policy, dict(zip(layer_numbers(engine.stats()["layers"]), budgets, strict=True))))
+                add(divided(like.policy, dict(zip(engine.about.layer_numbers, budgets, strict=True))))
             advance(1)
     engine.count_all(False)
     return found

@@ -12,7 +12,7 @@ bounds hold however often one looks at them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
@@ -21,18 +21,30 @@ from xshare.engines.base import Engine
 from xshare.quality.files import Task, TaskError
 from xshare.quality.measure import answer
 from xshare.quality.paired import Paired, bounds, needed, paired
-from xshare.results import Row
 from xshare.tune.scan import Candidate
 
 CHANCE = 0.05  # that one of all policies is said to hold and does not
 State = Literal["holds", "fails", "undecided"]
 Rounds = Callable[[bool, int], list[Task]]  # (unseen, round) -> its questions; none when they are used up
-Keep = Callable[[Row], None]
 
 
 def span(number: int) -> tuple[int, int]:
     """Where a round begins and how long it is, in first rounds."""
     return (0, 1) if number == 0 else (1 << number - 1, 1 << number - 1)
+
+
+@dataclass(frozen=True)
+class Round:
+    """The answers of one policy to one round of questions, as a result file has them."""
+
+    policy: str
+    unseen: bool
+    round: int
+    turn: int | None  # of a candidate on unseen questions: Trial's
+    right: list[bool]
+    steps: int
+    rows: int
+    mean: dict[str, float]  # what a step loaded and kept
 
 
 @dataclass
@@ -125,18 +137,16 @@ class Search:
         most: int,
         batch: int,
         limit: int,
-        kept: list[Row],
-        keep: Keep,
+        kept: Sequence[Round],
+        keep: Callable[[Round], None],
         advance: Callable[[int], None] = lambda done: None,
     ) -> None:
         """`most`: questions a candidate may take in each set. `kept`: rounds answered before; `keep` gets new ones."""
         self.engine, self.rounds, self.max_drop, self.most = engine, rounds, max_drop, most
         self.batch, self.limit, self.keep, self.advance = batch, limit, keep, advance
-        self.known: dict[tuple[str, bool, int], Row] = {
-            (row["policy"], row["unseen"], row["round"]): row for row in kept
-        }
+        self.known = {(each.policy, each.unseen, each.round): each for each in kept}
         # Of candidates that came to the unseen questions, in this run or before: which one each was.
-        self.turns: dict[str, int] = {row["policy"]: row["turn"] for row in kept if row["turn"]}
+        self.turns: dict[str, int] = {each.policy: each.turn for each in kept if each.turn}
 
     def run(self, candidates: list[Candidate]) -> Iterator[Tried]:
         found: dict[int, Tried] = {}  # by place
@@ -192,19 +202,19 @@ class Search:
     def judge(self, candidate: Candidate, trial: Trial) -> State:
         """Rounds of questions until the bounds say something, or they are used up."""
         while trial.state(self.max_drop) == "undecided" and (tasks := self.next_round(trial)):
-            trial.native += self.answers(None, tasks, trial)["right"]
+            trial.native += self.answers(None, tasks, trial).right
             if sum(trial.native) < 0.1 * len(trial.native):
                 raise TaskError(
                     f"native routing answers {sum(trial.native)} of {len(trial.native)} questions: harm could not be "
                     f"seen in these tasks, expected at least a tenth to be right"
                 )
             found = self.answers(candidate, tasks, trial)
-            trial.right += found["right"]
-            trial.loads.append((found["steps"], found["rows"], found["mean"]))
+            trial.right += found.right
+            trial.loads.append((found.steps, found.rows, found.mean))
             trial.looks += 1
         return trial.state(self.max_drop)
 
-    def answers(self, candidate: Candidate | None, tasks: list[Task], trial: Trial) -> Row:
+    def answers(self, candidate: Candidate | None, tasks: list[Task], trial: Trial) -> Round:
         """Of one round, decoded or as they were kept."""
         name = "native" if candidate is None else candidate.name
         key = (name, trial.unseen, trial.looks)
@@ -214,8 +224,7 @@ class Search:
         policy = None if candidate is None else candidate.policy
         found = answer(self.engine, policy, tasks, batch=self.batch, limit=self.limit, advance=self.advance)
         turn = trial.turn if trial.unseen and candidate is not None else None
-        row: Row = {"policy": name, "unseen": trial.unseen, "round": trial.looks, "turn": turn, "right": found.right}
-        row |= {"steps": found.run.steps, "rows": found.run.rows, "mean": found.stats.get("mean", {})}
-        self.known[key] = row
-        self.keep(row)
-        return row
+        run = found.run
+        self.known[key] = Round(*key, turn, found.right, run.steps, run.rows, found.stats.mean)
+        self.keep(self.known[key])
+        return self.known[key]

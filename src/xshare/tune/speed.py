@@ -3,36 +3,47 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from xshare.bench.sample import measure, warm
 from xshare.bench.workload import Workload
-from xshare.engines.base import Advance, Engine, quiet
-from xshare.results import Row
+from xshare.engines.base import Engine
+from xshare.progress import Advance, quiet
 from xshare.tune.scan import Candidate
 
 REPEATS = 7  # of fewer the interval of a median says little
+
+
+@dataclass(frozen=True)
+class Timed:
+    """One repeat, as a result file has it: tokens a second and request, of a candidate and natively."""
+
+    timed: str  # the candidate
+    repeat: int
+    otps: float
+    otps_native: float
 
 
 def ratios(
     engine: Engine,
     candidate: Candidate,
     workload: Workload,
-    known: Sequence[Row] = (),
-    keep: Callable[[Row], None] = lambda sample: None,
+    known: Sequence[Timed] = (),
+    keep: Callable[[Timed], None] = lambda sample: None,
     advance: Advance = quiet,
 ) -> list[float]:
     """Tokens a second and request, the candidate's over native's, one for each repeat.
 
     `known` are samples of an earlier run, and `keep` gets every new one.
     """
-    mine = {row["repeat"]: row for row in known if row.get("timed") == candidate.name}
+    mine = {each.repeat: each for each in known if each.timed == candidate.name}
     for repeat in (number for number in range(REPEATS) if number not in mine):
         prompts, otps = workload.prompts_of(engine, repeat), {}
         for native in (True, False) if repeat % 2 else (False, True):
             engine.use(None if native else candidate.policy)
             warm(engine, workload, workload.prompts_of(engine, -1))
             otps[native] = measure(engine, workload, prompts, None, quiet)[0]["otps"]
-        mine[repeat] = {"timed": candidate.name, "repeat": repeat, "otps": otps[False], "otps_native": otps[True]}
+        mine[repeat] = Timed(candidate.name, repeat, otps[False], otps[True])
         keep(mine[repeat])
     advance(1)
-    return [row["otps"] / row["otps_native"] for row in mine.values()]
+    return [each.otps / each.otps_native for each in mine.values()]

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from dataclasses import asdict
 from typing import Any, Literal
 
 from xshare.bench.workload import Workload
-from xshare.engines.base import Advance, Engine
+from xshare.engines.base import Engine
 from xshare.policy import Policy, Score
 from xshare.profile import Profile
-from xshare.results import Row, provenance
+from xshare.progress import Advance
+from xshare.results import Results, Row, provenance
 from xshare.statistics import median_interval, share_interval
-from xshare.tune.doctor import Examination, examine, runs, waves
+from xshare.tune.doctor import Decoded, Examination, examine, runs, waves
 from xshare.tune.questions import Questions
 from xshare.tune.scan import Candidate, front, looks, scan
-from xshare.tune.search import Search, Tried
-from xshare.tune.speed import ratios
+from xshare.tune.search import Round, Search, Tried
+from xshare.tune.speed import Timed, ratios
 
 SCANNED = 48  # tokens of an answer, when candidates are looked at
 Objective = Literal["otps", "experts"]
@@ -44,16 +46,15 @@ class Tuning:
         most: int,
         batch: int,
         limit: int,
-        kept: list[Row],
-        write: Callable[[list[Row], list[Row]], None],
+        results: Results,
         progress: Progress,
         say: Callable[[str], None],
     ) -> None:
-        """`most`: questions a candidate may take in each set. `kept`: samples of an earlier run. `write` gets rows and
-        samples whenever there are more."""
+        """`most`: questions a candidate may take in each set. `results` may have samples of an earlier run, and gets
+        the new ones."""
         self.engine, self.questions, self.max_drop, self.objective = engine, questions, max_drop, objective
         self.score, self.most, self.batch, self.limit = score, most, batch, limit
-        self.samples, self.write_down, self.progress, self.say = kept, write, progress, say
+        self.results, self.samples, self.progress, self.say = results, results.samples, progress, say
         self.tried: list[Tried] = []
         self.candidates: list[Candidate] = []
         self.law: Examination | None = None
@@ -64,7 +65,7 @@ class Tuning:
         if self.objective == "otps":
             self.law = self.examined()
         bold = [c for c in front(self.candidates) if self.gain(c) > 1.0]
-        answered = [sample for sample in self.samples if "right" in sample]
+        answered = [Round(**sample) for sample in self.samples if "right" in sample]
         with self.progress("answers", 2 * len(bold).bit_length() * self.most) as advance:
             search = Search(
                 self.engine,
@@ -74,7 +75,7 @@ class Tuning:
                 batch=self.batch,
                 limit=self.limit,
                 kept=answered,
-                keep=self.keep,
+                keep=lambda found: self.keep(asdict(found)),
                 advance=advance,
             )
             if not search.could_hold():
@@ -95,7 +96,7 @@ class Tuning:
         known = [from_sample(sample) for sample in self.samples if "scan" in sample]
         about = self.engine.about
         prompts = [self.engine.encode(task.prompt) for task in self.questions.round(False, 0)[: self.batch]]
-        with self.progress("policies", looks(about["experts"], about["top_k"], about["drafts"])) as advance:
+        with self.progress("policies", looks(about.experts, about.top_k, about.drafts or 0)) as advance:
             return scan(
                 self.engine,
                 prompts,
@@ -112,15 +113,16 @@ class Tuning:
         workload = Workload(self.batch, self.batch, None, 48, SCANNED, "questions", 0)
         with self.progress("speed", len(open_)) as advance:
             for candidate in open_:
-                found = ratios(self.engine, candidate, workload, tuple(self.samples), self.keep, advance)
+                known = [Timed(**sample) for sample in self.samples if "timed" in sample]
+                found = ratios(self.engine, candidate, workload, known, lambda timed: self.keep(asdict(timed)), advance)
                 self.speed[candidate.name] = median_interval(found)
 
     def examined(self) -> Examination:
         about = self.engine.about
-        workload = Workload(self.batch, self.batch * waves(about["drafts"]), None, 48, 24, "questions", 0)
-        with self.progress("law", runs(about["experts"], about["top_k"], self.batch, 0, 2)) as advance:
+        workload = Workload(self.batch, self.batch * waves(about.drafts), None, 48, 24, "questions", 0)
+        with self.progress("law", runs(about.experts, about.top_k, self.batch, 0, 2)) as advance:
             prompts = workload.prompts_of(self.engine, 0)
-            kept = tuple(self.samples)
+            kept = [Decoded(**sample) for sample in self.samples if "point" in sample]
             return examine(
                 self.engine,
                 prompts,
@@ -130,7 +132,7 @@ class Tuning:
                 repeats=2,
                 advance=advance,
                 kept=kept,
-                keep=self.keep_all,
+                keep=lambda repeat: self.keep_all([asdict(each) for each in repeat]),
             )
 
     def gain(self, candidate: Candidate) -> float:
@@ -174,7 +176,8 @@ class Tuning:
         return row
 
     def write(self) -> None:
-        self.write_down(self.rows(), self.samples)
+        self.results.rows = self.rows()
+        self.results.write()
 
     @property
     def holds(self) -> Tried | None:
@@ -194,10 +197,10 @@ class Tuning:
         change = holds.unseen.change
         about = self.engine.about
         measured: dict[str, Any] = {
-            "engine": f"{about['engine']} {about['version']}",
+            "engine": f"{about.engine} {about.version}",
             "batch": self.batch,
-            "drafts": about["drafts"],
-            "drafter": about.get("drafter"),
+            "drafts": about.drafts,
+            "drafter": about.drafter,
             "tokens_a_step": None if holds.unseen.tokens_a_step is None else round(holds.unseen.tokens_a_step, 1),
             "active": round(self.loaded(holds)[0], 2),
             "active_native": round(self.loaded(holds)[1], 2),
@@ -210,9 +213,10 @@ class Tuning:
             "change_within": [round(each, 4) for each in holds.unseen.bounds],
             "max_drop": self.max_drop,
         }
+        assert about.config is not None  # any engine in this process knows it
         return Profile(
-            model=str(about["model"]),
-            config=about["config"],
+            model=about.model,
+            config=about.config,
             policy=holds.candidate.name,
             measured=measured,
             versions=provenance()["versions"],

@@ -96,12 +96,12 @@ def test_the_engine_drafts(engine, prompts, plain):
     run = engine.run(prompts, limit=30, batch=4, to_the_end=True)
     assert [answer.tokens for answer in run.answers] == plain
     assert 0 < run.accepted < run.drafted
-    assert engine.about["drafts"] == DRAFTS
+    assert engine.about.drafts == DRAFTS
     noop = Policy(warmup=1, batch_budget=16)
     engine.use(noop)
     assert [answer.tokens for answer in engine.run(prompts, limit=30, batch=4, to_the_end=True).answers] == plain
-    assert engine.stats()["steps_pruned"] > 0
-    assert engine.stats()["mean"]["experts_active"] == pytest.approx(engine.stats()["mean"]["experts_native"])
+    assert engine.stats().steps_pruned > 0
+    assert engine.stats().mean["experts_active"] == pytest.approx(engine.stats().mean["experts_native"])
 
 
 def test_the_drafts_of_a_request_are_one_request(engine, prompts):
@@ -114,8 +114,8 @@ def test_the_drafts_of_a_request_are_one_request(engine, prompts):
     engine.run(prompts[:2], limit=9, batch=2, to_the_end=True)
     watch.remove()
     assert seen[0] == [[0, 0, 0, 0, 1, 1, 1, 1]]
-    assert max(engine.stats()["experts_selected"]) <= 8
-    assert engine.stats()["mean"]["experts_active"] < engine.stats()["mean"]["experts_native"]
+    assert max(engine.attached.stats()["experts_selected"]) <= 8
+    assert engine.stats().mean["experts_active"] < engine.stats().mean["experts_native"]
 
 
 def test_forced_steps_read_several_tokens_of_each(engine, prompts, plain):
@@ -182,7 +182,7 @@ def test_opened_with_a_draft_model(small, loaded):
     opened = open_engine("transformers", str(small), drafts=2, options={"dtype": "float32", "draft": str(small)})
     run = opened.run([[5, 6, 7]], limit=10, batch=1, to_the_end=True)
     assert run.accepted == run.drafted == 6
-    assert opened.about["drafter"] == str(small)
+    assert opened.about.drafter == str(small)
     opened.close()
     with pytest.raises(ModelError, match="name its folder"):
         open_engine("transformers", str(small), drafts=2)

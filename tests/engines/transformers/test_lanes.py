@@ -25,7 +25,7 @@ def test_each_batch_is_as_if_alone(drafts, policy):
         run = engine.run(prompts[start : start + 5], limit=24, batch=5, to_the_end=True)
         alone += [answer.tokens for answer in run.answers]
         for name in FIGURES:
-            sums[name] += run.steps * engine.stats()["mean"][name]
+            sums[name] += run.steps * engine.stats().mean[name]
         steps += run.steps
     engine.use(policy)
     engine.lanes = 3
@@ -37,7 +37,7 @@ def test_each_batch_is_as_if_alone(drafts, policy):
     if drafts == 0:
         assert run.steps == steps
         for name in FIGURES:
-            assert engine.stats()["mean"][name] == pytest.approx(sums[name] / steps, rel=1e-5)
+            assert engine.stats().mean[name] == pytest.approx(sums[name] / steps, rel=1e-5)
 
 
 def test_ranks_close_when_a_sequence_ends():
@@ -49,7 +49,7 @@ def test_ranks_close_when_a_sequence_ends():
     assert len(set(tokens)) > 8  # they end at different steps
     # Of n sequences under way, n // 4 batches are full: not many more steps than if none were ever short.
     assert run.steps < 1.25 * (sum(tokens) - len(tokens)) / 4
-    assert engine.stats()["mean"]["experts_active"] <= 4 * 4
+    assert engine.stats().mean["experts_active"] <= 4 * 4
     assert engine.run(prompts[:4], limit=4, batch=4).decode_s > 0
     engine.close()
 
@@ -99,7 +99,7 @@ def test_no_batch_has_two_kinds(drafts, policy):
     engine.close()
     assert [answer.tokens[:same] for answer in run.answers] == [alone[number] for number in range(11)]
     if drafts == 0:
-        assert run.steps == steps == engine.stats()["steps_pruned"]
+        assert run.steps == steps == engine.stats().steps_pruned
 
 
 def test_places_of_batches_of_one_kind():

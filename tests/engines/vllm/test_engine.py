@@ -43,7 +43,7 @@ def checked(engine, limit=12):
         """On a busy machine a server may have answered one request before the next comes: then ask again."""
         for _ in range(20):
             found = tokens(policy)[1]
-            if engine.stats()["mean"]["experts_native"] > 4:
+            if engine.stats().mean["experts_native"] > 4:
                 return found
         pytest.fail("no two requests met in a step")
 
@@ -51,15 +51,15 @@ def checked(engine, limit=12):
     assert [len(answer) for answer in native] == [limit] * 7
     assert all(sorted(answer.times_s) == answer.times_s for answer in run.answers)
     assert len({tuple(answer) for answer in native}) > 4
-    assert engine.stats()["steps_pruned"] == 0
+    assert engine.stats().steps_pruned == 0
     assert met(CONTROL) == native
     stats = engine.stats()
-    assert stats["steps_pruned"] >= 11
-    assert stats["mean"]["experts_active"] == stats["mean"]["experts_native"]
+    assert stats.steps_pruned >= 11
+    assert stats.mean["experts_active"] == stats.mean["experts_native"]
     assert met(PRUNED) != native
-    assert engine.stats()["mean"]["experts_active"] < engine.stats()["mean"]["experts_native"]
+    assert engine.stats().mean["experts_active"] < engine.stats().mean["experts_native"]
     assert tokens(None)[1] == native  # nothing that was pruned is left
-    assert engine.stats()["mean"] == {}
+    assert engine.stats().mean == {}
     late, _ = tokens(None, limit=3, batch=7, arrivals=[0.3, *[0.0] * 6])
     assert late.answers[0].first_s > 0
     assert late.answers[0].times_s[0] > 0.3 == late.answers[0].arrived_s
@@ -72,7 +72,7 @@ def scanned(engine):
     prompts = [engine.encode(f"what is {number} and {3 * number}?") for number in range(4)]
     engine.use(PRUNED)
     engine.run(prompts, limit=4, batch=4, to_the_end=True)
-    assert engine.stats()["samples"] == 1  # the first step after a change
+    assert engine.stats().samples == 1  # the first step after a change
     found = scan(engine, prompts, 8)
     assert len({round(each.native[0], 6) for each in found}) == 1  # later layers see what became of the first
     assert all(0 < a <= n for each in found for a, n in zip(each.active, each.native, strict=True))
@@ -107,9 +107,9 @@ def started(small):
 
 
 def test_in_process_with_drafts(started):
-    assert started.about["experts"] == 16
-    assert started.about["expert_bytes"] == 2 * 3 * 64 * 32 * 4  # layers, matrices, float32
-    assert (started.about["top_k"], started.about["layers"], started.about["drafts"]) == (4, 2, 2)
+    assert started.about.experts == 16
+    assert started.about.expert_bytes == 2 * 3 * 64 * 32 * 4  # layers, matrices, float32
+    assert (started.about.top_k, started.about.layers, started.about.drafts) == (4, 2, 2)
     run = checked(started)
     assert run.drafted == pytest.approx(2 * 7 * 11, abs=14)  # none for the last token
     assert 0 <= run.accepted < run.drafted
@@ -192,7 +192,7 @@ def server(small, tmp_path_factory):
 
 def test_behind_http(server):
     engine = open_engine(server.url)
-    assert {name: engine.about[name] for name in ("engine", "model", "experts", "top_k", "layers")} == {
+    assert {name: engine.about.record()[name] for name in ("engine", "model", "experts", "top_k", "layers")} == {
         "engine": "vllm server", "model": "tiny", "experts": 16, "top_k": 4, "layers": 2
     }  # fmt: skip
     assert checked(engine, limit=LONG).steps == 0  # they are the server's own
@@ -236,7 +236,7 @@ def test_bench_behind_http(server, tmp_path, monkeypatch, capsys):
         "8",
     )
     assert code == 0
-    assert f"tiny on vllm server {rows and open_engine(server.url).about['version']}, {server.url}" in out
+    assert f"tiny on vllm server {rows and open_engine(server.url).about.version}, {server.url}" in out
     assert_compared(rows)
     assert all(row["step_ms"] is None and row["ttft_ms_p50"] > 0 for row in rows)
 

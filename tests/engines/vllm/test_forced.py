@@ -50,12 +50,12 @@ def test_native_against_native_is_nothing(vllm, prompts):
     assert found.tokens == found.same == sum(len(answer) - 1 for answer in ANSWERS)
     assert found.kl == 0
     assert found.surprise == found.surprise_native > 0
-    assert vllm.stats()["steps_pruned"] == 0
+    assert vllm.stats().steps_pruned == 0
 
 
 def test_the_control_is_native(vllm, prompts):
     found = forced(vllm, CONTROL, prompts)
-    assert vllm.stats()["steps_pruned"] == sum(max(map(len, ANSWERS[some])) - 1 for some in (slice(4), slice(4, 6)))
+    assert vllm.stats().steps_pruned == sum(max(map(len, ANSWERS[some])) - 1 for some in (slice(4), slice(4, 6)))
     assert found.kl == pytest.approx(0, abs=1e-6)
     assert found.surprise == pytest.approx(found.surprise_native, rel=1e-6)
 
@@ -67,7 +67,7 @@ def test_a_policy_is_measured_as_in_transformers(vllm, prompts, engine):
     assert ours.kl == pytest.approx(theirs.kl, rel=1e-4)
     assert ours.surprise == pytest.approx(theirs.surprise, rel=1e-5)
     assert ours.surprise_native == pytest.approx(theirs.surprise_native, rel=1e-5)
-    assert vllm.stats()["mean"]["experts_active"] < vllm.stats()["mean"]["experts_native"]
+    assert vllm.stats().mean["experts_active"] < vllm.stats().mean["experts_native"]
 
 
 def test_a_large_vocabulary_is_compared_in_parts_and_whole(vllm, prompts, monkeypatch):

@@ -5,7 +5,7 @@ import pytest
 from xshare import Policy
 from xshare.engines.opening import open_engine
 from xshare.quality.files import built_in
-from xshare.quality.tasks import LONGEST
+from xshare.tasks import LONGEST
 
 pytestmark = pytest.mark.engine
 POLICY = Policy.parse("k0=1,m=8")

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from importlib import metadata
 from typing import Any
 
-from xshare.engines.base import Advance, Answer, Divergence, Run, quiet
+from xshare.engines.base import About, Answer, Divergence, Run
+from xshare.engines.counting import FIGURES, Stats
 from xshare.engines.transformers.attach import Attached, apply, remove
 from xshare.engines.transformers.decode import decode
 from xshare.engines.transformers.forced import diverge
@@ -14,6 +15,7 @@ from xshare.engines.transformers.routers import Router, find
 from xshare.errors import ModelError
 from xshare.policy import Policy
 from xshare.profile import model_hash
+from xshare.progress import Advance, quiet
 
 NATIVE = Policy(method="native")
 
@@ -43,19 +45,20 @@ class TransformersEngine:
                 f"a draft model must have the model's own tokens: it has {drafter.config.vocab_size}, "
                 f"the model {model.config.get_text_config().vocab_size}"
             )
-        self.about: dict[str, Any] = {
-            "engine": "transformers",
-            "version": metadata.version("transformers"),
-            "model": name,
-            "device": str(model.device),
-            "dtype": str(model.dtype).removeprefix("torch."),
-            "experts": routers[0].num_experts,
-            "top_k": routers[0].spec().top_k,
-            "layers": len(routers),
-            "drafts": drafts,
-            "expert_bytes": expert_bytes(model, routers),
-            "config": model_hash(model.config.get_text_config()),
-        }
+        self.about = About(
+            engine="transformers",
+            version=metadata.version("transformers"),
+            model=name,
+            device=str(model.device),
+            dtype=str(model.dtype).removeprefix("torch."),
+            experts=routers[0].num_experts,
+            top_k=routers[0].spec().top_k,
+            layers=len(routers),
+            layer_numbers=tuple(router.number for router in routers),
+            drafts=drafts,
+            expert_bytes=expert_bytes(model, routers),
+            config=model_hash(model.config.get_text_config()),
+        )
         self.use(None)
 
     def use(self, policy: Policy | None) -> None:
@@ -113,8 +116,10 @@ class TransformersEngine:
     ) -> Divergence:
         return diverge(self.attached, prompts, answers, batch, advance, self.drafts)
 
-    def stats(self) -> dict[str, Any]:
-        return self.attached.stats()
+    def stats(self) -> Stats:
+        found = self.attached.stats()
+        by_layer = {name: found[name] for name in FIGURES}
+        return Stats(found["steps_pruned"], found["steps_bypassed"], by_layer=by_layer, mean=found["mean"])
 
     def count_all(self, on: bool) -> None:
         """It does so anyway."""

@@ -13,10 +13,11 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from xshare.batch import BatchLayout
-from xshare.engines.base import Advance, Divergence, quiet
+from xshare.engines.base import Divergence
 from xshare.engines.transformers.attach import Attached
 from xshare.engines.transformers.decode import read_prompts
 from xshare.engines.transformers.places import Places
+from xshare.progress import Advance, quiet
 
 
 @dataclass(frozen=True)

@@ -9,11 +9,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from xshare.engines.base import Advance, Answer, Divergence, Run, quiet
-from xshare.engines.counting import since
+from xshare.engines.base import About, Answer, Divergence, Run
+from xshare.engines.counting import Stats, layer_numbers, since
 from xshare.errors import ModelError, XShareError
 from xshare.policy import Policy, common_score
 from xshare.profile import model_hash
+from xshare.progress import Advance, quiet
 
 FIXED_DRAFTER = {"method": "custom_class", "model": "xshare.engines.vllm.drafter.FixedDrafter"}
 EVERY = 16  # steps between two of which experts are counted: a short run has some too
@@ -55,13 +56,11 @@ class VllmEngine:
             raise ModelError(f"vllm cannot serve {str(model)!r}: {reason}") from error
         self._runs, self._acts = 0, False
         self._before = self._counted()
-        self.about: dict[str, Any] = about(self.llm, name or str(model), __version__) | {
-            "experts": self._before["experts"],
-            "top_k": self._before["top_k"],
-            "layers": len(self._before["layers"]),
-            "expert_bytes": self._before["expert_bytes"],
-        }
-        self.forces = not self.about["drafts"]
+        self.about = about(self.llm, name or str(model), __version__)
+        self.about.experts, self.about.top_k = self._before["experts"], self._before["top_k"]
+        self.about.layers, self.about.layer_numbers = len(self._before["layers"]), layer_numbers(self._before["layers"])
+        self.about.expert_bytes = self._before["expert_bytes"]
+        self.forces = not self.about.drafts
         self.use(None)
 
     def _counted(self) -> dict[str, Any]:
@@ -160,7 +159,7 @@ class VllmEngine:
 
     def _draft_counters(self) -> tuple[int, int]:
         """Drafted and accepted so far."""
-        if not self.about["drafts"]:
+        if not self.about.drafts:
             return 0, 0
         metrics = self.llm.get_metrics()
         drafted, accepted = (sum(each.value for each in metrics if each.name == name) for name in COUNTERS)
@@ -176,7 +175,7 @@ class VllmEngine:
             return None
         return self.llm.get_tokenizer()
 
-    def stats(self) -> dict[str, Any]:
+    def stats(self) -> Stats:
         return since(self._before, self._counted())
 
     def count_all(self, on: bool) -> None:
@@ -227,28 +226,28 @@ def arguments(drafts: int, policies: Sequence[Policy], options: Mapping[str, Any
     return given
 
 
-def about(llm: Any, name: str, version: str) -> dict[str, Any]:
+def about(llm: Any, name: str, version: str) -> About:
     """The regime, as far as the engine's configuration tells it."""
     import torch
 
     config = llm.llm_engine.vllm_config
     speculative = config.speculative_config
     cuda = config.device_config.device_type == "cuda"
-    return {
-        "engine": "vllm",
-        "version": version,
-        "model": name,
-        "device": torch.cuda.get_device_name() if cuda else config.device_config.device_type,
-        "dtype": str(config.model_config.dtype).removeprefix("torch."),
-        "weights": str(config.load_config.load_format),
-        "graphs": "none"
+    return About(
+        engine="vllm",
+        version=version,
+        model=name,
+        device=torch.cuda.get_device_name() if cuda else config.device_config.device_type,
+        dtype=str(config.model_config.dtype).removeprefix("torch."),
+        weights=str(config.load_config.load_format),
+        graphs="none"
         if config.model_config.enforce_eager
         else getattr(config.compilation_config.cudagraph_mode, "name", "none").lower(),
-        "tensor_parallel": config.parallel_config.tensor_parallel_size,
-        "expert_parallel": bool(config.parallel_config.enable_expert_parallel),
-        "max_num_seqs": config.scheduler_config.max_num_seqs,
-        "drafts": speculative.num_speculative_tokens if speculative is not None else 0,
-        "drafter": str(speculative.model or speculative.method) if speculative is not None else None,
-        "vocab": config.model_config.get_vocab_size(),
-        "config": model_hash(config.model_config.hf_text_config),
-    }
+        tensor_parallel=config.parallel_config.tensor_parallel_size,
+        expert_parallel=bool(config.parallel_config.enable_expert_parallel),
+        max_num_seqs=config.scheduler_config.max_num_seqs,
+        drafts=speculative.num_speculative_tokens if speculative is not None else 0,
+        drafter=str(speculative.model or speculative.method) if speculative is not None else None,
+        vocab=config.model_config.get_vocab_size(),
+        config=model_hash(config.model_config.hf_text_config),
+    )

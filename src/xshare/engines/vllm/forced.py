@@ -14,8 +14,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from xshare.engines.base import Advance, Divergence, quiet
+from xshare.engines.base import Divergence
 from xshare.errors import ModelError
+from xshare.progress import Advance, quiet
 
 KEY = "xshare_forced"  # in a request's extra_args: its number, and the tokens of its answer
 AT_ONCE = 1 << 22  # probabilities that are compared together: a float64 of each is 32 MiB, and a few of them are needed

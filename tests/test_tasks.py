@@ -5,7 +5,7 @@ from math import gcd, prod
 
 import pytest
 
-from xshare.quality.tasks import (
+from xshare.tasks import (
     ASKED,
     HELD_OUT,
     KINDS,

@@ -1,0 +1,16 @@
+"""Result files: `{"provenance": {...}, "rows": [flat records]}`, the one form every table and plot is made from."""
+
+from xshare.results.file import Row, check_replaced, sha256, write_result
+from xshare.results.growing import Results, check_continued, read_earlier
+from xshare.results.stamp import provenance
+
+__all__ = [
+    "Results",
+    "Row",
+    "check_continued",
+    "check_replaced",
+    "provenance",
+    "read_earlier",
+    "sha256",
+    "write_result",
+]

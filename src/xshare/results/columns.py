@@ -1,0 +1,41 @@
+"""What stands in the columns of a row, whoever has written the file."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from xshare.results.file import Row
+
+# The first is written; files of before have either.
+ENDS = (("low", "high"), ("lo", "hi"))
+
+
+def number(value: Any) -> float | None:
+    """A finite number, or None for anything else a row may hold."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or abs(value) > 1e300 or not math.isfinite(value):
+        return None
+    return float(value)
+
+
+def ends(row: Row, name: str) -> tuple[float, float] | None:
+    """The interval of a column, however its ends are spelled; None where the row has none."""
+    for low, high in ENDS:
+        found = number(row.get(f"{name}_{low}")), number(row.get(f"{name}_{high}"))
+        if found[0] is not None and found[1] is not None:
+            return found[0], found[1]
+    return None
+
+
+def spread(row: Row, name: str) -> tuple[float, float]:
+    """The same of a row that must have it: a mistake is told by its column."""
+    found = ends(row, name)
+    if found is None:
+        raise KeyError(f"{name}_{ENDS[0][0]}")
+    return found
+
+
+def spelled_mean(row: Row, name: str, digits: int) -> str:
+    """A mean of a row with half its interval: `16.3 ±0.1`."""
+    low, high = spread(row, name)
+    return f"{row[name]:.{digits}f} ±{(high - low) / 2:.{digits}f}"

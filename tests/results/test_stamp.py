@@ -1,0 +1,48 @@
+"""Which commit a result is of, and whether its code had changes."""
+
+import subprocess
+
+import pytest
+
+from xshare.results.stamp import commit
+
+
+@pytest.fixture
+def checkout(tmp_path, monkeypatch):
+    """A repository with one file of code, and nothing in the environment that names a commit."""
+    monkeypatch.delenv("XSHARE_COMMIT", raising=False)
+    file = tmp_path / "src" / "package" / "code.py"
+    file.parent.mkdir(parents=True)
+    file.write_text("one = 1\n")
+
+    def git(*words):
+        who = ["-c", "user.name=a", "-c", "user.email=a@b"]
+        return subprocess.run(["git", *who, *words], cwd=tmp_path, check=True, capture_output=True, text=True).stdout
+
+    git("init", "-q")
+    git("add", ".")
+    git("commit", "-qm", "one")
+    return file, git("rev-parse", "HEAD").strip()
+
+
+def test_a_clean_checkout_is_its_commit(checkout, monkeypatch):
+    file, head = checkout
+    assert commit(file) == head
+    monkeypatch.setenv("XSHARE_COMMIT", "named")
+    assert commit(file) == "named"
+
+
+def test_changes_are_told_even_of_a_commit_that_is_named(checkout, monkeypatch):
+    file, head = checkout
+    file.write_text("one = 2\n")
+    assert commit(file) == head + "+changes"
+    monkeypatch.setenv("XSHARE_COMMIT", "named")
+    assert commit(file) == "named+changes"
+
+
+def test_without_a_checkout_the_name_is_all_there_is(checkout, tmp_path, monkeypatch):
+    beside = checkout[0].with_name("installed.py")  # some other repository surrounds it
+    beside.write_text("")
+    assert commit(beside) is None
+    monkeypatch.setenv("XSHARE_COMMIT", "named")
+    assert commit(beside) == "named"
