@@ -14,6 +14,7 @@ from xshare.profile import Profile
 from xshare.progress import Advance
 from xshare.results import Results, Row, provenance
 from xshare.statistics import median_interval, share_interval
+from xshare.tune.before import as_today
 from xshare.tune.doctor import Decoded, Examination, examine, runs, waves
 from xshare.tune.questions import Questions
 from xshare.tune.scan import Candidate, front, looks, scan
@@ -65,7 +66,7 @@ class Tuning:
         if self.objective == "otps":
             self.law = self.examined()
         bold = [c for c in front(self.candidates) if self.gain(c) > 1.0]
-        answered = [Round(**sample) for sample in self.samples if "right" in sample]
+        answered = [Round(**sample) for sample in self.kept("right")]
         with self.progress("answers", 2 * len(bold).bit_length() * self.most) as advance:
             search = Search(
                 self.engine,
@@ -86,6 +87,11 @@ class Tuning:
         self.time()
         self.write()
 
+    def kept(self, column: str) -> list[Row]:
+        """Samples so far of the kind that has this column."""
+        layers = self.engine.about.layer_numbers
+        return [as_today(sample, layers) for sample in self.samples if column in sample]
+
     def first_look(self, search: Search) -> str:
         best = search.best_case
         asked, total = len(best.right), best.needed(self.max_drop)
@@ -93,7 +99,7 @@ class Tuning:
         return f"{asked} questions cannot show a loss below {self.max_drop:.1%}, even without one that is lost{enough}."
 
     def scanned(self) -> list[Candidate]:
-        known = [from_sample(sample) for sample in self.samples if "scan" in sample]
+        known = [from_sample(sample) for sample in self.kept("scan")]
         about = self.engine.about
         prompts = [self.engine.encode(task.prompt) for task in self.questions.round(False, 0)[: self.batch]]
         with self.progress("policies", looks(about.experts, about.top_k, about.drafts or 0)) as advance:
@@ -113,7 +119,7 @@ class Tuning:
         workload = Workload(self.batch, self.batch, None, 48, SCANNED, "questions", 0)
         with self.progress("speed", len(open_)) as advance:
             for candidate in open_:
-                known = [Timed(**sample) for sample in self.samples if "timed" in sample]
+                known = [Timed(**sample) for sample in self.kept("timed")]
                 found = ratios(self.engine, candidate, workload, known, lambda timed: self.keep(asdict(timed)), advance)
                 self.speed[candidate.name] = median_interval(found)
 
@@ -122,7 +128,7 @@ class Tuning:
         workload = Workload(self.batch, self.batch * waves(about.drafts), None, 48, 24, "questions", 0)
         with self.progress("law", runs(about.experts, about.top_k, self.batch, 0, 2)) as advance:
             prompts = workload.prompts_of(self.engine, 0)
-            kept = [Decoded(**sample) for sample in self.samples if "point" in sample]
+            kept = [Decoded(**sample) for sample in self.kept("point")]
             return examine(
                 self.engine,
                 prompts,

@@ -1,0 +1,24 @@
+"""Samples of tunings from before a policy held its budgets by layer, as they would be written today."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from xshare.policy import Policy
+from xshare.results import Row
+from xshare.tune.scan import divided
+
+NAME = re.compile(r"k0=(\d+),m=\[([\d,]+)\](?:,score=(\w+))?")  # k0=1,m=[8,4]: an m for each layer
+
+
+def as_today(sample: Row, layers: Sequence[int]) -> Row:
+    """`layers`: the model's own numbers of its MoE layers."""
+    found = dict(sample)
+    if (budgets := found.pop("budgets", None)) is not None:
+        found["scan"] = str(divided(Policy.parse(found["scan"]), dict(zip(layers, budgets, strict=True))))
+    for name in ("policy", "timed"):
+        if isinstance(found.get(name), str) and (old := NAME.fullmatch(found[name])):
+            policy = Policy.parse(f"k0={old[1]},score={old[3] or 'full'}")
+            found[name] = str(divided(policy, dict(zip(layers, map(int, old[2].split(",")), strict=True))))
+    return found
