@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from answers import Setting
 
-from xshare import __version__
 from xshare.files import check_writable
 from xshare.results import Results, Row
+from xshare.version import __version__
 
 
 class Kept(Results):

@@ -32,6 +32,21 @@ def check_apart(outputs: Sequence[Path | None], inputs: Sequence[Path | None] = 
             taken[path.resolve()] = "another output"
 
 
+def read_lines(path: Path, what: str, holds: str, error: type[XShareError]) -> list[tuple[int, str]]:
+    """The lines of a text file that are not empty, stripped, with their numbers. `what` it is and what it `holds` are
+    named where it cannot be read."""
+    if not path.is_file():
+        raise error(f"{what} {str(path)!r} does not exist or is not a file")
+    try:
+        lines = path.read_text(encoding="utf-8-sig").split("\n")
+    except UnicodeDecodeError:
+        raise error(f"{what} {str(path)!r} is not text in UTF-8") from None
+    numbered = [(number, line.strip()) for number, line in enumerate(lines, 1) if line.strip()]
+    if not numbered:
+        raise error(f"{what} {str(path)!r} holds no {holds}")
+    return numbered
+
+
 @contextmanager
 def whole_file(path: Path) -> Iterator[Path]:
     """A temporary path beside `path` that takes its place if the block succeeds and vanishes if it does not."""

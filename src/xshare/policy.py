@@ -9,6 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from xshare.errors import PolicyError
+from xshare.spelling import budgets_by_layer, number_of, ranges, spelled
 
 # The paper's letters, in the order of the canonical string.
 LETTERS = {
@@ -95,25 +96,9 @@ Score = Literal["full", "topk"]
 Fill = Literal["level", "rounds"]
 
 
-def _layer_budgets(value: Any) -> Any:
-    """`0:24/3:8`, or a mapping whose keys may be text, as JSON's are -> {0: 24, 3: 8}, in the order of layers."""
-    if isinstance(value, str):
-        pairs = [pair.partition(":") for pair in value.split("/")]
-        if not all(layer.isdecimal() and m.isdecimal() for layer, _, m in pairs):
-            raise ValueError("layer:budget pairs as 0:24/3:8")
-        if len({int(layer) for layer, _, _ in pairs}) < len(pairs):
-            raise ValueError("one budget for each layer")
-        value = {int(layer): int(m) for layer, _, m in pairs}
-    if not isinstance(value, Mapping):
-        raise ValueError("layer:budget pairs as 0:24/3:8, or a mapping of them")
-    numbers = {int(key) if isinstance(key, str) and key.isdecimal() else key: m for key, m in value.items()}
-    in_order = all(isinstance(key, int) for key in numbers)  # anything else is refused by what comes after
-    return dict(sorted(numbers.items())) if in_order else numbers
-
-
 LayerBudgets = Annotated[
     dict[Annotated[int, Field(ge=0)], Annotated[int, Field(ge=0)]],
-    BeforeValidator(_layer_budgets),
+    BeforeValidator(budgets_by_layer),
 ]
 
 
@@ -183,7 +168,7 @@ class Policy(BaseModel):
         """The policy of each of these layers, all that it acts on: a budget for any other is refused."""
         if unknown := [layer for layer in self.layer_budgets if layer not in layers]:
             raise PolicyError(
-                f"layer_budgets (ml) names layer {unknown[0]}, and the layers to act on are {_ranges(layers)}"
+                f"layer_budgets (ml) names layer {unknown[0]}, and the layers to act on are {ranges(layers)}"
             )
         return [self.for_layer(layer) for layer in layers]
 
@@ -220,7 +205,7 @@ class Policy(BaseModel):
             target, key = (params, letter) if name is None else (fields, name)
             if key in target:
                 raise PolicyError(f"policy {text!r}: {letter!r} is given twice")
-            target[key] = _number(value)
+            target[key] = number_of(value)
         return cls(**fields, params=params)
 
     def __str__(self) -> str:
@@ -229,9 +214,9 @@ class Policy(BaseModel):
         for letter, name in LETTERS.items():
             always = self.method == "xshare" and (letter == "k0" or (letter == "m" and self.mass is None))
             if always or self._is_set(name):
-                items.append(f"{letter}={_spell(getattr(self, name))}")
+                items.append(f"{letter}={spelled(getattr(self, name))}")
         own = METHOD_KNOBS[self.method].params  # in the method's order, so that equal policies spell alike
-        items += [f"{name}={_spell(self.params[name])}" for name in own if name in self.params]
+        items += [f"{name}={spelled(self.params[name])}" for name in own if name in self.params]
         knobs = ",".join(items)
         if self.method == "xshare":
             return knobs
@@ -256,32 +241,6 @@ class Policy(BaseModel):
     def to_dict(self) -> dict[str, Any]:
         """The fields that are set: `Policy.of(policy.to_dict()) == policy`."""
         return self.model_dump(exclude_defaults=True)
-
-
-def _ranges(numbers: Sequence[int]) -> str:
-    """`0 to 3, 5`"""
-    found: list[list[int]] = []
-    for number in sorted(numbers):
-        if found and number == found[-1][1] + 1:
-            found[-1][1] = number
-        else:
-            found.append([number, number])
-    return ", ".join(str(low) if low == high else f"{low} to {high}" for low, high in found)
-
-
-def _number(text: str) -> int | float | str:
-    for kind in (int, float):
-        try:
-            return kind(text) if "_" not in text else text
-        except ValueError:
-            continue
-    return text
-
-
-def _spell(value: Any) -> str:
-    if isinstance(value, dict):
-        return "/".join(f"{layer}:{m}" for layer, m in value.items())
-    return f"{value:g}" if isinstance(value, float) and float(f"{value:g}") == value else str(value)
 
 
 def _sentence(error: ValidationError) -> str:

@@ -71,7 +71,14 @@ class RouterSpec:
     ) -> Self:
         """DeepSeek-V3/R1, Kimi, GLM: sigmoid scores, a correction bias for ranking only, groups of experts."""
         return cls(
-            top_k, "sigmoid", renormalize, correction_bias, n_group, topk_group, routed_scaling_factor, num_experts
+            top_k,
+            "sigmoid",
+            renormalize,
+            correction_bias=correction_bias,
+            n_group=n_group,
+            topk_group=topk_group,
+            routed_scaling_factor=routed_scaling_factor,
+            num_experts=num_experts,
         )
 
     @classmethod

@@ -141,7 +141,17 @@ def prepare(
     choice = router.choice(logits, score)
     ids, real = refine(choice, torch.ones_like(choice, dtype=torch.bool), router)
     native = Native(ids, router.weight(logits, score, ids, real))
-    return Step(score, router.limit_groups(choice), usable, layout, placement, native, logits, choice, tables or {})
+    return Step(
+        score,
+        router.limit_groups(choice),
+        usable,
+        layout,
+        placement,
+        native=native,
+        logits=logits,
+        open_choice=choice,
+        tables=tables or {},
+    )
 
 
 def apply(

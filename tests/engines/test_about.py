@@ -1,6 +1,7 @@
 """What an engine says of itself, and what of it stands in files."""
 
-from xshare.engines.base import About, layer_numbers
+from xshare.engines.base import About
+from xshare.engines.counting import layer_numbers
 
 
 def test_the_record_has_what_is_known_and_not_the_layers_numbers():
@@ -27,4 +28,5 @@ def test_a_servers_record_has_no_version_where_none_is_known():
 
 def test_layers_are_known_by_the_models_own_numbers():
     assert layer_numbers(["model.layers.3.mlp.experts", "model.layers.12.mlp.experts"]) == (3, 12)
-    assert layer_numbers(["experts"]) == ()
+    assert layer_numbers(["transformer.blocks.0.ffn", "transformer.blocks.1.ffn"]) == (0, 1)
+    assert layer_numbers(["experts"]) == (0,)  # no number: its place

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from xshare.errors import XShareError
+from xshare.files import read_lines
 from xshare.tasks import ASKED, Question, given_answer, held_out_questions
 
 NUMBER = re.compile(r"(?:(?<!\d)-)?(?:\d[\d,]*(?:\.\d+)?|\.\d+)")
@@ -79,16 +80,8 @@ def built_in(each: int, seed: int = 0) -> list[Task]:
 
 
 def read_tasks(path: Path) -> list[Task]:
-    if not path.is_file():
-        raise TaskError(f"task file {str(path)!r} does not exist or is not a file")
-    try:
-        lines = path.read_text(encoding="utf-8-sig").split("\n")
-    except UnicodeDecodeError:
-        raise TaskError(f"task file {str(path)!r} is not text in UTF-8") from None
-    tasks = [_task(line, f"task file {str(path)!r}, line {n}") for n, line in enumerate(lines, 1) if line.strip()]
-    if not tasks:
-        raise TaskError(f"task file {str(path)!r} holds no tasks")
-    return tasks
+    numbered = read_lines(path, "task file", "tasks", TaskError)
+    return [_task(line, f"task file {str(path)!r}, line {number}") for number, line in numbered]
 
 
 def _task(line: str, where: str) -> Task:

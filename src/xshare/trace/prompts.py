@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from xshare.errors import TraceError
+from xshare.files import read_lines
 
 
 @dataclass(frozen=True)
@@ -17,15 +18,7 @@ class Prompt:
 
 def read_prompts(path: Path) -> list[Prompt]:
     """One prompt a line, or in a .jsonl file an object with `prompt` and perhaps `domain`. Empty lines are left out."""
-    if not path.is_file():
-        raise TraceError(f"prompts file {str(path)!r} does not exist or is not a file")
-    try:
-        lines = path.read_text(encoding="utf-8-sig").split("\n")
-    except UnicodeDecodeError:
-        raise TraceError(f"prompts file {str(path)!r} is not text in UTF-8") from None
-    numbered = [(number, line.strip()) for number, line in enumerate(lines, 1) if line.strip()]
-    if not numbered:
-        raise TraceError(f"prompts file {str(path)!r} holds no prompts")
+    numbered = read_lines(path, "prompts file", "prompts", TraceError)
     if path.suffix != ".jsonl":
         return [Prompt(line) for _, line in numbered]
     return [_prompt(line, f"prompts file {str(path)!r}, line {number}") for number, line in numbered]

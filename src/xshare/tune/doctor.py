@@ -158,14 +158,14 @@ def examine(
     measured = [way for way, _ in ways]
     forced = len(sizes(N, k))
     return Examination(
-        measured[0],
-        measured[1],
-        measured[2 : 2 + forced],
-        measured[2 + forced : 2 + forced + len(policies)],
-        measured[2 + forced + len(policies) :],
-        k,
-        copy_gbps("cpu" if engine.about.device == "cpu" else "cuda"),
-        engine.about.expert_bytes,
+        native=measured[0],
+        noop=measured[1],
+        forced=measured[2 : 2 + forced],
+        policies=measured[2 + forced : 2 + forced + len(policies)],
+        by_batch=measured[2 + forced + len(policies) :],
+        top_k=k,
+        copy_gbps=copy_gbps("cpu" if engine.about.device == "cpu" else "cuda"),
+        expert_bytes=engine.about.expert_bytes,
     )
 
 

@@ -1,0 +1,48 @@
+"""The values of a policy as text: numbers, budgets by layer, lists of layers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+
+def number_of(text: str) -> int | float | str:
+    for kind in (int, float):
+        try:
+            return kind(text) if "_" not in text else text
+        except ValueError:
+            continue
+    return text
+
+
+def spelled(value: Any) -> str:
+    if isinstance(value, dict):
+        return "/".join(f"{layer}:{m}" for layer, m in value.items())
+    return f"{value:g}" if isinstance(value, float) and float(f"{value:g}") == value else str(value)
+
+
+def budgets_by_layer(value: Any) -> Any:
+    """`0:24/3:8`, or a mapping whose keys may be text, as JSON's are -> {0: 24, 3: 8}, in the order of layers."""
+    if isinstance(value, str):
+        pairs = [pair.partition(":") for pair in value.split("/")]
+        if not all(layer.isdecimal() and m.isdecimal() for layer, _, m in pairs):
+            raise ValueError("layer:budget pairs as 0:24/3:8")
+        if len({int(layer) for layer, _, _ in pairs}) < len(pairs):
+            raise ValueError("one budget for each layer")
+        value = {int(layer): int(m) for layer, _, m in pairs}
+    if not isinstance(value, Mapping):
+        raise ValueError("layer:budget pairs as 0:24/3:8, or a mapping of them")
+    numbers = {int(key) if isinstance(key, str) and key.isdecimal() else key: m for key, m in value.items()}
+    in_order = all(isinstance(key, int) for key in numbers)  # anything else is refused by what comes after
+    return dict(sorted(numbers.items())) if in_order else numbers
+
+
+def ranges(numbers: Sequence[int]) -> str:
+    """`0 to 3, 5`"""
+    found: list[list[int]] = []
+    for number in sorted(numbers):
+        if found and number == found[-1][1] + 1:
+            found[-1][1] = number
+        else:
+            found.append([number, number])
+    return ", ".join(str(low) if low == high else f"{low} to {high}" for low, high in found)
