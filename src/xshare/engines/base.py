@@ -83,6 +83,22 @@ class Run:
     drafted: int = 0  # tokens proposed by a drafter, and how many of them were accepted
     accepted: int = 0
 
+    def __add__(self, other: Run) -> Run:
+        """One after the other. Steps of which some were not timed have no time."""
+        timed = all(run.decode_s > 0 or not run.steps for run in (self, other))
+        return Run(
+            self.answers + other.answers,
+            decode_s=self.decode_s + other.decode_s if timed else 0.0,
+            steps=self.steps + other.steps,
+            rows=self.rows + other.rows,
+            drafted=self.drafted + other.drafted,
+            accepted=self.accepted + other.accepted,
+        )
+
+    def record(self) -> dict[str, Any]:
+        """All but the answers: `Run([], **record)`."""
+        return {each.name: getattr(self, each.name) for each in fields(self) if each.name != "answers"}
+
 
 @dataclass
 class Divergence:

@@ -20,7 +20,6 @@ from xshare.statistics import share_interval
 
 AGAINST = ("change", "change_low", "change_high", "p", "lost", "won", "agreement", "diverged", "diverged_at")
 BY_LAYER = ("experts_active", "experts_native")
-RUN = ("decode_s", "steps", "rows", "drafted", "accepted")  # of a Run, all but its answers
 
 
 @dataclass
@@ -42,16 +41,14 @@ class Outcome:
 
     def kept(self) -> Row:
         """What a result file keeps of it, and `of` reads."""
-        run = {name: getattr(self.run, name) for name in RUN}
         stats = {"mean": self.stats.mean} | {name: self.stats.by_layer[name] for name in self.layered}
-        return {"right": self.right, "answers": self.tokens, "stats": stats, "run": run}
+        return {"right": self.right, "answers": self.tokens, "stats": stats, "run": self.run.record()}
 
     @classmethod
     def of(cls, policy: Policy | None, kept: Row) -> Outcome:
-        run = Run([], *(kept["run"][name] for name in RUN))
         stats = Stats(mean=kept["stats"].get("mean", {}))
         stats.by_layer = {name: kept["stats"][name] for name in BY_LAYER if name in kept["stats"]}
-        return cls(policy, kept["right"], kept["answers"], stats, run)
+        return cls(policy, kept["right"], kept["answers"], stats, Run([], **kept["run"]))
 
 
 def ordered(tasks: Sequence[Task], mixed: bool, seed: int = 0) -> list[Task]:
@@ -84,7 +81,7 @@ def answer(
         groups = [[task for task in tasks if task.kind == kind] for kind in kinds]
     order = [task for group in groups for task in group]
     place = {id(task): number for number, task in enumerate(order)}
-    whole, timed = Run([]), True
+    whole = Run([])
     for group in groups:
         try:
             run = engine.run(prompts_of(engine, group), limit=limit, batch=batch, advance=advance, **apart)
@@ -92,12 +89,7 @@ def answer(
             ended = dict(enumerate([*whole.answers, *error.answers]))
             error.answers = [ended.get(place[id(task)]) for task in tasks]
             raise
-        whole.answers += run.answers
-        timed = timed and (run.decode_s > 0 or not run.steps)
-        for name in RUN:
-            setattr(whole, name, getattr(whole, name) + getattr(run, name))
-    if not timed:  # some of its steps were not
-        whole.decode_s = 0.0
+        whole += run
     answers = [whole.answers[place[id(task)]] for task in tasks]
     right = [task.is_right(each.text) for task, each in zip(tasks, answers, strict=True)]
     return Outcome(policy, right, [tokens_of(each) for each in answers], engine.stats(), whole)
