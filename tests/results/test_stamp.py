@@ -40,6 +40,17 @@ def test_changes_are_told_even_of_a_commit_that_is_named(checkout, monkeypatch):
     assert commit(file) == "named+changes"
 
 
+def test_a_commit_that_is_named_is_what_the_tree_is_held_against(checkout, monkeypatch):
+    file, first = checkout
+    file.write_text("one = 2\n")
+    who = ["-c", "user.name=a", "-c", "user.email=a@b"]
+    subprocess.run(["git", *who, "commit", "-qam", "two"], cwd=file.parent, check=True)
+    monkeypatch.setenv("XSHARE_COMMIT", first)
+    assert commit(file) == first + "+changes"
+    file.write_text("one = 1\n")  # what the named commit has, though not HEAD
+    assert commit(file) == first
+
+
 def test_without_a_checkout_the_name_is_all_there_is(checkout, tmp_path, monkeypatch):
     beside = checkout[0].with_name("installed.py")  # some other repository surrounds it
     beside.write_text("")

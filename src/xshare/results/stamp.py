@@ -31,20 +31,23 @@ def provenance(**more: Any) -> dict[str, Any]:
 def commit(file: Path) -> str | None:
     """The commit of the checkout that `file` is of, with a mark if its code has changes.
 
-    XSHARE_COMMIT names the commit of a copy whose own repository is stale or missing. Only where there is no checkout
-    is it taken without a look at changes. None where nothing is known.
+    XSHARE_COMMIT names the commit of a copy whose own repository is stale or missing. Changes are looked for against
+    it, or against HEAD where the repository does not know it; only where there is no checkout it is taken as it is.
+    None where nothing is known.
     """
     named = os.environ.get("XSHARE_COMMIT") or None
 
-    def git(*words: str) -> str:
+    def git(*words: str, check: bool = True) -> str:
         command = ["git", "-C", str(file.parent), *words]
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+        return subprocess.run(command, capture_output=True, text=True, check=check).stdout.strip()
 
     try:
         if not git("ls-files", file.name):
             return named  # some other repository surrounds an installed package
         code = (":/src", ":/benchmarks")  # a result is made by these; the results themselves may change
-        changed = git("status", "--porcelain", "--untracked-files=no", "--", *code)
-        return (named or git("rev-parse", "HEAD")) + ("+changes" if changed else "")
+        head = git("rev-parse", "HEAD")
+        known = git("rev-parse", "--verify", "--quiet", f"{named}^{{commit}}", check=False) if named else head
+        changed = git("diff", "--name-only", known or head, "--", *code)
+        return (named or head) + ("+changes" if changed else "")
     except (OSError, subprocess.CalledProcessError):
         return named
