@@ -7,7 +7,8 @@ import pytest
 from xshare.bench.rows import COUNTS, RATES, rows_of
 from xshare.bench.sample import counted, figures
 from xshare.cli.bench import notes
-from xshare.engines.base import Answer, Run
+from xshare.engines.base import About, Answer, Run
+from xshare.engines.counting import Stats
 from xshare.statistics import median_interval
 
 
@@ -28,9 +29,9 @@ def test_figures_of_a_run_by_hand():
 def test_what_an_engine_does_not_tell_is_none():
     found = figures(Run([Answer([], "a", 0.0, [0.1])]))
     assert found["otps"] is found["step_ms"] is found["itl_ms_p50"] is found["accepted_length"] is None
-    nothing = counted({"steps_pruned": 0, "steps_bypassed": {}, "mean": {}})
+    nothing = counted(Stats())
     assert set(nothing.values()) == {None}
-    some = counted({"steps_pruned": 3, "steps_bypassed": {"prefill": 9, "within_budget": 1, "off": 0}, "mean": {}})
+    some = counted(Stats(3, {"prefill": 9, "within_budget": 1, "off": 0}))
     assert (some["acted"], some["left_alone"]) == (0.75, "within_budget")
 
 
@@ -41,7 +42,8 @@ def test_steps_that_were_left_alone_are_spoken_of():
         {"policy": "k0=1,m=2", "identical": 0.5, "acted": 0.96, "left_alone": "few_rows"},
         {"policy": "k0=1,m=3", "identical": 0.5, "acted": 0.1, "left_alone": "many_rows"},
     ]
-    found = notes(rows, {"drafter": "xshare.engines.vllm.drafter.FixedDrafter"}, "k0=1,m=8")
+    about = About("vllm", None, "tiny", "cpu", drafter="xshare.engines.vllm.drafter.FixedDrafter")
+    found = notes(rows, about, "k0=1,m=8")
     assert [note[:60] for note in found] == [
         "k0=1,m=8 left 100% of its decode steps alone, mostly by with",
         "k0=1,m=3 left 90% of its decode steps alone, mostly by many_",

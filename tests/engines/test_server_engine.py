@@ -125,5 +125,5 @@ def test_a_server_that_cannot_be_set_back_is_told_and_not_left_on_what_was_tried
     monkeypatch.setattr(engine, "_rpc", refuses)
     engine.live, engine._found = True, {"policy": "k0=1,m=24", "on": True}
     engine.close()
-    assert asked == [("xshare_set", ("k0=1,m=24", None)), ("xshare_switch", (False,))]
+    assert asked == [("xshare_set", ("k0=1,m=24",)), ("xshare_switch", (False,))]
     assert "could not be set back to k0=1,m=24, on" in capsys.readouterr().err
