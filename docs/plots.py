@@ -9,7 +9,6 @@ plots of them.
 from __future__ import annotations
 
 import json
-import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -20,8 +19,7 @@ import typer
 from quality_tables import by_mates
 from speed_tables import REGIMES, deepest
 
-from xshare.files import whole_file
-from xshare.report.plot import need_matplotlib, new_axes
+from xshare.report.plot import need_matplotlib, new_axes, save
 
 ROOT = Path(__file__).resolve().parent.parent
 MARKERS = "osD^vPX*<>hd"
@@ -183,17 +181,6 @@ def plots(found: Row) -> dict[str, Draw]:
 LISTS = {"mass_and_kl": "points", "token_overlap": "overlap", "pruned_layers": "layers"}
 
 
-def save(figure: Any, axes: Any, path: Path) -> None:
-    import matplotlib
-
-    axes.legend(fontsize=7)
-    # Text as text, and neither time nor chance in the file: small, and the same when nothing has changed.
-    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": path.stem}), whole_file(path) as temporary:
-        figure.savefig(temporary, metadata={"Date": None})
-        # A hundredth of a point is enough of a coordinate.
-        temporary.write_text(re.sub(r"(\d\.\d\d)\d+", r"\1", temporary.read_text()))
-
-
 def draw(files: Sequence[Path], out: Path) -> list[Path]:
     made = []
     for file in files:
@@ -204,7 +191,9 @@ def draw(files: Sequence[Path], out: Path) -> list[Path]:
         suffix = "_lab" if file.stem.endswith("_lab") else ""
         for name, drawn in plots(found).items():
             path = out / f"{name}{suffix}.svg"
-            save(*drawn(found), path)
+            figure, axes = drawn(found)
+            axes.legend(fontsize=7)
+            save(figure, path)
             made.append(path)
     return made
 

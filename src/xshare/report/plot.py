@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -124,5 +125,23 @@ def new_axes(title: str, x: str, y: str) -> tuple[Any, Any]:
 def _save(figure: Any, axes: Any, path: Path, legend: bool = True) -> None:
     if legend:
         axes.legend(fontsize=8)
-    with whole_file(path) as temporary:
-        figure.savefig(temporary, dpi=150)
+    save(figure, path)
+
+
+def save(figure: Any, path: Path) -> None:
+    """An SVG is small, and the same when nothing has changed: text as text, neither time nor chance in it."""
+    from matplotlib import rc_context
+
+    svg = path.suffix == ".svg"
+    with rc_context({"svg.fonttype": "none", "svg.hashsalt": path.stem}), whole_file(path) as temporary:
+        figure.savefig(temporary, dpi=150, metadata={"Date": None} if svg else None)
+        if svg:
+            temporary.write_text(compact(temporary.read_text()))
+
+
+def compact(svg: str) -> str:
+    """The same picture: a hundredth of a point is enough of a coordinate, and a stroke needs no line of its own."""
+    svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
+    svg = re.sub(r"(\d\.\d\d)\d+", r"\1", svg)
+    svg = re.sub(r"\s*\n\s*([MLCQz])\s*", r"\1", svg)
+    return re.sub(r"\s*\n\s*", " ", re.sub(r">\s+<", "><", svg)) + "\n"
