@@ -19,6 +19,15 @@ from xshare.quality.measure import answer
 TOKENS = 6
 
 
+@pytest.fixture(scope="module", autouse=True)
+def short():
+    """Looks and timings are as short as they can be: what is decided, and how, stays."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("xshare.tune.tuning.SCANNED", 12)  # tokens
+        patched.setattr("xshare.tune.speed.REPEATS", 2)
+        yield
+
+
 @pytest.fixture(scope="module")
 def model(small):
     return ["--model", str(small), "--engine-args", '{"dtype": "float32"}', "--batch", "4", "--tokens", str(TOKENS)]

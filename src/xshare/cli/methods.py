@@ -10,6 +10,7 @@ LETTER_HELP = {
     "mr": "experts added for each request",
     "mg": "experts each device is filled up to",
     "tau": "share of the gating score to reach",
+    "ml": "another m in some layers, by the model's own layer numbers, as ml=0:24/3:8",
     "fill": "level or rounds, how devices are filled",
     "score": "full or topk, what is summed",
 }
