@@ -94,8 +94,8 @@ def test_about_one_question_in_so_many_is_held_out():
 
 
 def test_too_few_held_out_questions_are_refused():
-    with pytest.raises(ValueError, match="fewer than 1000"):
-        held_out_questions("ones", 1000, size=8)
+    with pytest.raises(ValueError, match="fewer than 100"):
+        held_out_questions("ones", 100, size=8)
 
 
 def test_the_answer_is_what_stands_last():
