@@ -97,33 +97,36 @@ def toy(checkpoint, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def profiled(toy, started):
+    """An engine with a profile, and its one recorder: a second would hide what experts that route by themselves do."""
     path, profile = toy
-    return started(path, profile("good.yaml", budgets=[1, 6]))  # as before layer_budgets
+    llm = started(path, profile("good.yaml", budgets=[1, 6]))  # as before layer_budgets
+    return llm, Recorder(llm)
 
 
 def test_a_profile_is_served(profiled):
-    recorder = Recorder(profiled)
-    generate(profiled, prompts(8))
+    llm, recorder = profiled
+    generate(llm, prompts(8))
     check_budgets(recorder, (1, 6))
 
 
 def test_a_budget_for_each_layer(profiled):
+    llm, recorder = profiled
+
     def change(policy):
-        (changed,) = profiled.collective_rpc("xshare_set", args=(policy,))
+        (changed,) = llm.collective_rpc("xshare_set", args=(policy,))
         return changed
 
     assert change("k0=1,m=2")
     assert change("k0=1,ml=0:1/1:6")
     assert not change({"warmup": 1, "layer_budgets": {"1": 6, "0": 1}})  # the same, as JSON has it
-    assert profiled.collective_rpc("xshare_stats")[0]["policy"] == "k0=1,m=0,ml=0:1/1:6"
-    recorder = Recorder(profiled)
-    generate(profiled, prompts(8))
+    assert llm.collective_rpc("xshare_stats")[0]["policy"] == "k0=1,m=0,ml=0:1/1:6"
+    generate(llm, prompts(8))
     check_budgets(recorder, (1, 6))
     assert change("k0=1,m=3,ml=1:5")  # the other layer has the policy's m
-    generate(profiled, prompts(8))
+    generate(llm, prompts(8))
     check_budgets(recorder, (3, 5))
     assert change("k0=1,m=1")  # one for all again
-    generate(profiled, prompts(8))
+    generate(llm, prompts(8))
     check_budgets(recorder, (1, 1))
 
 
