@@ -2,7 +2,7 @@
 
 import math
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import oracle
 import torch
@@ -16,13 +16,19 @@ class Case:
     requests: list
     router: oracle.Router
     policy: dict  # the oracle's keyword arguments
-    score: str = "full"
+    score: str = "topk"
     devices: list = field(default_factory=list)
     G: int = 1
+    protected: list = field(default_factory=list)
+    cost: list | None = None
 
     @property
     def N(self):
         return len(self.logits[0])
+
+    def broken(self, i):
+        """Whether row i cannot be read."""
+        return oracle.broken(self.logits[i])
 
     def tensor(self):
         return torch.tensor(self.logits, dtype=torch.float64)
@@ -48,12 +54,24 @@ class Case:
             request_budget=p["m_r"],
             device_budget=p["m_g"],
             mass=p["tau"],
+            coverage=p["rho"],
+            price=p["lam"],
+            power=p["p"],
             fill=p["fill"],
             score=self.score,
         )
 
     def keywords(self):
-        return {"layout": xshare.BatchLayout(self.requests), "placement": xshare.Placement.of(self.devices, self.G)}
+        """route()'s, beside logits, router and policy."""
+        layout = xshare.BatchLayout(self.requests, protected=self.protected or None)
+        return {"layout": layout, "placement": xshare.Placement.of(self.devices, self.G), "cost": self.cost}
+
+    def for_select(self):
+        """The same case without what select() does not know: a row's native experts, and a cost table."""
+        policy = self.policy | {"rho": None}
+        if not any(value for name, value in policy.items() if name not in ("fill", "p")):
+            policy["k0"] = 1
+        return replace(self, policy=policy, protected=[], cost=None)
 
     def oracle_route(self):
         return oracle.route(
@@ -64,25 +82,40 @@ class Case:
             devices=self.devices,
             G=self.G,
             policy=self.policy,
+            protected=self.protected,
+            cost=self.cost,
         )
 
 
 def policy(rng, N, k):
-    """A random policy of any of the six algorithms."""
+    """A random policy of any of the six algorithms, with coverage, price and power."""
     p = {"k0": rng.choice([0, 0, 1, 1, 2, 3, N]), "m": 0, "m_r": 0, "m_g": None, "tau": None, "fill": "level"}
+    p |= {"rho": None, "lam": None, "p": rng.choice([1, 1, 2, 3, 4])}
     p["k0"] = min(p["k0"], N)
     if rng.random() < 0.4:
         p["m_r"] = rng.randint(1, 5)
-    kind = rng.choice(["m", "m", "m_g", "tau"])
+    if rng.random() < 0.4:
+        p["rho"] = rng.choice([0.3, 0.5, 0.6, 0.7, 0.9, 1.0, rng.uniform(0.01, 1)])
+    kind = rng.choice(["m", "m", "m_g", "tau", "lam", "lam"])
     if kind == "m":
         p["m"] = rng.choice([0, 1, 2, k, N // 2, N])
     elif kind == "m_g":
         p["m_g"], p["fill"] = rng.randint(0, 4), rng.choice(["level", "rounds"])
+    elif kind == "lam":
+        p["lam"] = rng.choice([0.04, 0.25, 0.5, 1.0, 3.0, rng.uniform(0.001, 2)])
     else:
         p["tau"] = rng.choice([0.0, 0.1, 0.5, 0.9, 1.0, rng.random()])
-    if not (p["k0"] or p["m"] or p["m_r"] or p["m_g"] or p["tau"]):
+    if not (p["k0"] or p["m"] or p["m_r"] or p["m_g"] or p["tau"] or p["rho"] or p["lam"]):
         p["k0"] = 1
     return p
+
+
+def stairs(rng, N):
+    """A cost table: what 0 to N experts cost, in steps of any height and width."""
+    found = [0.0]
+    for _ in range(N):
+        found.append(found[-1] + rng.choice([0, 0, 0, 0.1, 0.25, 1, 2.5, rng.random()]))
+    return found
 
 
 def row(rng, N, ties, broken):
@@ -112,4 +145,10 @@ def make(seed, *, ties=None, broken=None):
     G = rng.choice([1, 2, 3, 5])
     devices = [rng.randrange(G) for _ in range(N)]  # uneven, some devices may be empty
     logits = [row(rng, N, ties, broken) for _ in range(n)]
-    return Case(logits, requests, router, policy(rng, N, k), rng.choice(["full", "full", "topk"]), devices, G)
+    score, chosen = rng.choice(["full", "topk", "topk"]), policy(rng, N, k)
+    if score == "full":
+        chosen["p"] = 1
+    votes = [i for i, request in enumerate(requests) if request >= 0]
+    protected = [i for i in votes if rng.random() < 0.3] if rng.random() < 0.3 else []
+    cost = stairs(rng, N) if rng.random() < 0.3 else None
+    return Case(logits, requests, router, chosen, score, devices, G, protected, cost)

@@ -1,4 +1,4 @@
-"""An independent oracle: docs/algorithms.md, section 3 to section 8, in plain Python, on lists, one expert at a time.
+"""An independent oracle: docs/algorithms.md, sections 3 to 8, in plain Python, on lists, one expert at a time.
 
 It imports nothing of xshare. Slow and literal on purpose. `select` and `route` must agree with it exactly.
 """
@@ -18,9 +18,19 @@ def broken(row):
     return any(math.isnan(x) or x == math.inf for x in row) or all(x == -math.inf for x in row)
 
 
-def column_sums(scores, rows):
+def vote(score, power):
+    """A score to a power, by multiplication, as an integer."""
+    if score == -math.inf:
+        return 0
+    value = score
+    for _ in range(power - 1):
+        value *= score
+    return round(value * ONE)
+
+
+def column_sums(scores, rows, power=1):
     N = len(scores[0]) if scores else 0
-    return [sum(round(scores[i][j] * ONE) if scores[i][j] != -math.inf else 0 for i in rows) for j in range(N)]
+    return [sum(vote(scores[i][j], power) for i in rows) for j in range(N)]
 
 
 def greedy(u, S0, budget):
@@ -38,6 +48,26 @@ def greedy_mass(u, S0, tau):
     while len(S) < len(u) and sum(u[j] for j in S) < tau * sum(u):
         S.add(top(u, 1, [j for j in range(len(u)) if j not in S])[0])
     return S
+
+
+def covering(ids, weights, rho):
+    """A row's native experts, best first, as long as those before hold less than rho of its weight."""
+    fixed = [round(w * ONE) for w in weights]
+    return {j for place, j in enumerate(ids) if rho == 1 or sum(fixed[:place]) < rho * sum(fixed)}
+
+
+def price(u, S0, lam, cost):
+    if cost is None:
+        return set(S0) | {j for j in range(len(u)) if u[j] >= math.ceil(lam * ONE)}
+    value = {}  # of every size from |S0| up
+    for size in range(len(S0), len(u) + 1):
+        value[size] = sum(u[j] for j in greedy(u, S0, size - len(S0))) - round(lam * cost[size] * ONE)
+    return greedy(u, S0, min(s for s in value if value[s] == max(value.values())) - len(S0))
+
+
+def snap(u, S, cost):
+    edge = max(size for size in range(len(u) + 1) if cost[size] <= cost[len(S)] + 0.25)
+    return S | {j for j in greedy(u, S, edge - len(S)) if u[j] > 0}
 
 
 def fill_rounds(u, S0, devices, G, m_g):
@@ -65,24 +95,32 @@ def fill_level(u, S0, devices, G, m_g):
     return S
 
 
-def select(scores, N, *, choice, requests, k0=0, m=0, m_r=0, m_g=None, tau=None, fill="level", devices=None, G=1):
-    """S, as a set. `choice[i]` maps the experts row i may take to what ranks them."""
+def select(
+    scores, N, *, choice, requests, k0=0, m=0, m_r=0, m_g=None, tau=None, rho=None, lam=None, p=1, fill="level",
+    devices=None, G=1, native=None, protected=(), cost=None,
+):  # fmt: skip
+    """S, as a set. `choice[i]` maps the experts row i may take to what ranks them, `native[i]` are its ids, weights."""
     rows = [i for i in range(len(scores)) if requests[i] >= 0]
-    u = column_sums(scores, rows) if rows else [0] * N
+    u = column_sums(scores, rows, p) if rows else [0] * N
     S = set()
     for r in {requests[i] for i in rows}:
         mine = [i for i in rows if requests[i] == r]
         S_r = set()
         for i in mine:
             S_r |= set(sorted(choice[i], key=lambda j: (-choice[i][j], j))[:k0])
+            if rho is not None:
+                S_r |= covering(*native[i], rho)
+            if i in protected:
+                S_r |= set(native[i][0])
         if m_r:
-            S_r = greedy(column_sums(scores, mine), S_r, m_r)
+            S_r = greedy(column_sums(scores, mine, p), S_r, m_r)
         S |= S_r
     if m_g is not None:
         return (fill_level if fill == "level" else fill_rounds)(u, S, devices, G, m_g)
-    if tau is not None:
-        return greedy_mass(u, S, tau)
-    return greedy(u, S, m)
+    if lam is not None:
+        return price(u, S, lam, cost)
+    S = greedy(u, S, m) if tau is None else greedy_mass(u, S, tau)
+    return S if cost is None else snap(u, S, cost)
 
 
 class Router:
@@ -112,10 +150,12 @@ class Router:
         value = [sum(choice[j] for j in top(choice, 2, g)) if g else -math.inf for g in groups]
         return [j for g in top(value, self.topk_group) for j in groups[g]]
 
-    def route(self, row, S):
-        """(ids, weights) of one readable row inside S, before scaling."""
+    def route(self, row, S, native=()):
+        """(ids, weights) of one readable row inside S, before scaling. Its `native` experts in S keep their slots."""
         choice = self.choice(row)
-        ids = top(choice, self.k, self.limit_groups(choice, sorted(S)))
+        ids = [j for j in native if j in S]
+        rest = [j for j in self.limit_groups(choice, sorted(S)) if j not in ids]
+        ids = top(choice, self.k, ids + top(choice, self.k - len(ids), rest))
         raw = [self.score(row)[j] for j in ids]
         if self.renormalize:
             high = max(row[j] for j in ids)
@@ -128,7 +168,7 @@ class Router:
         return ids + ids[:1] * pad, raw + [0.0] * pad
 
 
-def route(logits, router, *, requests, score="full", devices=None, G=1, policy):
+def route(logits, router, *, requests, score="topk", devices=None, G=1, policy, protected=(), cost=None):
     N, k = len(logits[0]), router.k
     everything = range(N)
     bad = [broken(row) for row in logits]
@@ -144,12 +184,15 @@ def route(logits, router, *, requests, score="full", devices=None, G=1, policy):
                 scores[i][j] += w
     choices = [router.choice(row) for row in clean]
     choice = [{j: c[j] for j in router.limit_groups(c, everything)} for c in choices]
-    u = column_sums(scores, rows)
-    S = select(scores, N, choice=choice, requests=votes, devices=devices, G=G, **policy)
+    u = column_sums(scores, rows, policy.get("p", 1))
+    S = select(
+        scores, N, choice=choice, requests=votes, devices=devices, G=G, native=native, protected=protected, cost=cost,
+        **policy,
+    )  # fmt: skip
     S = greedy(u, S, k - len(S)) if rows else set(everything)
     ids, weights = [], []
     for i, row in enumerate(clean):
-        row_ids, row_weights = (top(u, k, sorted(S)), [1 / k] * k) if bad[i] else router.route(row, S)
+        row_ids, row_weights = (top(u, k, sorted(S)), [1 / k] * k) if bad[i] else router.route(row, S, native[i][0])
         ids.append(row_ids)
         weights.append([w * router.scale for w in row_weights])
     total = math.fsum(w for i in rows for w in native[i][1])

@@ -1,5 +1,7 @@
 """BatchLayout and Placement, and what select and route refuse."""
 
+import re
+
 import pytest
 import torch
 
@@ -87,3 +89,40 @@ def test_policies_and_routers_that_do_not_fit_are_named(call, error, names):
         call()
     assert names in str(caught.value)
     assert isinstance(caught.value, ValueError)
+
+
+@pytest.mark.parametrize(
+    ("protected", "names"),
+    [
+        ([4], "row 4, and the rows are 0 to 3"),
+        ([-1], "row -1"),
+        ([3], "row 3, which does not vote"),
+        ([False, False, False, True], "row 3, which does not vote"),
+        ([True, False], "True or False for 4 rows, not [2]"),
+        (torch.tensor([0.5]), "protected must be whole numbers"),
+    ],
+)
+def test_protected_rows_that_cannot_be(protected, names):
+    with pytest.raises(LayoutError, match=re.escape(names)):
+        BatchLayout([0, 0, 1, -1], protected=protected)
+
+
+def test_protected_rows_by_number_or_by_mark():
+    for protected in ([1], torch.tensor([1]), [False, True, False, False], torch.tensor([False, True, False, False])):
+        assert BatchLayout([0, 0, 1, -1], protected=protected).protected.tolist() == [False, True, False, False]
+    with pytest.raises(LayoutError, match=r"call route\(\)"):
+        xshare.select(SCORES, POLICY, layout=BatchLayout([0, 0, 1, -1], protected=[1]))
+
+
+@pytest.mark.parametrize(
+    ("cost", "names"),
+    [
+        ([0, 1, 2], "7 numbers, for 0 to 6 experts, not of shape [3]"),
+        (["a"] * 7, "7 numbers"),
+        ([0, 1, 2, 3, 4, 3, 5], "never fall"),
+        ([0, 1, 2, 3, 4, 5, float("inf")], "finite"),
+    ],
+)
+def test_costs_that_cannot_be(cost, names):
+    with pytest.raises(LayoutError, match=re.escape(names)):
+        xshare.route(SCORES, RouterSpec.softmax(2), POLICY, cost=cost)

@@ -4,6 +4,7 @@ Number 3 is proven by brute force in algorithms/test_greedy.py; number 8 is what
 """
 
 import random
+from itertools import pairwise
 
 import pytest
 import torch
@@ -49,7 +50,8 @@ def test_2_warm_up_is_kept_and_the_budget_is_met(seed):
     case = make(seed, broken=False)
     k0, m = max(1, min(case.policy["k0"], case.N)), case.policy["m"]
     scores = case.tensor().softmax(-1)
-    S0, S = (xshare.select(scores, Policy(warmup=k0, batch_budget=b), layout=case.keywords()["layout"]) for b in (0, m))
+    layout = BatchLayout(case.requests)
+    S0, S = (xshare.select(scores, Policy(warmup=k0, batch_budget=b), layout=layout) for b in (0, m))
     assert experts(S0) <= experts(S)
     assert len(experts(S)) == min(case.N, len(experts(S0)) + m)
     got = routed(case)
@@ -70,8 +72,7 @@ def test_4_permuting_rows_and_requests_changes_nothing_else(seed, rng):
         case.tensor()[order],
         case.spec(),
         case.xshare_policy(),
-        layout=BatchLayout(renamed),
-        placement=case.keywords()["placement"],
+        **case.keywords() | {"layout": BatchLayout(renamed, [order.index(i) for i in case.protected] or None)},
     )
     assert torch.equal(moved.selected, got.selected)
     assert torch.equal(moved.ids, got.ids[order])
@@ -88,8 +89,7 @@ def test_5_rows_that_do_not_vote_change_nothing(seed, extra):
         torch.cat([case.tensor(), more]),
         case.spec(),
         case.xshare_policy(),
-        layout=BatchLayout(case.requests + [-1] * extra),
-        placement=case.keywords()["placement"],
+        **case.keywords() | {"layout": BatchLayout(case.requests + [-1] * extra, case.protected or None)},
     )
     assert torch.equal(padded.selected, got.selected)
     assert torch.equal(padded.ids[:-extra], got.ids)
@@ -128,15 +128,43 @@ def test_7_weights_add_up_and_nothing_is_ever_nan(seed):
     assert bool(((got.ids >= 0) & (got.ids < case.N)).all())
     if case.router.renormalize:
         torch.testing.assert_close(got.weights.sum(-1), torch.full((len(case.logits),), case.router.scale).double())
-    broken = [i for i, row in enumerate(case.logits) if not torch.tensor(row).isfinite().any() or _bad(row)]
+    broken = [i for i in range(len(case.logits)) if case.broken(i)]
     for i in broken:
         assert got.weights[i].unique().numel() == 1
     assert got.excluded.item() == sum(case.requests[i] >= 0 for i in broken)
 
 
-def _bad(row):
-    values = torch.tensor(row)
-    return bool(values.isnan().any() or values.isposinf().any())
+@many
+@given(seeds, st.floats(0.01, 1), st.sampled_from(["k0=0", "k0=1,m=2", "k0=0,mr=2", "k0=0,lam=0.3", "k0=0,mg=2"]))
+def test_9_every_voting_row_is_routed_to_rho_of_its_native_weight(seed, rho, more):
+    case = make(seed)
+    native, got = routed(case, Policy.parse("native")), routed(case, Policy.parse(f"{more},rho={rho!r}"))
+    for i, request in enumerate(case.requests):
+        if request < 0 or case.broken(i):
+            continue
+        kept = sum(w for j, w in zip(native.ids[i].tolist(), native.weights[i].tolist()) if j in got.ids[i].tolist())
+        assert kept >= rho * float(native.weights[i].sum()) * (1 - 1e-9)
+
+
+@many
+@given(seeds)
+def test_9_protected_rows_are_native(seed):
+    case = make(seed)
+    votes = [i for i, request in enumerate(case.requests) if request >= 0 and not case.broken(i)]
+    layout = BatchLayout(case.requests, protected=votes[:2])
+    native, got = routed(case, Policy.parse("native")), routed(case, layout=layout)
+    assert got.ids[votes[:2]].tolist() == native.ids[votes[:2]].tolist()
+    torch.testing.assert_close(got.weights[votes[:2]], native.weights[votes[:2]], rtol=0, atol=1e-6)
+
+
+@many
+@given(seeds, st.lists(st.floats(0.001, 4), min_size=2, max_size=4), st.booleans())
+def test_9_the_set_shrinks_as_the_price_grows(seed, prices, with_cost):
+    case = make(seed)
+    case.cost = case.cost if with_cost else None
+    sets = [experts(routed(case, Policy(price=lam, warmup=1)).selected) for lam in sorted(prices)]
+    assert all(dearer <= cheaper for cheaper, dearer in pairwise(sets))
+
 
 
 @many

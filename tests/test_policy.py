@@ -25,7 +25,15 @@ from xshare.policy import PRESETS
         ({"warmup": 1, "mass": 0.9}, "k0=1,tau=0.9"),
         ({"warmup": 1, "mass": 0.9, "request_budget": 2}, "k0=1,mr=2,tau=0.9"),
         ({"mass": 1.0}, "k0=0,tau=1"),
-        ({"warmup": 2, "score": "topk"}, "k0=2,m=0,score=topk"),
+        ({"warmup": 2, "score": "full"}, "k0=2,m=0,score=full"),
+        ({"coverage": 0.7}, "k0=0,rho=0.7"),
+        ({"coverage": 1.0, "warmup": 1, "batch_budget": 4}, "k0=1,m=4,rho=1"),
+        ({"price": 0.04, "power": 2}, "k0=0,lam=0.04,p=2"),
+        ({"price": 0.04, "coverage": 0.5, "request_budget": 2}, "k0=0,mr=2,rho=0.5,lam=0.04"),
+        ({"warmup": 1, "mass": 0.9, "coverage": 0.5}, "k0=1,tau=0.9,rho=0.5"),
+        ({"warmup": 1, "device_budget": 4, "coverage": 0.5}, "k0=1,mg=4,rho=0.5"),
+        ({"price": 0.04, "layer_weights": {2: 0.5, 0: 4.0}}, "k0=0,lam=0.04,w=0:4/2:0.5"),
+        ({"method": "oea", "coverage": 0.6}, "oea:rho=0.6"),
         ({"method": "oea", "warmup": 2}, "oea:k0=2"),
         ({"method": "skip", "params": {"beta": 0.5}}, "skip:beta=0.5"),
         ({"method": "random", "warmup": 1, "batch_budget": 6, "params": {"seed": 3}}, "random:k0=1,m=6,seed=3"),
@@ -73,7 +81,7 @@ def test_presets_are_policies():
 @pytest.mark.parametrize(
     ("text", "names"),
     [
-        ("k0=0,m=0", "k0, m, mr, mg and tau"),
+        ("k0=0,m=0", "k0, m, mr, mg, tau, rho and lam"),
         ("k0=0,tau=0", "above zero"),
         ("m=-1", "batch_budget (m)"),
         ("k0=-1,m=3", "warmup (k0)"),
@@ -85,6 +93,22 @@ def test_presets_are_policies():
         ("k0=1,m=2,tau=0.5", "mass (tau) and batch_budget (m)"),
         ("k0=1,m=2,mg=3", "device_budget (mg) and batch_budget (m)"),
         ("k0=1,tau=0.5,mg=3", "device_budget (mg) and mass (tau)"),
+        ("k0=1,rho=0", "coverage (rho)"),
+        ("k0=1,rho=1.1", "coverage (rho)"),
+        ("k0=1,rho=nan", "coverage (rho)"),
+        ("k0=1,lam=0", "price (lam)"),
+        ("k0=1,lam=inf", "price (lam)"),
+        ("k0=1,m=2,lam=0.5", "price (lam) and batch_budget (m)"),
+        ("k0=1,tau=0.5,lam=0.5", "price (lam) and mass (tau)"),
+        ("k0=1,mg=2,lam=0.5", "price (lam) and device_budget (mg)"),
+        ("k0=1,lam=0.5,ml=0:3", "price (lam) and layer_budgets (ml)"),
+        ("k0=1,p=0", "power (p)"),
+        ("k0=1,p=5", "power (p)"),
+        ("k0=1,p=1.5", "power (p)"),
+        ("k0=1,p=2,score=full", "power (p) above 1"),
+        ("k0=1,w=0:4", "layer_weights (w) weigh a coverage (rho) or a price (lam)"),
+        ("k0=1,lam=0.1,w=0:0", "layer_weights (w)"),
+        ("rho=0.5,w=3:0.5", "layer 3: policy selects nothing"),
         ("k0=1,fill=up", "fill"),
         ("k0=1,score=some", "score"),
         ("k1=1", "unknown letter 'k1'"),
@@ -105,7 +129,7 @@ def test_presets_are_policies():
         ("skip:beta=0.5,t=0.2", "skip:beta=0.5"),
         ("skip:beta=2", "skip knob beta"),
         ("logit-sum:k0=1", "batch_budget (m)"),
-        ("random:seed=1", "k0, m, mr, mg and tau"),
+        ("random:seed=1", "k0, m, mr, mg, tau, rho and lam"),
         ("native:k0=1", "warmup (k0)"),
     ],
 )
@@ -149,7 +173,7 @@ def test_what_cannot_be_a_policy(value):
     ("text", "canonical"),
     [
         ("k0=1,ml=3:8/0:24", "k0=1,m=0,ml=0:24/3:8"),
-        ("k0=1,m=4,mr=2,ml=10:1/2:3,score=topk", "k0=1,m=4,mr=2,ml=2:3/10:1,score=topk"),
+        ("k0=1,m=4,mr=2,ml=10:1/2:3,score=full", "k0=1,m=4,mr=2,ml=2:3/10:1,score=full"),
         ("random:k0=1,ml=0:8", "random:k0=1,ml=0:8"),
     ],
 )
@@ -175,11 +199,21 @@ def test_each_layer_has_its_own_policy_and_no_other_layer_is_named():
         ("k0=1,ml=x", "layer_budgets (ml) must be layer:budget pairs as 0:24/3:8, not 'x'"),
         ("k0=1,ml=5", "layer_budgets (ml) must be layer:budget pairs as 0:24/3:8, or a mapping of them, not 5"),
         ("k0=1,ml=0:1/0:2", "layer_budgets (ml) must be one budget for each layer, not '0:1/0:2'"),
-        ("k0=1,tau=0.5,ml=0:8", "layer_budgets (ml) stand in place of batch_budget (m), which mass (tau) excludes"),
-        ("k0=0,ml=0:8/1:0", "layer_budgets (ml) of 0 need a warmup (k0) or a request_budget (mr): layer 1 would"),
+        ("k0=1,tau=0.5,ml=0:8", "mass (tau) and layer_budgets (ml) exclude each other"),
+        ("k0=0,ml=0:8/1:0", "layer 1: policy selects nothing"),
         ("oea:k0=1,ml=0:8", "layer_budgets (ml) is no knob of method 'oea'"),
     ],
 )
 def test_budgets_by_layer_that_cannot_be(text, sentence):
     with pytest.raises(PolicyError, match=re.escape(sentence)):
         Policy.parse(text)
+
+
+def test_a_layers_weight_divides_its_price_and_what_its_coverage_may_lose():
+    policy = Policy.parse("rho=0.6,lam=0.04,p=2,w=0:4/5:0.5")
+    assert policy.for_layer(1) == Policy.parse("rho=0.6,lam=0.04,p=2")
+    assert (policy.for_layer(0).price, policy.for_layer(0).coverage) == (0.01, pytest.approx(0.9))
+    assert (policy.for_layer(5).price, policy.for_layer(5).coverage) == (0.08, pytest.approx(0.2))
+    assert Policy.parse("k0=1,rho=0.4,w=0:0.5").for_layer(0) == Policy(warmup=1)  # nothing is guaranteed there
+    with pytest.raises(PolicyError, match=r"layer_weights \(w\) names layer 5, and the layers to act on are 0 to 3"):
+        policy.by_layer(range(4))

@@ -19,13 +19,36 @@ class BatchLayout:
     dimensions, `[..., n]`, for many steps at once.
     """
 
-    def __init__(self, requests: Sequence[int] | Tensor) -> None:
+    def __init__(self, requests: Sequence[int] | Tensor, protected: Sequence[int] | Tensor | None = None) -> None:
+        """`protected`: rows that keep their native experts whatever the others do, as row numbers or bool [..., n]."""
         given = _whole_numbers(requests, "requests")
         if given.ndim == 0:
             raise LayoutError("requests must hold one request id a row, not a single number")
         if given.device.type == "cpu" and given.numel() and int(given.min()) < -1:
             raise LayoutError(f"requests must be -1 (does not vote) or a request id from 0 up, not {int(given.min())}")
         self.requests = given  # [..., n]
+        self.protected = None if protected is None else self._protected(protected)  # bool [..., n]
+
+    def _protected(self, given: Sequence[int] | Tensor) -> Tensor:
+        marks = given if isinstance(given, Tensor) else torch.tensor(given) if _all_bools(given) else None
+        if marks is not None and marks.dtype == torch.bool:
+            if marks.ndim == 0 or marks.shape[-1] != self.rows:
+                got = list(marks.shape)
+                raise LayoutError(f"protected must be row numbers, or True or False for {self.rows} rows, not {got}")
+            found = marks.to(self.requests.device)
+        else:
+            numbers = _whole_numbers(given, "protected").flatten()
+            on_cpu = numbers.device.type == "cpu"
+            if on_cpu and numbers.numel() and not (0 <= int(numbers.min()) and int(numbers.max()) < self.rows):
+                wrong = next(each for each in numbers.tolist() if not 0 <= each < self.rows)
+                raise LayoutError(f"protected names row {wrong}, and the rows are 0 to {self.rows - 1}")
+            found = torch.zeros(self.rows, dtype=torch.bool, device=self.requests.device)
+            found[numbers.to(found.device)] = True
+        # Reading values is free on the CPU alone.
+        if found.device.type == "cpu" and bool((found & ~self.voting).any()):
+            row = int((found & ~self.voting).nonzero()[0, -1])
+            raise LayoutError(f"protected names row {row}, which does not vote: its request is -1")
+        return found
 
     @classmethod
     def one_per_row(cls, n: int, device: torch.device | str | None = None) -> Self:
@@ -70,7 +93,9 @@ class BatchLayout:
 
     def to(self, device: torch.device) -> BatchLayout:
         """The same on another device. A layout for a GPU is best made there: this copies, and a copy synchronises."""
-        return self if self.requests.device == device else BatchLayout(self.requests.to(device))
+        if self.requests.device == device:
+            return self
+        return BatchLayout(self.requests.to(device), None if self.protected is None else self.protected.to(device))
 
     def __repr__(self) -> str:
         return f"BatchLayout(rows={self.rows}, device={self.requests.device})"
@@ -119,6 +144,10 @@ class Placement:
 
     def __repr__(self) -> str:
         return f"Placement(experts={self.num_experts}, devices={self.num_devices})"
+
+
+def _all_bools(values: Sequence[int] | Tensor) -> bool:
+    return isinstance(values, Sequence) and len(values) > 0 and all(isinstance(each, bool) for each in values)
 
 
 def _count(value: int, name: str) -> int:

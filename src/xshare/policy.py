@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from xshare.errors import PolicyError
-from xshare.spelling import budgets_by_layer, number_of, ranges, spelled
+from xshare.spelling import by_layer, number_of, ranges, spelled
 
 # The paper's letters, in the order of the canonical string.
 LETTERS = {
@@ -18,7 +18,11 @@ LETTERS = {
     "mr": "request_budget",
     "mg": "device_budget",
     "tau": "mass",
+    "rho": "coverage",
+    "lam": "price",
+    "p": "power",
     "ml": "layer_budgets",
+    "w": "layer_weights",
     "fill": "fill",
     "score": "score",
 }
@@ -59,28 +63,44 @@ class Knobs:
         return ", ".join([*(FIELD_LETTERS[name] for name in self.fields), *self.params]) or "none"
 
 
-def check_has_budget(policy: Policy) -> None:
-    budgets = (policy.batch_budget, policy.request_budget, policy.device_budget, policy.mass, *policy.own_budgets)
-    if not any((policy.warmup, *budgets)):
-        raise PolicyError("policy selects nothing: at least one of k0, m, mr, mg and tau must be above zero")
-    if policy.mass is not None and policy.batch_budget:
-        raise PolicyError("mass (tau) and batch_budget (m) exclude each other: set one of the two")
-    if policy.device_budget is not None and (policy.batch_budget or policy.mass is not None):
-        other = "batch_budget (m)" if policy.batch_budget else "mass (tau)"
-        raise PolicyError(f"device_budget (mg) and {other} exclude each other: set one of the two")
-    if policy.layer_budgets and (policy.mass is not None or policy.device_budget is not None):
-        other = "mass (tau)" if policy.device_budget is None else "device_budget (mg)"
-        raise PolicyError(f"layer_budgets (ml) stand in place of batch_budget (m), which {other} excludes")
-    if 0 in policy.own_budgets and not policy.warmup and not policy.request_budget:
-        layer = min(layer for layer, m in policy.layer_budgets.items() if not m)
-        raise PolicyError(
-            f"layer_budgets (ml) of 0 need a warmup (k0) or a request_budget (mr): layer {layer} would choose nothing"
-        )
+def check_combination(policy: Policy) -> None:
+    """What excludes each other, and what a policy needs to choose anything at all."""
+    own = (*policy.layer_budgets.values(), policy.batch_budget)
+    by = (policy.warmup, *own, policy.request_budget, policy.device_budget, policy.mass, policy.coverage, policy.price)
+    if not any(by):
+        raise PolicyError("policy selects nothing: at least one of k0, m, mr, mg, tau, rho and lam must be above zero")
+    for one, other in EXCLUSIVE:
+        if policy._is_set(one) and policy._is_set(other):
+            raise PolicyError(f"{_named(one)} and {_named(other)} exclude each other: set one of the two")
+    if policy.power > 1 and policy.score != "topk":
+        raise PolicyError(f"power (p) above 1 is of a token's own weights, score=topk, not score={policy.score}")
+    if policy.layer_weights and policy.coverage is None and policy.price is None:
+        raise PolicyError("layer_weights (w) weigh a coverage (rho) or a price (lam), and the policy sets neither")
+    for layer in sorted({*policy.layer_budgets, *policy.layer_weights}):
+        policy.for_layer(layer)  # may choose nothing there
+
+
+# Each says how many experts are chosen last, so only one of them can.
+EXCLUSIVE = (
+    ("mass", "batch_budget"),
+    ("device_budget", "batch_budget"),
+    ("device_budget", "mass"),
+    ("price", "batch_budget"),
+    ("price", "mass"),
+    ("price", "device_budget"),
+    ("mass", "layer_budgets"),
+    ("device_budget", "layer_budgets"),
+    ("price", "layer_budgets"),
+)
+
+
+def _named(name: str) -> str:
+    return f"{name} ({FIELD_LETTERS[name]})"
 
 
 # Filled by methods/ as it registers itself, so that a policy is checked whole where it is written,
 # while this file knows nothing of any method but the paper's.
-METHOD_KNOBS: dict[str, Knobs] = {"xshare": Knobs(fields=tuple(FIELD_LETTERS), check=check_has_budget)}
+METHOD_KNOBS: dict[str, Knobs] = {"xshare": Knobs(fields=tuple(FIELD_LETTERS), check=check_combination)}
 
 # Settings the paper reports as its best trade-offs (its tables for gpt-oss-120b and DeepSeek-R1).
 PRESETS = {
@@ -96,9 +116,10 @@ Score = Literal["full", "topk"]
 Fill = Literal["level", "rounds"]
 
 
-LayerBudgets = Annotated[
-    dict[Annotated[int, Field(ge=0)], Annotated[int, Field(ge=0)]],
-    BeforeValidator(budgets_by_layer),
+Layer = Annotated[int, Field(ge=0)]  # the model's own number
+LayerBudgets = Annotated[dict[Layer, Annotated[int, Field(ge=0)]], BeforeValidator(by_layer("budget", "0:24/3:8"))]
+LayerWeights = Annotated[
+    dict[Layer, Annotated[float, Field(gt=0, allow_inf_nan=False)]], BeforeValidator(by_layer("weight", "0:4/3:0.5"))
 ]
 
 
@@ -113,9 +134,13 @@ class Policy(BaseModel):
     request_budget: int = Field(0, ge=0)  # m_r: experts added for each request
     device_budget: int | None = Field(None, ge=0)  # m_g: experts each device is filled up to
     mass: float | None = Field(None, ge=0, le=1, allow_inf_nan=False)  # tau: share of the gating score to reach
+    coverage: float | None = Field(None, gt=0, le=1, allow_inf_nan=False)  # rho: share of its weight every row keeps
+    price: float | None = Field(None, gt=0, allow_inf_nan=False)  # lam: votes that an expert must bring
+    power: int = Field(1, ge=1, le=4)  # p: of each vote
     layer_budgets: LayerBudgets = {}  # in place of m, by the model's own layer number; m for layers without one
+    layer_weights: LayerWeights = {}  # how much a layer matters: divides its price, and what its coverage may lose
     fill: Fill = "level"
-    score: Score = "full"
+    score: Score = "topk"
     params: dict[str, Any] = {}  # a method's own knobs, checked by the method
 
     def __init__(self, **data: Any) -> None:
@@ -143,33 +168,48 @@ class Policy(BaseModel):
     def _is_set(self, name: str) -> bool:
         return bool(getattr(self, name) != type(self).model_fields[name].default)
 
+    @property
+    def _has_threshold(self) -> bool:
+        return any(each is not None for each in (self.mass, self.coverage, self.price))
+
     def param(self, name: str) -> Any:
         """A method's own knob, or its default."""
         return self.params.get(name, METHOD_KNOBS[self.method].params[name].default)
 
+    @property
+    def votes(self) -> tuple[Score, int]:
+        """What experts are summed and topped up by, and its power: rivals take the full score."""
+        return (self.score, self.power) if "score" in METHOD_KNOBS[self.method].fields else ("full", 1)
+
     # What differs by layer
 
     @property
-    def own_budgets(self) -> tuple[int, ...]:
-        return tuple(self.layer_budgets.values())
+    def differs_by_layer(self) -> bool:
+        return bool(self.layer_budgets or self.layer_weights)
 
     def for_layer(self, layer: int) -> Policy:
-        """The policy of one layer, by the model's own number: its own m, and nothing that differs by layer."""
-        if not self.layer_budgets:
+        """The policy of one layer, by the model's own number: its own m, rho and lam, and nothing that differs."""
+        if not self.differs_by_layer:
             return self
-        own = self.model_dump(exclude={"layer_budgets"})
+        own = self.model_dump(exclude={"layer_budgets", "layer_weights"})
         own["batch_budget"] = self.layer_budgets.get(layer, self.batch_budget)
+        weight = self.layer_weights.get(layer, 1.0)
+        if self.price is not None:
+            own["price"] = self.price / weight
+        if self.coverage is not None and weight != 1:
+            own["coverage"] = min(1.0, 1 - (1 - self.coverage) / weight)
+            own["coverage"] = own["coverage"] if own["coverage"] > 0 else None
         try:
             return type(self)(**own)
         except PolicyError as error:
-            raise PolicyError(f"layer {layer} of {self}: {error}") from None
+            raise PolicyError(f"layer {layer}: {error}") from None
 
     def by_layer(self, layers: Sequence[int]) -> list[Policy]:
-        """The policy of each of these layers, all that it acts on: a budget for any other is refused."""
-        if unknown := [layer for layer in self.layer_budgets if layer not in layers]:
-            raise PolicyError(
-                f"layer_budgets (ml) names layer {unknown[0]}, and the layers to act on are {ranges(layers)}"
-            )
+        """The policy of each of these layers, all that it acts on: a budget or weight for any other is refused."""
+        for name in ("layer_budgets", "layer_weights"):
+            if unknown := [layer for layer in getattr(self, name) if layer not in layers]:
+                acts = f"and the layers to act on are {ranges(layers)}"
+                raise PolicyError(f"{_named(name)} names layer {unknown[0]}, {acts}")
         return [self.for_layer(layer) for layer in layers]
 
     def with_layer_budgets(self, budgets: Mapping[int, int]) -> Policy:
@@ -185,7 +225,7 @@ class Policy(BaseModel):
             raise PolicyError(f"a policy to parse must be a string as k0=1,m=24, not {text!r}")
         text = PRESETS.get(text.strip(), text.strip())
         method, colon, knobs = text.partition(":")
-        if not colon or "=" in method:  # a colon further on is one of ml's
+        if not colon or "=" in method:  # a colon further on is one of ml's or w's
             method, knobs = ("xshare", text) if "=" in text else (text, "")
         if method not in METHOD_KNOBS:
             expected = ", ".join([*METHOD_KNOBS, *PRESETS])
@@ -212,7 +252,7 @@ class Policy(BaseModel):
         """The canonical string: `Policy.parse(str(policy)) == policy`."""
         items = []
         for letter, name in LETTERS.items():
-            always = self.method == "xshare" and (letter == "k0" or (letter == "m" and self.mass is None))
+            always = self.method == "xshare" and (letter == "k0" or (letter == "m" and not self._has_threshold))
             if always or self._is_set(name):
                 items.append(f"{letter}={spelled(getattr(self, name))}")
         own = METHOD_KNOBS[self.method].params  # in the method's order, so that equal policies spell alike
@@ -252,8 +292,3 @@ def _sentence(error: ValidationError) -> str:
     letter = f" ({FIELD_LETTERS[name]})" if FIELD_LETTERS.get(name, name) != name else ""
     wanted = first["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
     return f"{name}{letter} must be {wanted}, not {first['input']!r}"
-
-
-def common_score(policies: Sequence[Policy]) -> Score:
-    """The score of what is measured beside these, such as a control: a selection on a GPU is made for one score."""
-    return "topk" if any(policy.score == "topk" for policy in policies) else "full"

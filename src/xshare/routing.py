@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -60,6 +60,8 @@ def select(
     check_policy(policy, placement, scores.shape[-1])
     given = layout
     layout, placement = fit(scores, layout, placement)
+    if layout.protected is not None:
+        raise LayoutError("protected rows keep their native experts, which select() does not know: call route()")
     if choice is None and (keep := fused_set(scores, policy, given, placement)) is not None:
         return keep
     usable = _usable(scores) if choice is None else _usable(scores) & _usable(choice)
@@ -77,10 +79,12 @@ def route(
     layout: BatchLayout | None = None,
     placement: Placement | None = None,
     tables: Mapping[str, Tensor] | None = None,
+    cost: Sequence[float] | Tensor | None = None,
 ) -> Routing:
     """Experts and weights for every row of a batch, and a report. float [..., n, N] -> ids, weights [..., n, k].
 
-    `tables` are a calibrated method's own, for this layer.
+    `tables` are a calibrated method's own, for this layer. `cost` says what 0 to N experts cost on this machine, in
+    units of one expert: a price is then weighed against it, and any other choice filled up to the edge of its stair.
     """
     _check_rows(logits, "logits")
     if not isinstance(router, RouterSpec):
@@ -88,20 +92,37 @@ def route(
     check_policy(policy, placement, logits.shape[-1])
     given = layout
     layout, placement = fit(logits, layout, placement)
-    step = prepare(logits, router, layout, placement, tables)
-    keep = fused_set(logits, policy, given, placement, router)
+    table = None if cost is None else cost_table(cost, logits)
+    step = prepare(logits, router, layout, placement, tables, table)
+    keep = fused_set(logits, policy, given, placement, router, table)
     return apply(step, router, policy, torch.promote_types(logits.dtype, torch.float32), keep)
 
 
 def check_policy(policy: Policy, placement: Placement | None, num_experts: int) -> None:
     if not isinstance(policy, Policy):
         raise PolicyError(f"policy must be an xshare.Policy, not {type(policy).__name__}: see Policy.parse")
-    if policy.layer_budgets:
-        raise PolicyError(f"layer_budgets (ml) need the layer's number: pass policy.for_layer(number) of {policy}")
+    if policy.differs_by_layer:
+        name = "layer_budgets (ml)" if policy.layer_budgets else "layer_weights (w)"
+        raise PolicyError(f"{name} need the layer's number: pass policy.for_layer(number) of {policy}")
     if policy.device_budget is not None and placement is None:
         raise LayoutError("placement is required with device_budget (mg): it says which device holds each expert")
     if policy.warmup > num_experts:
         raise PolicyError(f"warmup (k0) must be at most the number of experts ({num_experts}), not {policy.warmup}")
+
+
+def cost_table(cost: Sequence[float] | Tensor, rows: Tensor) -> Tensor:
+    """float64 [N + 1] on the device of `rows` [..., n, N]."""
+    wanted = rows.shape[-1] + 1
+    try:
+        table = torch.as_tensor(cost, dtype=torch.float64).to(rows.device)
+    except (TypeError, ValueError, RuntimeError):
+        raise LayoutError(f"cost must be {wanted} numbers, for 0 to {wanted - 1} experts, not {cost!r}") from None
+    if table.shape != (wanted,):
+        got = list(table.shape)
+        raise LayoutError(f"cost must be {wanted} numbers, for 0 to {wanted - 1} experts, not of shape {got}")
+    if not bool(table.isfinite().all()) or bool((table.diff() < 0).any()):
+        raise LayoutError("cost must be finite and never fall: more experts never cost less")
+    return table
 
 
 def fit(rows: Tensor, layout: BatchLayout | None, placement: Placement | None) -> tuple[BatchLayout, Placement]:
@@ -128,6 +149,7 @@ def prepare(
     layout: BatchLayout,
     placement: Placement,
     tables: Mapping[str, Tensor] | None = None,
+    cost: Tensor | None = None,
 ) -> Step:
     """All of a step that does not depend on the policy, so that many policies can share it."""
     *lead, _, N = logits.shape
@@ -151,6 +173,7 @@ def prepare(
         logits=logits,
         open_choice=choice,
         tables=tables or {},
+        cost=cost,
     )
 
 
@@ -165,9 +188,9 @@ def apply(
         ids, weights = selection.routed
     else:
         rule = router if selection.renormalize is None else replace(router, renormalize=selection.renormalize)
-        ids, real = refine(step.open_choice, selection.allowed, router)
+        ids, real = refine(step.open_choice, selection.allowed, router, step.native_mask)
         weights = rule.weight(step.logits, step.score, ids, real)
-    spare_ids, spare_weights = _best_by_sum(selection.keep, step.sums(policy.score), router.top_k)
+    spare_ids, spare_weights = _best_by_sum(selection.keep, step.sums(*policy.votes), router.top_k)
     usable = step.usable.unsqueeze(-1)
     ids = torch.where(usable, ids, spare_ids)
     weights = torch.where(usable, weights, spare_weights)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 
@@ -17,24 +17,28 @@ def number_of(text: str) -> int | float | str:
 
 def spelled(value: Any) -> str:
     if isinstance(value, dict):
-        return "/".join(f"{layer}:{m}" for layer, m in value.items())
+        return "/".join(f"{layer}:{spelled(own)}" for layer, own in value.items())
     return f"{value:g}" if isinstance(value, float) and float(f"{value:g}") == value else str(value)
 
 
-def budgets_by_layer(value: Any) -> Any:
-    """`0:24/3:8`, or a mapping whose keys may be text, as JSON's are -> {0: 24, 3: 8}, in the order of layers."""
-    if isinstance(value, str):
-        pairs = [pair.partition(":") for pair in value.split("/")]
-        if not all(layer.isdecimal() and m.isdecimal() for layer, _, m in pairs):
-            raise ValueError("layer:budget pairs as 0:24/3:8")
-        if len({int(layer) for layer, _, _ in pairs}) < len(pairs):
-            raise ValueError("one budget for each layer")
-        value = {int(layer): int(m) for layer, _, m in pairs}
-    if not isinstance(value, Mapping):
-        raise ValueError("layer:budget pairs as 0:24/3:8, or a mapping of them")
-    numbers = {int(key) if isinstance(key, str) and key.isdecimal() else key: m for key, m in value.items()}
-    in_order = all(isinstance(key, int) for key in numbers)  # anything else is refused by what comes after
-    return dict(sorted(numbers.items())) if in_order else numbers
+def by_layer(what: str, example: str) -> Callable[[Any], Any]:
+    """Reads `0:24/3:8`, or a mapping whose keys may be text, as JSON's are -> {0: 24, 3: 8}, in the order of layers."""
+
+    def read(value: Any) -> Any:
+        if isinstance(value, str):
+            pairs = [pair.partition(":") for pair in value.split("/")]
+            if not all(layer.isdecimal() and isinstance(number_of(own), int | float) for layer, _, own in pairs):
+                raise ValueError(f"layer:{what} pairs as {example}")
+            if len({int(layer) for layer, _, _ in pairs}) < len(pairs):
+                raise ValueError(f"one {what} for each layer")
+            value = {int(layer): number_of(own) for layer, _, own in pairs}
+        if not isinstance(value, Mapping):
+            raise ValueError(f"layer:{what} pairs as {example}, or a mapping of them")
+        numbers = {int(key) if isinstance(key, str) and key.isdecimal() else key: own for key, own in value.items()}
+        in_order = all(isinstance(key, int) for key in numbers)  # anything else is refused by what comes after
+        return dict(sorted(numbers.items())) if in_order else numbers
+
+    return read
 
 
 def ranges(numbers: Sequence[int]) -> str:

@@ -1,4 +1,4 @@
-"""The paper's six algorithms in plain torch, to be read beside it.
+"""The paper's six algorithms in plain torch, to be read beside it; coverage and price, which it does not have.
 
 Shapes: `[..., n, N]` for n rows and N experts; leading dimensions (steps, layers) are independent problems.
 Static shapes and no host synchronisation throughout, so that any of it can be captured or compiled.
@@ -7,11 +7,14 @@ Static shapes and no host synchronisation throughout, so that any of it can be c
 from xshare.algorithms.batch_aware import warm_up
 from xshare.algorithms.expert_parallel import fill_level, fill_rounds, load
 from xshare.algorithms.greedy import best, fixed_point, greedy, greedy_mass, rank
+from xshare.algorithms.own import covering
+from xshare.algorithms.price import snap, worth, worth_by_cost
 from xshare.algorithms.refine import refine, top_up
 from xshare.algorithms.speculative import per_request
 
 __all__ = [
     "best",
+    "covering",
     "fill_level",
     "fill_rounds",
     "fixed_point",
@@ -21,6 +24,9 @@ __all__ = [
     "per_request",
     "rank",
     "refine",
+    "snap",
     "top_up",
     "warm_up",
+    "worth",
+    "worth_by_cost",
 ]

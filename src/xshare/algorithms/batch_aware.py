@@ -4,8 +4,8 @@ from torch import Tensor
 
 
 def warm_up(favourites: Tensor, voting: Tensor) -> Tensor:
-    """S0, the union of the voting rows' top-k0 by choice. bool [..., n, N], bool [..., n] -> bool [..., N]
+    """S0, the union of the voting rows' own experts. bool [..., n, N], bool [..., n] -> bool [..., N]
 
-    `favourites` marks each row's own top-k0 (`greedy.best` of its choice).
+    In the paper `favourites` is each row's top-k0 (`greedy.best` of its choice); coverage adds to it (own.py).
     """
     return (favourites & voting.unsqueeze(-1)).any(dim=-2)

@@ -10,11 +10,14 @@ from torch import Tensor
 ONE = 2**32  # a score of 1.0 as a fixed-point integer
 
 
-def fixed_point(score: Tensor, voting: Tensor) -> Tensor:
-    """Scores in [0, 1] as integers, zero in rows that do not vote: float [..., n, N], bool [..., n] -> int64.
+def fixed_point(score: Tensor, voting: Tensor, power: int = 1) -> Tensor:
+    """Scores in [0, 1], to a power, as integers, zero in rows that do not vote: float [..., n, N], bool [..., n] -> int64.
 
     Integer sums do not depend on the order of rows, so ranks of a tensor-parallel group agree bit for bit.
     """
+    once = score
+    for _ in range(power - 1):
+        score = score * once
     return (
         (score * ONE).round_().to(torch.int64).mul_(voting.unsqueeze(-1))
     )  # exact in float32 too: ONE is a power of 2

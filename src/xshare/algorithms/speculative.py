@@ -11,10 +11,10 @@ from xshare.algorithms.greedy import greedy
 
 
 def per_request(fixed: Tensor, favourites: Tensor, voting: Tensor, slots: Tensor, num_slots: int, m_r: int) -> Tensor:
-    """The union over requests of S_r = the rows' top-k0, plus the m_r best of the rest by the request's own sums.
+    """The union over requests of S_r = the rows' own experts, plus the m_r best of the rest by the request's own sums.
 
     fixed       int64 [..., n, N]   scores as integers, zero in rows that do not vote
-    favourites  bool [..., n, N]    each row's own top-k0
+    favourites  bool [..., n, N]    each row's own experts, its top-k0
     slots       int64 [..., n]      row -> request, as consecutive numbers; rows need not be contiguous
     -> bool [..., N]; `greedy(u, ., m)` on top of it completes Algorithm 4
     """

@@ -10,9 +10,13 @@ LETTER_HELP = {
     "mr": "experts added for each request",
     "mg": "experts each device is filled up to",
     "tau": "share of the gating score to reach",
+    "rho": "share of its own routing weight that every token is sure to keep",
+    "lam": "votes that an expert must bring to be loaded, in place of a budget",
+    "p": "power of the votes, so that tokens that lean on an expert outweigh those that hardly use it",
     "ml": "another m in some layers, by the model's own layer numbers, as ml=0:24/3:8",
+    "w": "weights of layers, which divide their lam and what their rho may lose, as w=0:4",
     "fill": "level or rounds, how devices are filled",
-    "score": "full or topk, what is summed",
+    "score": "topk or full, what is summed: a token's own weights, or all its scores",
 }
 
 

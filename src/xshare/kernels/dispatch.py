@@ -16,7 +16,12 @@ from xshare.router import RouterSpec
 
 
 def fused_set(
-    rows: Tensor, policy: Policy, layout: BatchLayout | None, placement: Placement, router: RouterSpec | None = None
+    rows: Tensor,
+    policy: Policy,
+    layout: BatchLayout | None,
+    placement: Placement,
+    router: RouterSpec | None = None,
+    cost: Tensor | None = None,
 ) -> Tensor | None:
     """S for logits (with a router) or scores (without) [n, N] on a CUDA device, bool [N]; None if unsupported.
 

@@ -7,13 +7,13 @@ from xshare.algorithms import rank
 from xshare.methods.registry import register
 from xshare.methods.step import Selection, Step
 from xshare.methods.xshare import selected
-from xshare.policy import FIELD_LETTERS, Knob, Knobs, Policy, check_has_budget
+from xshare.policy import FIELD_LETTERS, Knob, Knobs, Policy, check_combination
 from xshare.splitmix import GOLDEN, mixed_all, signed
 
 KNOBS = Knobs(
     fields=tuple(FIELD_LETTERS),
     params={"seed": Knob(int, "another seed, another set", low=0, default=0)},
-    check=check_has_budget,
+    check=check_combination,
 )
 
 

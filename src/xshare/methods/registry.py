@@ -43,8 +43,11 @@ def register(
 def decide(step: Step, policy: Policy) -> Selection:
     """The set the policy's method chooses, as the algorithms define it."""
     method = METHODS[policy.method]
-    if method.needs != "scores" and step.native is None:
-        raise PolicyError(f"method {method.name!r} needs the model's router: call route() with logits, not select()")
+    if step.native is None:
+        if method.needs != "scores":
+            raise PolicyError(f"method {method.name!r} needs the model's router: call route() with logits, not select()")
+        if policy.coverage is not None:
+            raise PolicyError("coverage (rho) is of the model's own weights: call route() with logits, not select()")
     if method.needs == "logits" and step.logits is None:
         raise PolicyError(f"method {method.name!r} needs the router's logits, and only the chosen experts are known")
     for table in method.tables:
@@ -60,5 +63,5 @@ def decide_routing(step: Step, policy: Policy) -> Selection:
     nobody = ~step.voting.any(dim=-1, keepdim=True)  # [..., 1]
     keep, rows = selection.keep, selection.rows
     if rows is None and selection.routed is None:  # methods that limit rows one by one mean to use fewer
-        keep = top_up(keep, step.sums(policy.score), step.native.top_k)
+        keep = top_up(keep, step.sums(*policy.votes), step.native.top_k)
     return replace(selection, keep=keep | nobody, rows=None if rows is None else rows | nobody.unsqueeze(-1))

@@ -8,13 +8,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Literal
-
 import torch
 from torch import Tensor
 
-from xshare.algorithms import best, fixed_point, warm_up
+from xshare.algorithms import best, covering, fixed_point, warm_up
 from xshare.batch import BatchLayout, Placement
+from xshare.policy import Policy, Score
 from xshare.router import ABSENT
 
 
@@ -46,10 +45,12 @@ class Step:
     logits: Tensor | None = None  # float64 [..., n, N]; None where they are not known
     open_choice: Tensor | None = None  # choice before the group rule, which refinement applies after S
     tables: Mapping[str, Tensor] = field(default_factory=dict)  # a calibrated method's own, for this layer
+    cost: Tensor | None = None  # float64 [N + 1]: what so many experts cost here
     # What policies share, by the count or the form it was asked for.
     _favourites: dict[int, Tensor] = field(default_factory=dict, init=False, repr=False)
-    _fixed: dict[str, Tensor] = field(default_factory=dict, init=False, repr=False)
-    _sums: dict[str, Tensor] = field(default_factory=dict, init=False, repr=False)
+    _covering: dict[float, Tensor] = field(default_factory=dict, init=False, repr=False)
+    _fixed: dict[tuple[Score, int], Tensor] = field(default_factory=dict, init=False, repr=False)
+    _sums: dict[tuple[Score, int], Tensor] = field(default_factory=dict, init=False, repr=False)
 
     @property
     def num_experts(self) -> int:
@@ -72,20 +73,36 @@ class Step:
         assert self.native is not None
         return torch.zeros_like(self.score, dtype=torch.bool).scatter_(-1, self.native.ids, True)
 
-    def fixed(self, form: Literal["full", "topk"] = "full") -> Tensor:
-        """Scores as integers in either form, zero in rows that do not vote. int64 [..., n, N]"""
+    def own(self, policy: Policy) -> Tensor:
+        """bool [..., n, N]: W_i, what each row is sure to keep, by its warm-up, its coverage and its protection."""
+        found = self.favourites(policy.warmup)
+        if policy.coverage is not None:
+            found = found | self.covering(policy.coverage)
+        if self.layout.protected is not None:
+            found = found | (self.native_mask & self.layout.protected.unsqueeze(-1))
+        return found
+
+    def covering(self, rho: float) -> Tensor:
+        """bool [..., n, N]: each row's native experts that bring it to rho of its native weight."""
+        assert self.native is not None
+        if rho not in self._covering:
+            self._covering[rho] = covering(self.native.ids, self.native.weights, rho, self.num_experts)
+        return self._covering[rho]
+
+    def fixed(self, form: Score = "full", power: int = 1) -> Tensor:
+        """Votes as integers in either form, zero in rows that do not vote. int64 [..., n, N]"""
         native = self.native if form == "topk" else None  # scores alone are taken as they are
-        key = "full" if native is None else "topk"
+        key: tuple[Score, int] = ("full" if native is None else "topk", power)
         if key not in self._fixed:
             score = self.score if native is None else native.scatter(self.num_experts)
-            self._fixed[key] = fixed_point(score, self.voting)
+            self._fixed[key] = fixed_point(score, self.voting, power)
         return self._fixed[key]
 
-    def sums(self, form: Literal["full", "topk"] = "full") -> Tensor:
+    def sums(self, form: Score = "full", power: int = 1) -> Tensor:
         """u, the column sums over the voting rows. int64 [..., N]"""
-        if form not in self._sums:
-            self._sums[form] = self.fixed(form).sum(dim=-2)
-        return self._sums[form]
+        if (form, power) not in self._sums:
+            self._sums[form, power] = self.fixed(form, power).sum(dim=-2)
+        return self._sums[form, power]
 
     def union(self, rows: Tensor) -> Tensor:
         """Experts that any voting row has in `rows`. bool [..., n, N] -> bool [..., N]"""

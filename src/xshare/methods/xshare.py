@@ -1,8 +1,18 @@
-"""XShare: Algorithms 1 to 6, chosen by which budgets the policy sets."""
+"""XShare: Algorithms 1 to 6, and price, chosen by what the policy sets."""
 
 import torch
 
-from xshare.algorithms import fill_level, fill_rounds, greedy, greedy_mass, per_request, warm_up
+from xshare.algorithms import (
+    fill_level,
+    fill_rounds,
+    greedy,
+    greedy_mass,
+    per_request,
+    snap,
+    warm_up,
+    worth,
+    worth_by_cost,
+)
 from xshare.methods.registry import register
 from xshare.methods.step import Selection, Step
 from xshare.policy import Policy
@@ -15,15 +25,17 @@ def xshare(step: Step, policy: Policy) -> Selection:
 
 def selected(step: Step, policy: Policy) -> torch.Tensor:
     """S, bool [..., N]."""
-    u, favourites = step.sums(policy.score), step.favourites(policy.warmup)
+    u, own = step.sums(policy.score, policy.power), step.own(policy)
     if policy.request_budget:
         slots, R = step.layout.slots.expand(step.voting.shape), step.layout.num_slots
-        S0 = per_request(step.fixed(policy.score), favourites, step.voting, slots, R, policy.request_budget)
+        fixed = step.fixed(policy.score, policy.power)
+        S0 = per_request(fixed, own, step.voting, slots, R, policy.request_budget)
     else:
-        S0 = warm_up(favourites, step.voting)
+        S0 = warm_up(own, step.voting)
     if policy.device_budget is not None:
         fill = fill_level if policy.fill == "level" else fill_rounds
         return fill(u, S0, step.placement.devices, step.placement.num_devices, policy.device_budget)
-    if policy.mass is not None:
-        return greedy_mass(u, S0, policy.mass)
-    return greedy(u, S0, policy.batch_budget)
+    if policy.price is not None:
+        return worth(u, S0, policy.price) if step.cost is None else worth_by_cost(u, S0, policy.price, step.cost)
+    S = greedy(u, S0, policy.batch_budget) if policy.mass is None else greedy_mass(u, S0, policy.mass)
+    return S if step.cost is None else snap(u, S, step.cost)
