@@ -198,6 +198,12 @@ def route(logits, router, *, requests, score="topk", devices=None, G=1, policy, 
     total = math.fsum(w for i in rows for w in native[i][1])
     kept = math.fsum(w for i in rows for j, w in zip(*native[i], strict=True) if j in S)
     devices = devices or [0] * N
+
+    def share(i):
+        """Of row i's native weight that it keeps."""
+        whole = math.fsum(native[i][1])
+        return math.fsum(w for j, w in zip(*native[i], strict=True) if j in S) / whole if whole else 1.0
+
     return {
         "ids": ids,
         "weights": weights,
@@ -205,6 +211,8 @@ def route(logits, router, *, requests, score="topk", devices=None, G=1, policy, 
         "active": {j for i in rows for j in ids[i]},
         "active_native": {j for i in rows for j in native[i][0]},
         "mass": kept / total if total else 1.0,
+        "below_half": sum(share(i) < 0.5 for i in rows) / len(rows) if rows else 0.0,
+        "smallest_kept": min((share(i) for i in rows), default=1.0),
         "top1_kept": sum(native[i][0][0] in S for i in rows) / len(rows) if rows else 1.0,
         "max_load": max(sum(devices[j] == d for j in S) for d in range(G)),
         "excluded": sum(b and r >= 0 for b, r in zip(bad, requests, strict=True)),

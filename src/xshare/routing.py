@@ -27,6 +27,8 @@ class Report:
     active: Tensor  # bool [..., N]: experts the voting rows are routed to
     active_native: Tensor  # bool [..., N]: the same without selection
     mass: Tensor  # float64 [...]: share of the voting rows' native top-k weight whose expert is kept
+    below_half: Tensor  # float64 [...]: share of the voting rows that keep less than half of their native weight
+    smallest_kept: Tensor  # float64 [...]: the least share of its native weight that a voting row keeps
     top1_kept: Tensor  # float64 [...]: share of the voting rows whose native best expert is kept
     max_load: Tensor  # int64 [...]: most selected experts on one device
 
@@ -207,11 +209,16 @@ def report(step: Step, selection: Selection, active: Tensor) -> Report:
     assert step.native is not None
     ids, voting = step.native.ids, step.voting.unsqueeze(-1)  # [..., n, k], [..., n, 1]
     kept = selection.allowed.expand_as(step.score).gather(-1, ids)
+    total = step.native.weights.sum(-1)  # [..., n]
+    share = torch.where(total > 0, (step.native.weights * kept).sum(-1) / total.clamp(min=1e-300), 1.0)
+    share = share.masked_fill(~step.voting, 1.0)
     placement = step.placement
     return Report(
         active=active,
         active_native=mark(ids, step.voting, step.num_experts),
         mass=_share(kept, step.native.weights * voting),
+        below_half=(share < 0.5).double().sum(-1) / step.voting.sum(-1).clamp(min=1),
+        smallest_kept=share.amin(-1) if share.shape[-1] else torch.ones_like(total.sum(-1)),
         top1_kept=_share(kept[..., :1], voting.double()),
         max_load=load(selection.keep, placement.devices, placement.num_devices).amax(-1),
     )

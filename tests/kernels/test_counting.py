@@ -25,8 +25,8 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 def test_counts_equal_the_report(router):
     N = 24 if router.correction_bias is None else len(router.correction_bias)
     placement = Placement.round_robin(N, 3)
-    layers, most, sums = 3, 8, torch.zeros(5, 3, dtype=torch.float64, device=DEVICE)
-    want = torch.zeros(5, 3, dtype=torch.float64)
+    layers, most, sums = 3, 8, torch.zeros(7, 3, dtype=torch.float64, device=DEVICE)
+    want = torch.zeros(7, 3, dtype=torch.float64)
     bias = torch.zeros(N) if router.correction_bias is None else router.correction_bias
     for step, rows in enumerate((5, 8, 1)):
         logits = torch.randn(layers, most, N, generator=torch.Generator().manual_seed(step)) * 2
@@ -34,12 +34,13 @@ def test_counts_equal_the_report(router):
             logits[1, 2] = torch.nan  # a row that cannot vote
         layout = BatchLayout.one_per_row(rows)
         found = [
-            route(logits[i, :rows], router, Policy.parse("k0=1,m=2"), layout=layout, placement=placement)
+            route(logits[i, :rows], router, Policy.parse("k0=0,m=2"), layout=layout, placement=placement)
             for i in range(3)
         ]
         keep = torch.stack([each.selected for each in found])
         for i, each in enumerate(found):
-            counts = (each.active_native.sum(), each.selected.sum(), each.active.sum(), each.mass, each.max_load)
+            counts = (each.active_native.sum(), each.selected.sum(), each.active.sum(), each.mass)
+            counts += (each.below_half, each.smallest_kept, each.max_load)
             want[:, i] += torch.stack([count.double() for count in counts])
         sampled = Sampled(
             seen=logits.to(DEVICE),

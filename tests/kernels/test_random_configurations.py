@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from fusing import CASES, GPU, fused, in_doubt, layout_of, make
+from cases import stairs
+from fusing import CASES, DEVICE, GPU, fused, in_doubt, layout_of, make
 
 import xshare
 from xshare import Placement, Policy, RouterSpec
@@ -25,7 +26,6 @@ class Kernel:
     router: str = "softmax"  # or plain, which is not renormalised, or sigmoid, or groups
     each: int = 0  # rows most requests have; 0 where requests do not matter
     devices: int = 0  # 0 where devices do not matter
-    fill: str = "level"
     top_k: int = 4
 
     def spec(self):
@@ -45,12 +45,12 @@ KERNELS = [
     Kernel(32, 16, BF16, each=4),
     Kernel(60, 2, FP16, "sigmoid"),
     Kernel(60, 8, devices=3),
-    Kernel(64, 13, BF16, "sigmoid", each=4, devices=8, fill="rounds"),
+    Kernel(64, 13, BF16, "sigmoid", each=4, devices=8),
     Kernel(128, 16, BF16),
     Kernel(64, 16, BF16, "plain"),
     Kernel(128, 16, each=4),
     Kernel(33, 40, each=3),
-    Kernel(20, 90, torch.float32, "sigmoid", devices=2, fill="rounds"),
+    Kernel(20, 90, torch.float32, "sigmoid", devices=2),
 ]
 LARGE = [
     Kernel(128, 64, BF16, top_k=8),
@@ -60,7 +60,7 @@ LARGE = [
     Kernel(256, 100, FP16, "groups", each=8, top_k=8),
     Kernel(256, 256, each=4, devices=8, top_k=8),
     Kernel(288, 33, BF16, top_k=8),
-    Kernel(384, 64, torch.float32, "sigmoid", devices=8, fill="rounds", top_k=8),
+    Kernel(384, 64, torch.float32, "sigmoid", devices=8, top_k=8),
     Kernel(512, 64, BF16, top_k=8),
     Kernel(512, 256, BF16, each=4),
 ]
@@ -73,16 +73,22 @@ def case(kernel, seed):
     fields = {"warmup": rng.randint(0, min(3, N))}
     if kernel.each and rng.random() < 0.7:
         fields["request_budget"] = rng.randint(1, 4)
-    kind = rng.choice(["m", "m", "tau", "mg" if kernel.devices else "m"])
+    kind = rng.choice(["m", "m", "tau", "lam", "lam", "mg" if kernel.devices else "m"])
     if kind == "m":
         fields["batch_budget"] = rng.choice([0, 1, 3, kernel.top_k, N // 2, N])
     elif kind == "tau":
         fields["mass"] = rng.choice([0.1, 0.5, 0.9, 1.0])
+    elif kind == "lam":
+        fields["price"] = rng.choice([0.03, 0.2, 0.7, rng.uniform(0.001, 2)])
     else:
-        fields |= {"device_budget": rng.randint(0, 4), "fill": kernel.fill}
+        fields |= {"device_budget": rng.randint(0, 4), "fill": rng.choice(["level", "rounds"])}
+    if rng.random() < 0.4:
+        fields["coverage"] = rng.choice([0.55, 0.7, 0.9, 1.0, rng.uniform(0.05, 1)])
     if not any(value for name, value in fields.items() if name != "fill"):
         fields["warmup"] = 1
-    fields["score"] = rng.choice(["full", "topk"])
+    fields["score"] = rng.choice(["full", "topk", "topk"])
+    if fields["score"] == "topk":
+        fields["power"] = rng.choice([1, 1, 2, 3, 4])
     voting = rng.choice([n, rng.randint(0, n)])
     starts = [0]
     while starts[-1] < voting:
@@ -94,7 +100,9 @@ def case(kernel, seed):
         logits[rng.randrange(n), rng.randrange(N) :] = -torch.inf
     G = max(1, kernel.devices)
     placement = Placement.of([(7 * j) % G if j % 5 else 0 for j in range(N)], G)  # uneven
-    return Policy(**fields), logits, starts, placement
+    protected = [row for row in range(voting) if rng.random() < 0.2] if rng.random() < 0.2 else []
+    cost = stairs(rng, N) if rng.random() < 0.4 else None
+    return Policy(**fields), logits, starts, placement, protected, cost
 
 
 def masked_logits(logits, S):
@@ -109,18 +117,21 @@ ALL = KERNELS + (LARGE if GPU else [])
 @functools.cache  # compared once, whichever of the tests below asks first
 def left_out_of(kernel):
     """All cases of a kernel equal the reference -> the seeds of those that do not, a decision being in doubt."""
-    router = kernel.spec()
-    made, left_out = {}, []  # made: by score
+    router, made, left_out = kernel.spec(), None, []
     for seed in range(CASES):
-        policy, logits, starts, placement = case(kernel, seed)
-        layout = layout_of(len(logits), starts)
-        want = xshare.route(logits, router, policy, layout=layout, placement=placement)
-        options = {"rows_per_request": kernel.each, "fill": kernel.fill, "score": policy.score}
-        if policy.score not in made:
-            made[policy.score] = make(router, logits, placement=placement if kernel.devices else None, **options)
-        got, masked = fused(router, policy, logits, starts, made[policy.score])
+        policy, logits, starts, placement, protected, cost = case(kernel, seed)
+        layout = layout_of(len(logits), starts, protected)
+        want = xshare.route(logits, router, policy, layout=layout, placement=placement, cost=cost)
+        if made is None:  # one selection follows all policies
+            tables = torch.zeros(2, kernel.N + 1, dtype=torch.float64, device=DEVICE)
+            devices = placement if kernel.devices else None
+            made = make(router, logits, placement=devices, rows_per_request=kernel.each, cost=tables)
+        if cost is not None:
+            made.cost[1] = torch.tensor(cost)
+        table = None if cost is None else 1
+        got, masked = fused(router, policy, logits, starts, made, protected=protected, table=table)
         if not torch.equal(got.keep.cpu(), want.selected):
-            assert in_doubt(router, policy, logits, layout, placement), (seed, str(policy))
+            assert in_doubt(router, policy, logits, layout, placement, cost), (seed, str(policy))
             left_out.append(seed)
             continue
         assert torch.equal(masked.nan_to_num(7), masked_logits(logits, want.selected).nan_to_num(7)), seed

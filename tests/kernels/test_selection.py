@@ -2,17 +2,18 @@
 
 import pytest
 import torch
-from fusing import DEVICE, fused, layout_of, of_shape
+from fusing import DEVICE, TOP_4, fused, layout_of, of_shape
 
 import xshare
 from xshare import LayoutError, Placement, Policy, PolicyError, RouterError, RouterSpec
-from xshare.kernels.control import Control
+from xshare.kernels.control import Control, own_numbers
+from xshare.kernels.words import Own
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # the interpreter computes with NaN as a GPU does
 
 
 @pytest.mark.parametrize(
-    "text", ["k0=1,m=8", "k0=1,mr=2", "k0=1,mg=2", "k0=0,tau=0.8", "k0=1,m=8,score=topk", "k0=1,mr=2,score=topk"]
+    "text", ["k0=1,m=8", "k0=1,mr=2", "k0=1,mg=2", "k0=0,tau=0.8", "k0=1,m=8,score=full", "k0=1,mr=2,score=full"]
 )
 def test_many_blocks(text):
     """Programs share the rows out, vote, and then all choose alike."""
@@ -31,7 +32,7 @@ def test_scores_of_the_top_k_where_all_of_them_underflow():
     logits = torch.full((4, 24), -200.0) + torch.randn(4, 24, generator=torch.Generator().manual_seed(8))
     router, policy = (
         RouterSpec.sigmoid(4, correction_bias=torch.linspace(0, 1, 24)),
-        Policy.parse("k0=0,m=5,score=topk"),
+        Policy.parse("k0=0,m=5"),
     )
     logits[:2, :20] += 400  # rows that choose others
     want = xshare.route(logits, router, policy).selected
@@ -51,19 +52,19 @@ def test_kept_mass_and_masked_bias():
 
 
 @pytest.mark.parametrize("rows", [8, 40])
-def test_a_layers_own_budget_takes_the_place_of_the_controls(rows):
+def test_a_layers_own_numbers_take_the_place_of_the_controls(rows):
     logits = torch.randn(rows, 33, generator=torch.Generator().manual_seed(4))
-    budget = torch.full((1,), -1, dtype=torch.int32, device=DEVICE)
-    selection = of_shape(33, rows, budget=budget)
+    own = torch.zeros(len(Own), dtype=torch.float64, device=DEVICE)
+    selection = of_shape(33, rows, own=own)
     control = Control(DEVICE)
     control.set_policy(Policy.parse("k0=0,m=12"))
     control.set_step(rows)
     control.set_gate(True)
     control.push()
-    for own in (-1, 7, 0, 33):
-        budget.fill_(own)
+    for text in ("m=7", "m=33", "rho=0.6", "lam=0.9", "tau=0.4"):
+        own.copy_(own_numbers(Policy.parse(text)))
         selection.launch(logits.to(DEVICE, copy=True), control)
-        assert int(selection.keep.sum()) == (12 if own < 0 else max(own, 4))
+        assert torch.equal(selection.keep.cpu(), xshare.route(logits, TOP_4, Policy.parse(text)).selected), text
 
 
 def test_a_budget_of_everything_and_a_closed_gate_leave_the_bits_alone():
@@ -117,8 +118,8 @@ def test_strided_rows():
         (lambda: Control(DEVICE, max_requests=2).set_step(4), LayoutError, "at most 2"),
         (lambda: of_shape(64, 8).check(Policy.parse("k0=1,mr=2")), PolicyError, "rows_per_request"),
         (lambda: of_shape(64, 8).check(Policy.parse("k0=1,mg=2")), PolicyError, "placement"),
-        (lambda: of_shape(64, 8).check(Policy.parse("k0=1,m=2,score=topk")), PolicyError, "'topk'"),
-        (lambda: of_shape(64, 8, score="best"), LayoutError, "'best'"),
+        (lambda: of_shape(64, 8, own=torch.zeros(3)), LayoutError, r"own must be a contiguous \[4\], not \[3\]"),
+        (lambda: of_shape(64, 8, cost=torch.zeros(1, 64)), LayoutError, r"cost must be a contiguous \[1, 65\]"),
         (lambda: of_shape(64, 8).launch(torch.zeros(8, 60), Control(DEVICE)), LayoutError, "64"),
         (
             lambda: of_shape(64, 8).launch(torch.zeros(9, 64), Control(DEVICE)),
@@ -133,7 +134,6 @@ def test_strided_rows():
         ),
         (lambda: of_shape(64, 8, RouterSpec(4, "tanh")), RouterError, "'tanh'"),
         (lambda: of_shape(64, 8, RouterSpec(4, n_group=4, topk_group=2)), RouterError, "sigmoid"),
-        (lambda: of_shape(64, 8, fill="lvl"), LayoutError, "'lvl'"),
         (
             lambda: of_shape(64, 8, placement=Placement.contiguous(32, 4)),
             LayoutError,

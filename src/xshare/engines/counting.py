@@ -9,7 +9,17 @@ from typing import Any
 
 LAYER = re.compile(r"(?:^|\.)(\d+)(?:\.|$)")
 # What is counted of a step, by layer. An engine may count fewer.
-FIGURES = ("experts_native", "experts_selected", "experts_active", "mass_kept", "top1_kept", "max_load", "excluded")
+FIGURES = (
+    "experts_native",
+    "experts_selected",
+    "experts_active",
+    "mass_kept",
+    "rows_below_half",  # share of the voting rows that keep less than half of their native weight
+    "smallest_kept",  # the least share of its native weight that a voting row keeps
+    "top1_kept",
+    "max_load",
+    "excluded",
+)
 
 
 def layer_numbers(names: Sequence[str]) -> tuple[int, ...]:

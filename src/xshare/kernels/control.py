@@ -10,10 +10,20 @@ import torch
 
 from xshare.errors import LayoutError, PolicyError
 from xshare.kernels.limits import MAX_EXPERTS, MAX_ROWS, unsupported_policy
-from xshare.kernels.words import Word
+from xshare.kernels.words import Own, Word
 from xshare.policy import Policy
 
 Array = npt.NDArray[np.int32]
+
+
+def own_numbers(policy: Policy) -> torch.Tensor:
+    """What may differ by layer, of one layer's policy. float64 [len(Own)]"""
+    found = [0.0] * len(Own)
+    found[Own.M] = min(policy.batch_budget, MAX_EXPERTS)
+    found[Own.TAU] = -1.0 if policy.mass is None else policy.mass
+    found[Own.RHO] = policy.coverage or 0.0
+    found[Own.LAM] = policy.price or 0.0
+    return torch.tensor(found, dtype=torch.float64)
 
 
 class Control:
@@ -27,13 +37,14 @@ class Control:
         size = len(Word) + 2 * max_requests + 2
         self.memory = torch.zeros(size, dtype=torch.int32, device=device)
         self.words, self.starts = self.memory[: len(Word)], self.memory[len(Word) :]
-        self.tau = torch.full((1,), -1.0, dtype=torch.float64, device=device)  # below zero: no threshold
+        self.own = torch.zeros(len(Own), dtype=torch.float64, device=device)  # for layers without numbers of their own
+        self.protected = torch.zeros(MAX_ROWS, dtype=torch.int32, device=device)
         self.max_requests = max_requests
         self.policy: Policy | None = None  # what was set last, for FusedSelection.check
-        self._tau = self._sent_tau = -1.0
         self._host = np.zeros(size, np.int32)
         self._used = len(Word)  # how much of it this step needs
         self._changed = True  # since the last push
+        self._host[Word.COST] = -1
         self._gate, self._step = (False, False), (0, np.zeros(1, np.int32))  # as set last
         on_gpu = self.memory.is_cuda
         self._buffers = [torch.zeros(size, dtype=torch.int32, pin_memory=on_gpu) for _ in range(8 if on_gpu else 1)]
@@ -43,23 +54,35 @@ class Control:
 
     def set_policy(self, policy: Policy) -> None:
         """Another policy from the next push on. Budgets beyond any N are cut, which changes nothing. What differs by
-        layer is each selection's own (FusedSelection.budget)."""
+        layer is each selection's own (FusedSelection.own)."""
         if reason := unsupported_policy(policy):
             raise PolicyError(reason)
         host = self._host
         host[Word.K0] = policy.warmup
-        host[Word.M] = min(policy.batch_budget, MAX_EXPERTS)
         host[Word.MR] = min(policy.request_budget, MAX_EXPERTS)
         host[Word.MG] = -1 if policy.device_budget is None else min(policy.device_budget, MAX_EXPERTS)
+        host[Word.ROUNDS] = policy.fill == "rounds"
+        host[Word.TOPK], host[Word.POWER] = policy.score == "topk", policy.power
+        self.own.copy_(own_numbers(policy))
         self._changed = True
-        self._tau = -1.0 if policy.mass is None else policy.mass
         self.policy = policy
 
-    def set_step(self, rows: int, starts: Sequence[int] | Array | None = None) -> None:
+    def set_step(
+        self,
+        rows: int,
+        starts: Sequence[int] | Array | None = None,
+        protected: Sequence[int] | None = None,
+        table: int | None = None,
+    ) -> None:
         """The first `rows` rows vote; `starts` are their requests' boundaries, or every row is a request of its own.
+        `protected` are rows that keep their native experts, `table` the number of the cost table that counts.
 
         An array given again, the very same, is taken to be unchanged: comparing takes longer than all the rest.
         """
+        self._protect(protected or ())
+        table = -1 if table is None else table
+        if self._host[Word.COST] != table:
+            self._host[Word.COST], self._changed = table, True
         starts = np.arange(rows + 1, dtype=np.int32) if starts is None else np.asarray(starts, np.int32)
         if starts is self._step[1] and rows == self._step[0]:
             return
@@ -69,6 +92,14 @@ class Control:
         self._host[Word.ROWS], self._host[Word.REQUESTS] = rows, len(starts) - 1
         self._used = len(Word) + len(starts)
         self._host[len(Word) : self._used] = starts
+
+    def _protect(self, rows: Sequence[int]) -> None:
+        if not rows and not self._host[Word.PROTECTED]:
+            return
+        marks = torch.zeros(MAX_ROWS, dtype=torch.int32)
+        marks[list(rows)] = 1
+        self.protected.copy_(marks)
+        self._host[Word.PROTECTED], self._changed = len(rows) > 0, True
 
     def set_gate(self, on: bool, sample: bool = False) -> None:
         """Whether selection acts at all, and whether the logits are copied aside (FusedSelection.seen)."""
@@ -81,9 +112,6 @@ class Control:
         if not self._changed:
             return
         self._changed, used = False, self._used
-        if self._tau != self._sent_tau:
-            self.tau.fill_(self._tau)
-            self._sent_tau = self._tau
         self._turn = (self._turn + 1) % len(self._buffers)
         if self._events:
             self._events[self._turn].synchronize()  # long past: eight transfers ago

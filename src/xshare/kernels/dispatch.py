@@ -49,14 +49,15 @@ def fused_set(
             router=router,
             rows_per_request=max((b - a for a, b in pairwise(starts)), default=1) if policy.request_budget else 0,
             placement=None if policy.device_budget is None else placement,
-            fill=policy.fill,
-            score=policy.score,
+            cost=None if cost is None else cost.unsqueeze(0),
             mask_logits=False,
             with_share=False,
         )
         control = Control(rows.device, max_requests=n)
         control.set_policy(policy)
-        control.set_step(starts[-1], starts)
+        marks = None if layout is None else layout.protected
+        protected = None if marks is None else marks.nonzero().flatten().tolist()
+        control.set_step(starts[-1], starts, protected, table=None if cost is None else 0)
         control.set_gate(True)
         control.push()
         selection.launch(rows, control)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, get_args
+from typing import Any
 
 import torch
 import triton
@@ -17,7 +17,8 @@ from xshare.kernels.control import Control
 from xshare.kernels.limits import DTYPES, unsupported_shape
 from xshare.kernels.plan import Plan, Scratch
 from xshare.kernels.refinement import reroute_rows
-from xshare.policy import Fill, Policy, Score
+from xshare.kernels.words import Own
+from xshare.policy import Policy
 from xshare.router import RouterSpec
 
 SCORINGS = {"softmax": rows.SOFTMAX.value, "sigmoid": rows.SIGMOID.value}
@@ -34,13 +35,12 @@ class FusedSelection:
     router: RouterSpec | None  # S is topped up to its top_k; None: the rows are scores, and S stays as it is
     rows_per_request: int = 0  # of most requests (any number is right, this one is fast); 0: no policy will set m_r
     placement: Placement | None = None  # expert parallelism
-    fill: Fill = "level"
-    score: Score = "full"
     mask_logits: bool = True  # in place, so that the engine's own router refines
     with_share: bool = True
     seen: Tensor | None = None  # [rows, N]: where to leave the logits as they came, at steps that are sampled
     keep: Tensor | None = None  # bool [N]: where to leave S
-    budget: Tensor | None = None  # int32 [1]: this layer's own m in place of the control's, unless it is below zero
+    own: Tensor | None = None  # float64 [len(Own)]: this layer's own numbers in place of the control's
+    cost: Tensor | None = None  # float64 [tables, N + 1]: what so many experts cost here
     scratch: Scratch | None = None  # another layer's of the same plan, to share it
 
     def __post_init__(self) -> None:
@@ -69,10 +69,8 @@ class FusedSelection:
         if self.placement is not None and self.placement.devices.shape != (N,):
             got = list(self.placement.devices.shape)
             raise LayoutError(f"placement must name a device for each of the {N} experts, not {got}")
-        for name, known in (("score", get_args(Score)), ("fill", get_args(Fill))):
-            if (value := getattr(self, name)) not in known:
-                raise LayoutError(f"{name} must be {' or '.join(known)}, not {value!r}")
-        for name, shape in (("seen", (self.rows, N)), ("keep", (N,))):
+        tables = 0 if self.cost is None else len(self.cost)
+        for name, shape in (("seen", (self.rows, N)), ("keep", (N,)), ("own", (len(Own),)), ("cost", (tables, N + 1))):
             given: Tensor | None = getattr(self, name)
             if given is not None and (given.shape != shape or not given.is_contiguous()):
                 which = "" if given.is_contiguous() else " that is not contiguous"
@@ -82,13 +80,8 @@ class FusedSelection:
         """Refuse a policy that was not provided for. A captured graph cannot: ask before changing its control."""
         if policy.request_budget and not self.plan.each:
             raise PolicyError("request_budget (mr) needs a selection made with rows_per_request, and this one was not")
-        if policy.score != self.score:
-            raise PolicyError(
-                f"score {policy.score!r} needs a selection made for it, and this one is for {self.score!r}: "
-                "on a GPU all policies of an engine have the score of the one it was started with"
-            )
-        if policy.device_budget is not None and (self.placement is None or policy.fill != self.fill):
-            raise PolicyError(f"device_budget (mg) needs a selection made with a placement and fill {policy.fill!r}")
+        if policy.device_budget is not None and self.placement is None:
+            raise PolicyError("device_budget (mg) needs a selection made with a placement, and this one was not")
 
     def launch(self, logits: Tensor, control: Control) -> None:
         """Select for `logits` [rows, N], rows possibly strided; leaves keep, share, masked_bias and masked logits."""
@@ -99,7 +92,7 @@ class FusedSelection:
         assert scratch is not None
         arguments = self._data(logits, control) | self._rules(logits)
         if plan.one_tile:
-            kernel.select_in_one_tile[(1,)](**arguments, halves=scratch.halves, counts=scratch.counts)
+            kernel.select_in_one_tile[(1,)](**arguments, halves=scratch.halves, counts=scratch.counts, order=scratch.order)
             return
         shared = {name: value for name, value in vars(scratch).items() if name != "plan"}
         for part in (0,) if plan.on_gpu else (1, 2):
@@ -121,8 +114,8 @@ class FusedSelection:
         """What the kernels read and write. What a kernel is compiled not to touch may be anything."""
         return {
             "logits": logits, "stride": logits.stride(0), "present": len(logits), "bias_ptr": self.bias,
-            "control": control.words, "tau_ptr": control.tau,
-            "budget_ptr": control.words if self.budget is None else self.budget,
+            "control": control.words, "own": control.own if self.own is None else self.own,
+            "protected_ptr": control.protected, "cost": control.own if self.cost is None else self.cost,
             "devices": self.devices, "num_devices": self.num_devices,
             "keep": self.keep, "masked_bias": self.masked_bias, "share": self.share,
             "seen": logits if self.seen is None else self.seen,
@@ -137,12 +130,11 @@ class FusedSelection:
             "TOP_K": 0 if router is None else router.top_k,
             "SCORING": GIVEN if router is None else SCORINGS[router.scoring],
             "RENORMALIZE": router is None or router.renormalize,
-            "BY_TOP_K": self.score == "topk" and router is not None,  # scores that are given stay as they are
             "GROUPS": 1 if router is None else router.n_group,
             "KEEP_GROUPS": 1 if router is None else router.topk_group,
-            "DEVICES": self.placement is not None, "ROUNDS": self.fill == "rounds",
+            "DEVICES": self.placement is not None, "COST": self.cost is not None,
             "MASK_LOGITS": self.mask_logits, "MASK_BIAS": router is not None and router.scoring == "sigmoid",
-            "SHARE": self.with_share, "SEEN": self.seen is not None, "OWN": self.budget is not None,
+            "SHARE": self.with_share, "SEEN": self.seen is not None,
             "LOWEST": torch.finfo(logits.dtype).min, "num_warps": plan.warps,
         }  # fmt: skip
         return rules | ({"EARLY": True, "launch_pdl": True} if plan.early else {"EARLY": False})

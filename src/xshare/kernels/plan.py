@@ -75,4 +75,5 @@ class Scratch:
         self.stats = zeros(2 * plan.rows, torch.float32)  # each row's best logit and total
         self.halves, self.counts = zeros(2 * tile, torch.float32), zeros(tile, torch.int32)
         self.sums, self.totals = zeros(columns, torch.int64), zeros(columns, torch.int32)
+        self.order = zeros(columns, torch.int64)  # sums in the order of greedy, each program's own
         self.arrivals = zeros(1, torch.int64)  # counted up for as long as an engine serves

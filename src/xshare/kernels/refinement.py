@@ -1,5 +1,6 @@
-"""Refinement under a group rule, one launch after the engine's own router: every row's top-k inside S, groups judged by
-what S leaves of them. Where the gate is closed, or S is everything, the engine's ids and weights stay as they are.
+"""Refinement under a group rule, one launch after the engine's own router: of each row's native experts those in S keep
+their slots, and free slots are filled by what the group rule leaves of S. Where the gate is closed, or S is everything,
+the engine's ids and weights stay as they are.
 """
 
 import triton
@@ -31,12 +32,34 @@ def limit_open_groups(choice, BN: tl.constexpr, GROUPS: tl.constexpr, KEEP_GROUP
 
 
 @triton.jit
+def inside_set(choice, native, K: tl.constexpr, BN: tl.constexpr, GROUPS: tl.constexpr, KEEP_GROUPS: tl.constexpr):
+    """What a row takes of S, bool [1, BN]: its native experts, then the best that the group rule leaves, K in all.
+
+    `choice` is ABSENT outside S; groups are judged by what S leaves of them.
+    """
+    taken = native & (choice > ABSENT)
+    free = choice
+    if GROUPS > 1:
+        free = limit_open_groups(choice, BN, GROUPS, KEEP_GROUPS)
+    free = tl.where(taken, ABSENT, free)
+    left = K - tl.sum(tl.sum(taken.to(tl.int32), axis=1), axis=0)
+    while left > 0:
+        value = tl.max(free, axis=1)
+        hit = (tl.arange(0, BN)[None, :] == first_of(free, value, BN)[:, None]) & (value > ABSENT)[:, None]
+        taken = taken | hit
+        free = tl.where(hit, ABSENT, free)
+        left -= 1
+    return taken
+
+
+@triton.jit
 def reroute_rows(
     logits, stride, bias_ptr, keep_ptr, control, weights, ids, scale,
     N: tl.constexpr, BN: tl.constexpr, K: tl.constexpr, SLOTS: tl.constexpr, SIGMOID: tl.constexpr,
     RENORMALIZE: tl.constexpr, GROUPS: tl.constexpr, KEEP_GROUPS: tl.constexpr,
 ):  # fmt: skip
-    """A row a program. Empty slots repeat the row's best expert with weight 0: kernels read every slot.
+    """A row a program; `ids` holds its native experts. Empty slots repeat the row's best with weight 0: kernels read
+    every slot.
 
     A row that cannot be read (NaN, +inf, nothing but -inf) is taken as one of zeros: equal weights inside S. Which of S
     it gets the bias decides here, where the reference goes by the sums, which are gone by now.
@@ -58,8 +81,11 @@ def reroute_rows(
         choice = score + tl.load(bias_ptr + cols, mask=inside, other=0.0)
         choice = tl.where(choice > LOWEST_FLOAT, choice, LOWEST_FLOAT)  # -inf and NaN come last, but are there
         choice = tl.where(keep & inside, choice, ABSENT)
-        if GROUPS > 1:
-            choice = limit_open_groups(choice, BN, GROUPS, KEEP_GROUPS)
+        if GROUPS > 1:  # without, the best inside S are those
+            native = cols < 0
+            for slot in tl.static_range(K):
+                native = native | ((cols == tl.load(ids + row * K + slot)) & usable[:, None])
+            choice = tl.where(inside_set(choice, native, K, BN, GROUPS, KEEP_GROUPS), choice, ABSENT)
         slots = tl.arange(0, SLOTS)[None, :]
         chosen, weight = tl.zeros([1, SLOTS], tl.int32), tl.full([1, SLOTS], ABSENT if RENORMALIZE else 0.0, tl.float32)
         for slot in tl.static_range(K):

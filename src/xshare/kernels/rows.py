@@ -41,18 +41,17 @@ def read_rows(
     SCORING: tl.constexpr, GROUPS: tl.constexpr, KEEP_GROUPS: tl.constexpr,
 ):  # fmt: skip
     """Logits [BR, BN], -inf where there are none -> score, choice, and for each row its best expert, usable, the best
-    logit and the total of the scores as they come (NaN or infinite for a row that cannot vote)."""
+    logit and the total of the scores (NaN or infinite for a row that cannot vote). Softmax's scores are as they come,
+    not yet divided by their total."""
     inside = (tl.arange(0, BN) < N)[None, :]
+    top = tl.max(x, axis=1)
     if SCORING == SOFTMAX:
-        top = tl.max(x, axis=1)
         score = tl.exp(x - top[:, None])
         total = tl.sum(score, axis=1)  # NaN for a row that holds NaN, +inf or nothing but -inf
         usable = total == total
-        score = score * (1.0 / total)[:, None]
         choice = tl.where(inside, tl.maximum(x, LOWEST_FLOAT), float("-inf"))
         best = first_of(x, top, BN)
     else:
-        top = tl.max(x, axis=1)
         score = tl.sigmoid(x) if SCORING == SIGMOID else x
         score = tl.where(x == float("-inf"), 0.0, score)
         total = tl.sum(score, axis=1)
@@ -84,13 +83,13 @@ def log_sigmoid(x):
 
 
 @triton.jit
-def _in_top_k(x, score, native, usable, SCORING: tl.constexpr, RENORMALIZE: tl.constexpr):
-    """score=topk: zero outside the row's native top-k, and of that its share, if the model renormalises."""
-    if RENORMALIZE and SCORING == SIGMOID:  # by the logarithm of the score: right where all of them underflow
+def _of_sigmoids(x, score, native, RENORMALIZE: tl.constexpr):
+    """The native weights of a sigmoid router, zero outside the row's top-k."""
+    if RENORMALIZE:  # by the logarithm of the score: right where all of them underflow
         level = tl.maximum(log_sigmoid(x), LOWEST_FLOAT)
         level = tl.where(native, level, float("-inf"))
         score = tl.exp(level - tl.max(level, axis=1)[:, None])
-    score = tl.where(native & usable[:, None], score, 0.0)
+    score = tl.where(native, score, 0.0)
     if RENORMALIZE:
         total = tl.sum(score, axis=1)
         score = score * (1.0 / tl.where(total > 0, total, 1.0))[:, None]
@@ -99,22 +98,69 @@ def _in_top_k(x, score, native, usable, SCORING: tl.constexpr, RENORMALIZE: tl.c
 
 @triton.jit
 def vote(
-    x, score, choice, best, usable, k0, BN: tl.constexpr, TOP_K: tl.constexpr, BY_TOP_K: tl.constexpr,
-    SCORING: tl.constexpr, RENORMALIZE: tl.constexpr,
+    x, score, choice, best, usable, top, total, protected, any_protected, k0, rho, by_top_k, power,
+    BN: tl.constexpr, TOP_K: tl.constexpr, SCORING: tl.constexpr, RENORMALIZE: tl.constexpr,
 ):  # fmt: skip
-    """-> the scores' integers in two halves, float32 [BR, BN], and counts, int32: VOTER, plus 1 for a row's top-k0."""
+    """-> the votes' integers in two halves, float32 [BR, BN], and counts, int32: VOTER, plus 1 for each of a row's own
+    experts: its top-k0, what rho adds, all its native ones if it is `protected` [BR].
+
+    One walk down the row's ranking finds all of them. `held` is what the experts before hold of the row's weight, for
+    softmax, whose weights are known from the logit alone; infinite for experts that are not native.
+    """
+    NATIVE: tl.constexpr = TOP_K > 0  # scores that are given stay as they are
     cols = tl.arange(0, BN)[None, :]
-    wanted = (cols == best[:, None]) & (k0 > 0)
-    done = 1
-    while done < k0:
-        left = tl.where(wanted, float("-inf"), choice)
-        value = tl.max(left, axis=1)
-        best = first_of(left, value, BN)
-        wanted = wanted | ((cols == best[:, None]) & (value > float("-inf"))[:, None])
+    hit = cols == best[:, None]
+    wanted = hit & (k0 > 0)
+    held = tl.where(hit, 0.0, float("inf"))
+    reached = tl.full([x.shape[0]], 1.0, tl.float32)  # exp(top - top)
+    picks, native = k0, False
+    if NATIVE:
+        native = (by_top_k != 0) | (rho > 0) | (any_protected != 0)
+        picks = tl.maximum(k0, tl.where(native, TOP_K, 0))
+    done = tl.minimum(k0, 0) + 1
+    while done < picks:
+        choice = tl.where(hit, float("-inf"), choice)
+        value = tl.max(choice, axis=1)
+        there = value > float("-inf")
+        hit = (cols == first_of(choice, value, BN)[:, None]) & there[:, None]
+        wanted = wanted | (hit & (done < k0))
+        held = tl.where(hit & (done < TOP_K), reached[:, None], held)
+        if SCORING == SOFTMAX:
+            reached += tl.where(there & (done < TOP_K), tl.exp(value - top), 0.0)
+        else:
+            reached += 1.0  # their number alone: in which order they come
         done += 1
-    if BY_TOP_K:
-        score = _in_top_k(x, score, best_of(choice, TOP_K, BN), usable, SCORING, RENORMALIZE)
-    fixed = score * 4294967296.0
+    if SCORING == SOFTMAX:
+        full = score * (1.0 / total)[:, None]
+    else:
+        full = score
+    voted = full
+    if NATIVE:
+        if native:
+            mine = held < float("inf")
+            if SCORING == SOFTMAX:
+                weight = tl.where(mine, score, 0.0) * (1.0 / (reached if RENORMALIZE else total))[:, None]
+                goal = tl.where(rho >= 1, float("inf"), rho * reached)  # rho=1: also those of weight 0
+                wanted = wanted | (held < goal[:, None])
+            else:
+                weight = _of_sigmoids(x, score, mine & usable[:, None], RENORMALIZE)
+                if rho > 0:
+                    goal = tl.where(rho >= 1, float("inf"), rho * tl.sum(weight, axis=1))
+                    before = tl.zeros([x.shape[0]], tl.float32)
+                    place = 0
+                    while place < TOP_K:  # held is 0, 1, 2, ... down the ranking
+                        here = held == place
+                        wanted = wanted | (here & (before < goal)[:, None])
+                        before += tl.sum(tl.where(here, weight, 0.0), axis=1)
+                        place += 1
+            wanted = wanted | (mine & protected[:, None])
+            if by_top_k != 0:
+                voted = weight
+    once, multiplied = voted, 1
+    while multiplied < power:
+        voted = voted * once
+        multiplied += 1
+    fixed = tl.where(usable[:, None], voted, 0.0) * 4294967296.0
     high = (fixed * 0.0000152587890625 + ROUND) - ROUND  # / 2^16
     low = (fixed - high * 65536.0 + ROUND) - ROUND
     return high, low, tl.where(usable[:, None], wanted.to(tl.int32) + VOTER, 0)
@@ -175,9 +221,9 @@ def fold(tile, TO: tl.constexpr):
 
 @triton.jit
 def votes(
-    logits, stride, bias, starts, first, last, end, k0, m_r, stats,
+    logits, stride, bias, starts, first, last, end, protected_ptr, any_protected, k0, rho, by_top_k, power, m_r, stats,
     N: tl.constexpr, BQ: tl.constexpr, BN: tl.constexpr, SPAN: tl.constexpr, EACH: tl.constexpr, TOP_K: tl.constexpr,
-    BY_TOP_K: tl.constexpr, SCORING: tl.constexpr, RENORMALIZE: tl.constexpr, GROUPS: tl.constexpr,
+    SCORING: tl.constexpr, RENORMALIZE: tl.constexpr, GROUPS: tl.constexpr,
     KEEP_GROUPS: tl.constexpr, STATS: tl.constexpr,
 ):  # fmt: skip
     """The votes of the requests [first, last), BQ at a time and each inside one warp -> sums and counts [BQ, BN].
@@ -210,9 +256,11 @@ def votes(
             score, choice, best, usable, top, total = read_rows(
                 x, bias, N, AT_ONCE * BQ, BN, SCORING, GROUPS, KEEP_GROUPS
             )
+            protected = tl.load(protected_ptr + rows, mask=rows < stop * any_protected, other=0) != 0
             more_high, more_low, more_count = vote(
-                x, score, choice, best, usable, k0, BN, TOP_K, BY_TOP_K, SCORING, RENORMALIZE
-            )
+                x, score, choice, best, usable, top, total, protected, any_protected, k0, rho, by_top_k, power,
+                BN, TOP_K, SCORING, RENORMALIZE,
+            )  # fmt: skip
             its_high, its_low = its_high + fold(more_high, BQ), its_low + fold(more_low, BQ)
             its_count += fold(more_count, BQ)
             if STATS:

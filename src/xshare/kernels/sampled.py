@@ -24,8 +24,8 @@ class Sampled:
     num_devices: int = 1
 
     def count(self, rows: int, sums: Tensor) -> None:
-        """Add a step of that many voting rows to `sums`, float64 [5, L]: experts native, selected, active, share of the
-        native weight kept, max load."""
+        """Add a step of that many voting rows to `sums`, float64 [7, L]: experts native, selected, active, share of the
+        native weight kept, share of rows that keep less than half of theirs, the least that a row keeps, max load."""
         layers, _, N = self.seen.shape
         counting.count_step[(layers,)](
             seen=self.seen, layer_stride=self.seen.stride(0), rows=rows, keep_ptr=self.keep, bias_ptr=self.bias,

@@ -12,13 +12,16 @@ import triton.language as tl
 
 from xshare.kernels.columns import add_up, choose, leave_votes
 from xshare.kernels.rows import LOWEST_FLOAT, SIGMOID, SOFTMAX, addresses, as_rows, fold, read_rows, vote, votes
-from xshare.kernels.words import Word
+from xshare.kernels.words import Own, Word
 
-GATE, ROWS, REQUESTS, K0, M, MR, MG, SAMPLE = (tl.constexpr(int(word)) for word in Word)
+GATE, ROWS, REQUESTS, K0, MR, MG, ROUNDS, TOPK, POWER, PROTECTED, COST_TABLE, SAMPLE = (
+    tl.constexpr(int(word)) for word in Word
+)
+M, TAU, RHO, LAM = (tl.constexpr(int(own)) for own in Own)
 
 # EARLY, programmatic dependent launch: a kernel starts while the one in front of it still runs, and waits for it before
-# it touches logits, outputs or scratch, which kernels in front write or read. The control, the layer's budget and the
-# bias change between steps, never right in front, and may be asked for ahead of the wait.
+# it touches logits, outputs or scratch, which kernels in front write or read. The control, the layer's own numbers and
+# the bias change between steps, never right in front, and may be asked for ahead of the wait.
 
 
 @triton.jit
@@ -42,10 +45,10 @@ def _rows_at(logits, stride, first, present, N: tl.constexpr, BR: tl.constexpr, 
 
 
 @triton.jit
-def _own_budget(budget_ptr, m):
-    """A layer's own m, where it has one."""
-    own = tl.load(budget_ptr)
-    return tl.where(own >= 0, own, m)
+def _own_numbers(own):
+    """The layer's m, tau, rho and lam."""
+    m = tl.load(own + M).to(tl.int32)
+    return m, tl.load(own + TAU), tl.load(own + RHO).to(tl.float32), tl.load(own + LAM)
 
 
 @triton.jit
@@ -96,23 +99,24 @@ def _leave_open(
 
 @triton.jit(do_not_specialize=["present"])  # one kernel for all numbers of rows of a bucket
 def select_in_one_tile(
-    logits, stride, present, bias_ptr, control, tau_ptr, devices, num_devices, keep, masked_bias, share, seen,
-    budget_ptr, halves, counts,
+    logits, stride, present, bias_ptr, control, own, protected_ptr, cost, devices, num_devices, keep, masked_bias, share,
+    seen, halves, counts, order,
     N: tl.constexpr, BR: tl.constexpr, BQ: tl.constexpr, BN: tl.constexpr, SPAN: tl.constexpr,
-    TOP_K: tl.constexpr, BY_TOP_K: tl.constexpr, SCORING: tl.constexpr, RENORMALIZE: tl.constexpr,
+    TOP_K: tl.constexpr, SCORING: tl.constexpr, RENORMALIZE: tl.constexpr,
     GROUPS: tl.constexpr, KEEP_GROUPS: tl.constexpr,
-    DEVICES: tl.constexpr, ROUNDS: tl.constexpr, MASK_LOGITS: tl.constexpr, MASK_BIAS: tl.constexpr,
-    SHARE: tl.constexpr, SEEN: tl.constexpr, OWN: tl.constexpr, LOWEST: tl.constexpr, EARLY: tl.constexpr,
+    DEVICES: tl.constexpr, COST: tl.constexpr, MASK_LOGITS: tl.constexpr, MASK_BIAS: tl.constexpr,
+    SHARE: tl.constexpr, SEEN: tl.constexpr, LOWEST: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """Few rows and no requests: one program, one tile, in registers from the first step to the last."""
     if EARLY:  # nothing ahead of it: measured, it made this kernel no faster
         tl.extra.cuda.gdc_wait()
     # Asked for at once, before anything is waited for: each trip to memory costs half a microsecond.
     end = tl.minimum(tl.load(control + ROWS), present)
-    k0, m, m_g, tau = tl.load(control + K0), tl.load(control + M), tl.load(control + MG), tl.load(tau_ptr)
+    k0, m_g, rounds = tl.load(control + K0), tl.load(control + MG), tl.load(control + ROUNDS)
+    by_top_k, power, guarded = tl.load(control + TOPK), tl.load(control + POWER), tl.load(control + PROTECTED)
+    m, tau, rho, lam = _own_numbers(own)
     sample = tl.load(control + SAMPLE)
-    if OWN:
-        m = _own_budget(budget_ptr, m)
+    table = tl.load(control + COST_TABLE) if COST else -1
     cols = tl.arange(0, BN)
     bias = tl.load(bias_ptr + cols, mask=cols < N, other=0.0)
     gate = tl.load(control + GATE)
@@ -121,19 +125,24 @@ def select_in_one_tile(
         _leave_open(0, present, keep, bias, masked_bias, share, N, BR, BN, MASK_BIAS, SHARE)
     else:
         value = tl.where((rows < end)[:, None], x.to(tl.float32), float("-inf"))
-        score, choice, best, usable, _, total = read_rows(value, bias, N, BR, BN, SCORING, GROUPS, KEEP_GROUPS)
-        high, low, count = vote(value, score, choice, best, usable, k0, BN, TOP_K, BY_TOP_K, SCORING, RENORMALIZE)
+        score, choice, best, usable, top, total = read_rows(value, bias, N, BR, BN, SCORING, GROUPS, KEEP_GROUPS)
+        protected = tl.load(protected_ptr + rows, mask=rows < end * guarded, other=0) != 0
+        high, low, count = vote(
+            value, score, choice, best, usable, top, total, protected, guarded, k0, rho, by_top_k, power,
+            BN, TOP_K, SCORING, RENORMALIZE,
+        )  # fmt: skip
         high, low, count = fold(high, BQ), fold(low, BQ), fold(count, BQ)
         leave_votes(high, low, count, halves, counts, 0, BQ, BQ, BN)
         tl.debug_barrier()
         u, count = add_up(halves, counts, BQ, BN, True)
-        S = choose(u, count, m, m_g, tau, devices, num_devices, N, BN, TOP_K, DEVICES, ROUNDS)
+        S = choose(
+            u, count, m, m_g, rounds, tau, lam, table, cost + tl.maximum(table, 0) * (N + 1), order, devices,
+            num_devices, N, BN, TOP_K, DEVICES, COST,
+        )  # fmt: skip
         if MASK_LOGITS:
             _mask_rows(logits, place, there, x, S, LOWEST)
         if SHARE:
-            kept = tl.sum(tl.where(S[None, :], score, 0.0), axis=1)
-            if SCORING != SOFTMAX:  # softmax's scores are shares already
-                kept = kept / total
+            kept = tl.sum(tl.where(S[None, :], score, 0.0), axis=1) / total
             tl.store(share + rows, tl.where(usable & (total > 0), kept, 1.0), mask=rows < present)
         _write_set(S, keep, bias, masked_bias, N, BN, MASK_BIAS)
     if SEEN:
@@ -142,14 +151,14 @@ def select_in_one_tile(
 
 @triton.jit(do_not_specialize=["present"])
 def select_in_blocks(
-    logits, stride, present, bias_ptr, starts, control, tau_ptr, devices, num_devices, keep, masked_bias, share, seen,
-    budget_ptr, stats, halves, counts, sums, totals, arrivals,
+    logits, stride, present, bias_ptr, starts, control, own, protected_ptr, cost, devices, num_devices, keep, masked_bias,
+    share, seen, stats, halves, counts, sums, totals, order, arrivals,
     BLOCKS: tl.constexpr, PART: tl.constexpr, QUOTA: tl.constexpr, DIRECT: tl.constexpr,
     N: tl.constexpr, BR: tl.constexpr, BQ: tl.constexpr, BN: tl.constexpr, SPAN: tl.constexpr, EACH: tl.constexpr,
-    TOP_K: tl.constexpr, BY_TOP_K: tl.constexpr, SCORING: tl.constexpr, RENORMALIZE: tl.constexpr,
+    TOP_K: tl.constexpr, SCORING: tl.constexpr, RENORMALIZE: tl.constexpr,
     GROUPS: tl.constexpr, KEEP_GROUPS: tl.constexpr,
-    DEVICES: tl.constexpr, ROUNDS: tl.constexpr, MASK_LOGITS: tl.constexpr, MASK_BIAS: tl.constexpr,
-    SHARE: tl.constexpr, SEEN: tl.constexpr, OWN: tl.constexpr, LOWEST: tl.constexpr, EARLY: tl.constexpr,
+    DEVICES: tl.constexpr, COST: tl.constexpr, MASK_LOGITS: tl.constexpr, MASK_BIAS: tl.constexpr,
+    SHARE: tl.constexpr, SEEN: tl.constexpr, LOWEST: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """More rows, or requests: every program takes QUOTA requests, all meet, and each then finishes BR rows.
 
@@ -160,10 +169,11 @@ def select_in_blocks(
     block = tl.program_id(0)
     cols = tl.arange(0, BN)
     end = tl.minimum(tl.load(control + ROWS), present)
-    k0, m, m_r, m_g = tl.load(control + K0), tl.load(control + M), tl.load(control + MR), tl.load(control + MG)
-    tau, sample = tl.load(tau_ptr), tl.load(control + SAMPLE)
-    if OWN:
-        m = _own_budget(budget_ptr, m)
+    k0, m_r, m_g = tl.load(control + K0), tl.load(control + MR), tl.load(control + MG)
+    by_top_k, power, guarded = tl.load(control + TOPK), tl.load(control + POWER), tl.load(control + PROTECTED)
+    m, tau, rho, lam = _own_numbers(own)
+    rounds, sample = tl.load(control + ROUNDS), tl.load(control + SAMPLE)
+    table = tl.load(control + COST_TABLE) if COST else -1
     last = end if EACH == 0 else tl.load(control + REQUESTS)
     bias = tl.load(bias_ptr + cols, mask=cols < N, other=0.0)
     if EARLY:
@@ -175,8 +185,9 @@ def select_in_blocks(
     else:
         if PART != 2:
             high, low, count = votes(
-                logits, stride, bias, starts, block * QUOTA, tl.minimum(last, (block + 1) * QUOTA), end, k0, m_r, stats,
-                N, BQ, BN, SPAN, EACH, TOP_K, BY_TOP_K, SCORING, RENORMALIZE, GROUPS, KEEP_GROUPS, SHARE,
+                logits, stride, bias, starts, block * QUOTA, tl.minimum(last, (block + 1) * QUOTA), end,
+                protected_ptr, guarded, k0, rho, by_top_k, power, m_r, stats,
+                N, BQ, BN, SPAN, EACH, TOP_K, SCORING, RENORMALIZE, GROUPS, KEEP_GROUPS, SHARE,
             )  # fmt: skip
             if DIRECT:  # few enough for everyone to add up all rows
                 leave_votes(high, low, count, halves, counts, block * BQ, BLOCKS * BQ, BQ, BN)
@@ -208,7 +219,10 @@ def select_in_blocks(
             if SHARE:
                 top = tl.load(stats + 2 * rows, mask=rows < end, other=0.0, cache_modifier=".cg")
                 total = tl.load(stats + 2 * rows + 1, mask=rows < end, other=0.0, cache_modifier=".cg")
-            S = choose(u, count, m, m_g, tau, devices, num_devices, N, BN, TOP_K, DEVICES, ROUNDS)
+            S = choose(
+                u, count, m, m_g, rounds, tau, lam, table, cost + tl.maximum(table, 0) * (N + 1), order + block * BN,
+                devices, num_devices, N, BN, TOP_K, DEVICES, COST,
+            )  # fmt: skip
             if MASK_LOGITS:
                 _mask_rows(logits, place, there, x, S, LOWEST)
             if SHARE:

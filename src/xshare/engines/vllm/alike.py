@@ -89,5 +89,6 @@ def figures(
     """The figures of each layer's step, from its logits [L, n, N] and S [L, N]. float64 [figures, L]"""
     layout, placement = fit(logits, layout, placement)
     routing = apply(prepare(logits, router, layout, placement), router, Policy(method="native"), keep=keep)
-    counts = (routing.active_native.sum(-1), keep.sum(-1), routing.active.sum(-1), routing.mass, routing.max_load)
+    experts = (routing.active_native.sum(-1), keep.sum(-1), routing.active.sum(-1))
+    counts = (*experts, routing.mass, routing.below_half, routing.smallest_kept, routing.max_load)
     return torch.stack([count.double() for count in counts])
