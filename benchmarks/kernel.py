@@ -42,9 +42,9 @@ from xshare.routing import prepare
 LAYERS, REPLAYS, HIDDEN = 24, 80, 2880
 ROWS = (1, 4, 16, 64, 256)
 SIZES = ((32, 4), (64, 8), (128, 4), (128, 8), (256, 8), (384, 8))
-POINT = ("n", "experts", "k", "router", "policy")
+POINT = ("n", "experts", "k", "router", "policy", "cost")
 Call = Callable[[Tensor], object]
-Point = tuple[int, int, int, str, str]
+Point = tuple[int, int, int, str, str, bool]  # the last: with a cost table
 
 
 @triton.jit
@@ -55,8 +55,10 @@ def nothing(x):  # type: ignore[no-untyped-def]
 class Shape:
     """One point of the grid: a router of N experts, n rows, and a policy."""
 
-    def __init__(self, n: int, experts: int, k: int, router: str, policy: str, cold: bool = False) -> None:
-        self.n, self.experts, self.k, self.router = n, experts, k, router
+    def __init__(
+        self, n: int, experts: int, k: int, router: str, policy: str, cost: bool = False, cold: bool = False
+    ) -> None:
+        self.n, self.experts, self.k, self.router, self.cost = n, experts, k, router, cost
         self.policy = Policy.parse(policy)
         self.bias = torch.randn(experts, device="cuda") * 0.1
         self.spec = RouterSpec.softmax(k) if router == "softmax" else RouterSpec.sigmoid(k, correction_bias=self.bias)
@@ -70,6 +72,7 @@ class Shape:
             torch.randn(experts, HIDDEN, device="cuda", dtype=torch.bfloat16) * scale for _ in range(LAYERS)
         ]
         self.logits = torch.empty(n, experts, device="cuda", dtype=torch.bfloat16)
+        self.stairs = (torch.arange(experts + 1, dtype=torch.float64, device="cuda") / 6).ceil() * 6
         self.flood = torch.zeros(2**25, device="cuda") if cold else None
         self.selection = FusedSelection(
             num_experts=experts,
@@ -77,16 +80,16 @@ class Shape:
             device="cuda",
             router=self.spec,
             rows_per_request=each,
-            score=self.policy.score,
+            cost=self.stairs.unsqueeze(0) if cost else None,
         )
         self.control = Control("cuda")
         self.control.set_policy(self.policy)
-        self.control.set_step(n, self.starts)
+        self.control.set_step(n, self.starts, table=0 if cost else None)
         self.control.set_gate(True)
         self.control.push()
 
     def reference(self, logits: Tensor) -> object:
-        step = prepare(logits, self.spec, self.layout, self.placement)
+        step = prepare(logits, self.spec, self.layout, self.placement, cost=self.stairs if self.cost else None)
         keep = decide_routing(step, self.policy).keep
         return logits.masked_fill_(~keep, torch.finfo(logits.dtype).min)
 
@@ -155,6 +158,7 @@ def measure(shape: Shape, impl: str, select: Call) -> Row:
         "k": shape.k,
         "router": shape.router,
         "policy": str(shape.policy),
+        "cost": shape.cost,
         "us": statistics.median(a for a, _, _ in times),
         "marginal_us": statistics.median(extra),
         "spread_us": high - low,
@@ -162,17 +166,22 @@ def measure(shape: Shape, impl: str, select: Call) -> Row:
 
 
 def grid() -> list[Point]:
-    """(n, experts, k, router, policy): the points with a bound first."""
+    """(n, experts, k, router, policy, cost): the points with a bound first."""
     named = [
-        (16, 128, 4, "softmax", "k0=1,m=24"),
-        (64, 256, 8, "sigmoid", "k0=1,m=24"),
-        (16, 128, 4, "softmax", "k0=1,m=0,mr=4"),
-        (16, 128, 4, "softmax", "k0=1,m=24,score=topk"),
-        (64, 256, 8, "sigmoid", "k0=1,m=24,score=topk"),
-        (16, 128, 4, "softmax", "k0=1,m=0,mr=4,score=topk"),
+        (16, 128, 4, "softmax", "k0=1,m=24", False),
+        (16, 128, 4, "softmax", "k0=0,lam=0.04,p=2", False),
+        (16, 128, 4, "softmax", "k0=0,lam=0.04,p=2", True),
+        (16, 128, 4, "softmax", "k0=1,m=24", True),
+        (16, 128, 4, "softmax", "k0=1,m=0,mr=4", False),
+        (64, 256, 8, "sigmoid", "k0=1,m=24", False),
+        (16, 128, 4, "softmax", "k0=0,rho=0.7", False),
+        (64, 256, 8, "sigmoid", "k0=0,rho=0.7", False),
+        (16, 128, 4, "softmax", "k0=1,m=24,score=full", False),
+        (64, 256, 8, "sigmoid", "k0=1,m=24,score=full", False),
+        (16, 128, 4, "softmax", "k0=1,m=0,mr=4,score=full", False),
     ]
-    batch = [(n, N, k, "softmax", f"k0=1,m={max(4, 3 * N // 16)}") for N, k in SIZES for n in ROWS]
-    more = [(16, 256, 8, "sigmoid", "k0=1,m=48"), (16, 128, 4, "softmax", "k0=1,tau=0.9")]
+    batch = [(n, N, k, "softmax", f"k0=1,m={max(4, 3 * N // 16)}", False) for N, k in SIZES for n in ROWS]
+    more = [(16, 256, 8, "sigmoid", "k0=1,m=48", False), (16, 128, 4, "softmax", "k0=1,tau=0.9", False)]
     return list(dict.fromkeys(named + batch + more))
 
 
@@ -206,11 +215,11 @@ def main(
     rows = measured(json, grid()[:points], compile, cold) if earlier is None else read_json(earlier.read_text())["rows"]
     names = list(dict.fromkeys(row["impl"] for row in rows))
     table = number_table("marginal microseconds a layer (alone)", "router, policy", "n", "N", "k", *names)
-    for point in dict.fromkeys(tuple(row[name] for name in POINT) for row in rows):
-        n, N, k, router, policy = point
-        at = {row["impl"]: row for row in rows if tuple(row[name] for name in POINT) == point}
+    for point in dict.fromkeys(tuple(row.get(name) for name in POINT) for row in rows):
+        n, N, k, router, policy, cost = point
+        at = {row["impl"]: row for row in rows if tuple(row.get(name) for name in POINT) == point}
         cells = [f"{at[i]['marginal_us']:.1f} ({at[i]['us']:.1f})" if i in at else "" for i in names]
-        table.add_row(f"{router} {policy}", str(n), str(N), str(k), *cells)
+        table.add_row(f"{router} {policy}{', by cost' if cost else ''}", str(n), str(N), str(k), *cells)
     wide_console().print(table)
     if plot is not None:
         plot_kernel(rows, plot, "selection on an H200, inside [router GEMM, selection, top-k]")

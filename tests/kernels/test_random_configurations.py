@@ -125,9 +125,9 @@ def left_out_of(kernel):
         if made is None:  # one selection follows all policies
             tables = torch.zeros(2, kernel.N + 1, dtype=torch.float64, device=DEVICE)
             devices = placement if kernel.devices else None
-            made = make(router, logits, placement=devices, rows_per_request=kernel.each, cost=tables)
+            made = make(router, logits, placement=devices, rows_per_request=kernel.each, cost=tables, protects=True)
         if cost is not None:
-            made.cost[1] = torch.tensor(cost)
+            made.cost[1] = torch.tensor(cost, dtype=torch.float64)
         table = None if cost is None else 1
         got, masked = fused(router, policy, logits, starts, made, protected=protected, table=table)
         if not torch.equal(got.keep.cpu(), want.selected):

@@ -7,24 +7,24 @@ from collections.abc import Callable, Sequence
 from xshare.bench.sample import measure, warm
 from xshare.bench.workload import Workload
 from xshare.engines.base import Engine
-from xshare.policy import Policy, common_score
+from xshare.policy import Policy
 from xshare.progress import Advance
 from xshare.results import Row
 
 NATIVE = "native"
 
 
-def control_of(engine: Engine, policies: Sequence[Policy]) -> Policy | None:
+def control_of(engine: Engine) -> Policy | None:
     """Selection that keeps everything: what it costs is the cost of selecting. None for a server that cannot change."""
     if engine.about.policy is not None:
         return None
-    return Policy(warmup=1, batch_budget=engine.about.experts, score=common_score(policies))
+    return Policy(warmup=1, batch_budget=engine.about.experts)
 
 
 def variants(engine: Engine, policies: Sequence[Policy]) -> dict[str, Policy | None]:
     """By name: native routing, the no-op control, the policies. A server that cannot be changed is what it is."""
     running = Policy.parse(engine.about.policy or NATIVE)
-    first = [running, *filter(None, [control_of(engine, policies)])]
+    first = [running, *filter(None, [control_of(engine)])]
     return {str(policy): None if str(policy) == NATIVE else policy for policy in (*first, *policies)}
 
 

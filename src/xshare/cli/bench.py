@@ -66,7 +66,7 @@ def run(
     fingerprint = (
         record | setting | {"policies": list(compared), "engine_args": lasting(options), "xshare": __version__}
     )
-    control = str(control_of(engine, policies))
+    control = str(control_of(engine))
     results = Results(json, fingerprint, record | {"seed": workload.seed})
     samples = results.samples
     done = 1 + max((sample["repeat"] for sample in samples), default=-1)

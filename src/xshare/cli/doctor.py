@@ -12,7 +12,7 @@ from xshare.bench.workload import Workload
 from xshare.cli.output import check_local, engine_arguments, made_up, number_table, progress_bar, wide_console
 from xshare.engines.base import About
 from xshare.engines.opening import open_engine
-from xshare.policy import Policy, common_score
+from xshare.policy import Policy
 from xshare.results import Results, Row, check_continued
 from xshare.tune.doctor import FITS, Decoded, Examination, Way, examine, runs, verdict, waves
 from xshare.version import __version__
@@ -45,8 +45,7 @@ def doctor(
     setting: Row = {"batch": batch, "prompts": prompts, "prompt_tokens": prompt_tokens, "tokens": tokens, "seed": seed}
     setting |= {"engine_args": options, "xshare": __version__}
     check_continued(json, setting | {"engine": engine})
-    score = common_score(asked)
-    forced = Policy(batch_budget=1, score=score)
+    forced = Policy(batch_budget=1)
     opened = open_engine(engine, model, drafts=drafts, policies=[*asked, forced], options=options)
     about = opened.about
     workload = Workload(batch, batch * waves(about.drafts), None, prompt_tokens, tokens, prompts, seed)
@@ -63,7 +62,6 @@ def doctor(
                 opened,
                 given,
                 asked,
-                score=score,
                 tokens=tokens,
                 repeats=repeats,
                 advance=advance,

@@ -25,10 +25,10 @@ def count_step(
     row = 0
     while row < rows:
         x = tl.load(seen + layer * layer_stride + row * N + cols, mask=inside, other=float("-inf"))
-        score, choice, _, usable, _, total = read_rows(x, bias, N, 1, BN, SCORING, GROUPS, KEEP_GROUPS)
+        score, key, usable, _, total = read_rows(x, bias, N, 1, BN, SCORING, GROUPS, KEEP_GROUPS)
         if SCORING == SOFTMAX:
             score = tl.where(usable[:, None], score * (1.0 / total)[:, None], 0.0)
-        mine = best_of(choice, K, BN) & usable[:, None]
+        mine = best_of(key, K, BN) & usable[:, None]
         native = native | mine
         total = tl.sum(tl.sum(tl.where(mine, score, 0.0), axis=1), axis=0)
         kept = tl.sum(tl.sum(tl.where(mine & keep, score, 0.0), axis=1), axis=0)

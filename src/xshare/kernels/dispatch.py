@@ -49,6 +49,7 @@ def fused_set(
             router=router,
             rows_per_request=max((b - a for a, b in pairwise(starts)), default=1) if policy.request_budget else 0,
             placement=None if policy.device_budget is None else placement,
+            protects=layout is not None and layout.protected is not None,
             cost=None if cost is None else cost.unsqueeze(0),
             mask_logits=False,
             with_share=False,

@@ -40,6 +40,7 @@ class FusedSelection:
     seen: Tensor | None = None  # [rows, N]: where to leave the logits as they came, at steps that are sampled
     keep: Tensor | None = None  # bool [N]: where to leave S
     own: Tensor | None = None  # float64 [len(Own)]: this layer's own numbers in place of the control's
+    protects: bool = False  # whether rows can be protected (Control.set_step)
     cost: Tensor | None = None  # float64 [tables, N + 1]: what so many experts cost here
     scratch: Scratch | None = None  # another layer's of the same plan, to share it
 
@@ -75,6 +76,11 @@ class FusedSelection:
             if given is not None and (given.shape != shape or not given.is_contiguous()):
                 which = "" if given.is_contiguous() else " that is not contiguous"
                 raise LayoutError(f"{name} must be a contiguous {list(shape)}, not {list(given.shape)}{which}")
+
+    @property
+    def _by_logit(self) -> bool:
+        """Whether a row's experts rank by the numbers that it is given."""
+        return self.router is None or self.router.scoring == "softmax"
 
     def check(self, policy: Policy) -> None:
         """Refuse a policy that was not provided for. A captured graph cannot: ask before changing its control."""
@@ -133,6 +139,7 @@ class FusedSelection:
             "GROUPS": 1 if router is None else router.n_group,
             "KEEP_GROUPS": 1 if router is None else router.topk_group,
             "DEVICES": self.placement is not None, "COST": self.cost is not None,
+            "PROTECT": self.protects, "UNIQUE": logits.dtype == torch.bfloat16 and self._by_logit,
             "MASK_LOGITS": self.mask_logits, "MASK_BIAS": router is not None and router.scoring == "sigmoid",
             "SHARE": self.with_share, "SEEN": self.seen is not None,
             "LOWEST": torch.finfo(logits.dtype).min, "num_warps": plan.warps,

@@ -10,6 +10,7 @@ import triton.language as tl
 SOFTMAX, SIGMOID, GIVEN = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 LOWEST_FLOAT = tl.constexpr(-3.4028234663852886e38)
 ROUND = tl.constexpr(12582912.0)  # 1.5 * 2^23: adding and subtracting it rounds a float32 below 2^22 to an integer
+NOT_THERE, REMOVED = tl.constexpr(-2139095041), tl.constexpr(-2147483648)  # keys of -inf, and of what was taken
 VOTER = tl.constexpr(65536)  # a row's count of votes: one voter, plus 1 where the row wants the expert in S0
 
 
@@ -36,44 +37,72 @@ def first_of(x, value, BN: tl.constexpr):
 
 
 @triton.jit
+def as_key(choice, UNIQUE: tl.constexpr):
+    """float32 [BR, BN] -> int32 in the same order: a warp finds its largest integer in one instruction, where floats
+    take forty. UNIQUE, for values that were bfloat16: the column is in it too, the lower the larger."""
+    bits = (choice + 0.0).to(tl.int32, bitcast=True)  # -0 is 0
+    key = bits ^ ((bits >> 31) & 0x7FFFFFFF)
+    if UNIQUE:
+        key = (key & -65536) | (65535 - tl.arange(0, choice.shape[1]))[None, :]
+    return key
+
+
+@triton.jit
+def as_value(key, UNIQUE: tl.constexpr):
+    bits = key ^ ((key >> 31) & 0x7FFFFFFF)
+    if UNIQUE:
+        bits = bits & -65536
+    return bits.to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def largest(key, BN: tl.constexpr, UNIQUE: tl.constexpr):
+    """-> the largest key of each row, [BR], and where it is, [BR, BN]: of equals in the lowest column."""
+    most = tl.max(key, axis=1)
+    hit = key == most[:, None]
+    if not UNIQUE:
+        cols = tl.arange(0, BN)[None, :]
+        hit = cols == tl.min(tl.where(hit, cols, BN), axis=1)[:, None]
+    return most, hit
+
+
+@triton.jit
 def read_rows(
     x, bias, N: tl.constexpr, BR: tl.constexpr, BN: tl.constexpr,
-    SCORING: tl.constexpr, GROUPS: tl.constexpr, KEEP_GROUPS: tl.constexpr,
+    SCORING: tl.constexpr, GROUPS: tl.constexpr, KEEP_GROUPS: tl.constexpr, UNIQUE: tl.constexpr = False,
 ):  # fmt: skip
-    """Logits [BR, BN], -inf where there are none -> score, choice, and for each row its best expert, usable, the best
+    """Logits [BR, BN], -inf where there are none -> score, the key of the choice, and for each row usable, the best
     logit and the total of the scores (NaN or infinite for a row that cannot vote). Softmax's scores are as they come,
     not yet divided by their total."""
     inside = (tl.arange(0, BN) < N)[None, :]
-    top = tl.max(x, axis=1)
     if SCORING == SOFTMAX:
+        # An expert of choice -inf comes last but can be taken; one outside the model's N or its groups cannot.
+        key = as_key(tl.where(inside, tl.maximum(x, LOWEST_FLOAT), float("-inf")), UNIQUE)
+        top = tl.max(x, axis=1)
         score = tl.exp(x - top[:, None])
         total = tl.sum(score, axis=1)  # NaN for a row that holds NaN, +inf or nothing but -inf
         usable = total == total
-        choice = tl.where(inside, tl.maximum(x, LOWEST_FLOAT), float("-inf"))
-        best = first_of(x, top, BN)
     else:
+        top = tl.max(x, axis=1)
         score = tl.sigmoid(x) if SCORING == SIGMOID else x
         score = tl.where(x == float("-inf"), 0.0, score)
         total = tl.sum(score, axis=1)
         usable = (total == total) & (top < float("inf")) & (top > float("-inf"))
         choice = score + bias[None, :] if SCORING == SIGMOID else x
-        # An expert of choice -inf comes last but can be taken; one outside the model's N or its groups cannot.
         choice = tl.where(inside, tl.maximum(choice, LOWEST_FLOAT), float("-inf"))
         if GROUPS > 1:
             choice = _limit_groups(choice, BR, BN, GROUPS, KEEP_GROUPS)
-        best = first_of(choice, tl.max(choice, axis=1), BN)
-    return tl.where(usable[:, None], score, 0.0), choice, best, usable, top, total
+        key = as_key(choice, UNIQUE)
+    return tl.where(usable[:, None], score, 0.0), key, usable, top, total
 
 
 @triton.jit
-def best_of(choice, TOP_K: tl.constexpr, BN: tl.constexpr):
-    """Each row's TOP_K by choice, bool [BR, BN]"""
-    cols = tl.arange(0, BN)[None, :]
-    found = (cols < 0) & (choice > 0)
+def best_of(key, TOP_K: tl.constexpr, BN: tl.constexpr):
+    """Each row's TOP_K by key, bool [BR, BN]"""
+    found = (tl.arange(0, BN)[None, :] < 0) & (key > 0)
     for _ in tl.static_range(TOP_K):
-        left = tl.where(found, float("-inf"), choice)
-        value = tl.max(left, axis=1)
-        found = found | ((cols == first_of(left, value, BN)[:, None]) & (value > float("-inf"))[:, None])
+        most, hit = largest(tl.where(found, REMOVED, key), BN, False)
+        found = found | (hit & (most > NOT_THERE)[:, None])
     return found
 
 
@@ -98,43 +127,45 @@ def _of_sigmoids(x, score, native, RENORMALIZE: tl.constexpr):
 
 @triton.jit
 def vote(
-    x, score, choice, best, usable, top, total, protected, any_protected, k0, rho, by_top_k, power,
-    BN: tl.constexpr, TOP_K: tl.constexpr, SCORING: tl.constexpr, RENORMALIZE: tl.constexpr,
+    x, score, key, usable, top, total, protected, k0, rho, by_top_k, power,
+    BN: tl.constexpr, TOP_K: tl.constexpr, SCORING: tl.constexpr, RENORMALIZE: tl.constexpr, PROTECT: tl.constexpr,
+    UNIQUE: tl.constexpr,
 ):  # fmt: skip
     """-> the votes' integers in two halves, float32 [BR, BN], and counts, int32: VOTER, plus 1 for each of a row's own
     experts: its top-k0, what rho adds, all its native ones if it is `protected` [BR].
 
     One walk down the row's ranking finds all of them. `held` is what the experts before hold of the row's weight, for
-    softmax, whose weights are known from the logit alone; infinite for experts that are not native.
+    softmax, whose weights are known from the logit alone, or else their number; infinite for experts that are not
+    native.
     """
     NATIVE: tl.constexpr = TOP_K > 0  # scores that are given stay as they are
-    cols = tl.arange(0, BN)[None, :]
-    hit = cols == best[:, None]
+    most, hit = largest(key, BN, UNIQUE)
     wanted = hit & (k0 > 0)
     held = tl.where(hit, 0.0, float("inf"))
     reached = tl.full([x.shape[0]], 1.0, tl.float32)  # exp(top - top)
     picks, native = k0, False
     if NATIVE:
-        native = (by_top_k != 0) | (rho > 0) | (any_protected != 0)
+        native = (by_top_k != 0) | (rho > 0)
+        if PROTECT:
+            native = native | True
         picks = tl.maximum(k0, tl.where(native, TOP_K, 0))
     done = tl.minimum(k0, 0) + 1
     while done < picks:
-        choice = tl.where(hit, float("-inf"), choice)
-        value = tl.max(choice, axis=1)
-        there = value > float("-inf")
-        hit = (cols == first_of(choice, value, BN)[:, None]) & there[:, None]
+        key = tl.where(hit, REMOVED, key)
+        most, hit = largest(key, BN, UNIQUE)
+        there = most > NOT_THERE
+        hit = hit & there[:, None]
         wanted = wanted | (hit & (done < k0))
         held = tl.where(hit & (done < TOP_K), reached[:, None], held)
         if SCORING == SOFTMAX:
-            reached += tl.where(there & (done < TOP_K), tl.exp(value - top), 0.0)
+            reached += tl.where(there & (done < TOP_K), tl.exp(as_value(most, UNIQUE) - top), 0.0)
         else:
-            reached += 1.0  # their number alone: in which order they come
+            reached += 1.0
         done += 1
     if SCORING == SOFTMAX:
-        full = score * (1.0 / total)[:, None]
+        voted = score * (1.0 / total)[:, None]
     else:
-        full = score
-    voted = full
+        voted = score
     if NATIVE:
         if native:
             mine = held < float("inf")
@@ -153,13 +184,13 @@ def vote(
                         wanted = wanted | (here & (before < goal)[:, None])
                         before += tl.sum(tl.where(here, weight, 0.0), axis=1)
                         place += 1
-            wanted = wanted | (mine & protected[:, None])
+            if PROTECT:
+                wanted = wanted | (mine & protected[:, None])
             if by_top_k != 0:
                 voted = weight
-    once, multiplied = voted, 1
-    while multiplied < power:
-        voted = voted * once
-        multiplied += 1
+    if power > 1:
+        squared = voted * voted
+        voted = tl.where(power == 2, squared, tl.where(power == 3, squared * voted, squared * squared))
     fixed = tl.where(usable[:, None], voted, 0.0) * 4294967296.0
     high = (fixed * 0.0000152587890625 + ROUND) - ROUND  # / 2^16
     low = (fixed - high * 65536.0 + ROUND) - ROUND
@@ -221,10 +252,10 @@ def fold(tile, TO: tl.constexpr):
 
 @triton.jit
 def votes(
-    logits, stride, bias, starts, first, last, end, protected_ptr, any_protected, k0, rho, by_top_k, power, m_r, stats,
+    logits, stride, bias, starts, first, last, end, protected_ptr, guarded, k0, rho, by_top_k, power, m_r, stats,
     N: tl.constexpr, BQ: tl.constexpr, BN: tl.constexpr, SPAN: tl.constexpr, EACH: tl.constexpr, TOP_K: tl.constexpr,
     SCORING: tl.constexpr, RENORMALIZE: tl.constexpr, GROUPS: tl.constexpr,
-    KEEP_GROUPS: tl.constexpr, STATS: tl.constexpr,
+    KEEP_GROUPS: tl.constexpr, PROTECT: tl.constexpr, UNIQUE: tl.constexpr, STATS: tl.constexpr,
 ):  # fmt: skip
     """The votes of the requests [first, last), BQ at a time and each inside one warp -> sums and counts [BQ, BN].
 
@@ -253,13 +284,15 @@ def votes(
             place, there = addresses(tl.where(live, rows, 0), stride, N, BN, SPAN)
             x = as_rows(tl.load(logits + place, mask=there, other=float("-inf")).to(tl.float32), BN)
             x = tl.where(live[:, None], x, float("-inf"))
-            score, choice, best, usable, top, total = read_rows(
-                x, bias, N, AT_ONCE * BQ, BN, SCORING, GROUPS, KEEP_GROUPS
+            score, key, usable, top, total = read_rows(
+                x, bias, N, AT_ONCE * BQ, BN, SCORING, GROUPS, KEEP_GROUPS, UNIQUE
             )
-            protected = tl.load(protected_ptr + rows, mask=rows < stop * any_protected, other=0) != 0
+            protected = usable
+            if PROTECT:
+                protected = tl.load(protected_ptr + rows, mask=rows < stop * guarded, other=0) != 0
             more_high, more_low, more_count = vote(
-                x, score, choice, best, usable, top, total, protected, any_protected, k0, rho, by_top_k, power,
-                BN, TOP_K, SCORING, RENORMALIZE,
+                x, score, key, usable, top, total, protected, k0, rho, by_top_k, power,
+                BN, TOP_K, SCORING, RENORMALIZE, PROTECT, UNIQUE,
             )  # fmt: skip
             its_high, its_low = its_high + fold(more_high, BQ), its_low + fold(more_low, BQ)
             its_count += fold(more_count, BQ)

@@ -104,7 +104,7 @@ def select_in_one_tile(
     N: tl.constexpr, BR: tl.constexpr, BQ: tl.constexpr, BN: tl.constexpr, SPAN: tl.constexpr,
     TOP_K: tl.constexpr, SCORING: tl.constexpr, RENORMALIZE: tl.constexpr,
     GROUPS: tl.constexpr, KEEP_GROUPS: tl.constexpr,
-    DEVICES: tl.constexpr, COST: tl.constexpr, MASK_LOGITS: tl.constexpr, MASK_BIAS: tl.constexpr,
+    DEVICES: tl.constexpr, COST: tl.constexpr, PROTECT: tl.constexpr, UNIQUE: tl.constexpr, MASK_LOGITS: tl.constexpr, MASK_BIAS: tl.constexpr,
     SHARE: tl.constexpr, SEEN: tl.constexpr, LOWEST: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """Few rows and no requests: one program, one tile, in registers from the first step to the last."""
@@ -113,7 +113,7 @@ def select_in_one_tile(
     # Asked for at once, before anything is waited for: each trip to memory costs half a microsecond.
     end = tl.minimum(tl.load(control + ROWS), present)
     k0, m_g, rounds = tl.load(control + K0), tl.load(control + MG), tl.load(control + ROUNDS)
-    by_top_k, power, guarded = tl.load(control + TOPK), tl.load(control + POWER), tl.load(control + PROTECTED)
+    by_top_k, power = tl.load(control + TOPK), tl.load(control + POWER)
     m, tau, rho, lam = _own_numbers(own)
     sample = tl.load(control + SAMPLE)
     table = tl.load(control + COST_TABLE) if COST else -1
@@ -125,11 +125,14 @@ def select_in_one_tile(
         _leave_open(0, present, keep, bias, masked_bias, share, N, BR, BN, MASK_BIAS, SHARE)
     else:
         value = tl.where((rows < end)[:, None], x.to(tl.float32), float("-inf"))
-        score, choice, best, usable, top, total = read_rows(value, bias, N, BR, BN, SCORING, GROUPS, KEEP_GROUPS)
-        protected = tl.load(protected_ptr + rows, mask=rows < end * guarded, other=0) != 0
+        score, key, usable, top, total = read_rows(value, bias, N, BR, BN, SCORING, GROUPS, KEEP_GROUPS, UNIQUE)
+        protected = usable
+        if PROTECT:
+            guarded = tl.load(control + PROTECTED)
+            protected = tl.load(protected_ptr + rows, mask=rows < end * guarded, other=0) != 0
         high, low, count = vote(
-            value, score, choice, best, usable, top, total, protected, guarded, k0, rho, by_top_k, power,
-            BN, TOP_K, SCORING, RENORMALIZE,
+            value, score, key, usable, top, total, protected, k0, rho, by_top_k, power,
+            BN, TOP_K, SCORING, RENORMALIZE, PROTECT, UNIQUE,
         )  # fmt: skip
         high, low, count = fold(high, BQ), fold(low, BQ), fold(count, BQ)
         leave_votes(high, low, count, halves, counts, 0, BQ, BQ, BN)
@@ -157,7 +160,7 @@ def select_in_blocks(
     N: tl.constexpr, BR: tl.constexpr, BQ: tl.constexpr, BN: tl.constexpr, SPAN: tl.constexpr, EACH: tl.constexpr,
     TOP_K: tl.constexpr, SCORING: tl.constexpr, RENORMALIZE: tl.constexpr,
     GROUPS: tl.constexpr, KEEP_GROUPS: tl.constexpr,
-    DEVICES: tl.constexpr, COST: tl.constexpr, MASK_LOGITS: tl.constexpr, MASK_BIAS: tl.constexpr,
+    DEVICES: tl.constexpr, COST: tl.constexpr, PROTECT: tl.constexpr, UNIQUE: tl.constexpr, MASK_LOGITS: tl.constexpr, MASK_BIAS: tl.constexpr,
     SHARE: tl.constexpr, SEEN: tl.constexpr, LOWEST: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """More rows, or requests: every program takes QUOTA requests, all meet, and each then finishes BR rows.
@@ -187,7 +190,7 @@ def select_in_blocks(
             high, low, count = votes(
                 logits, stride, bias, starts, block * QUOTA, tl.minimum(last, (block + 1) * QUOTA), end,
                 protected_ptr, guarded, k0, rho, by_top_k, power, m_r, stats,
-                N, BQ, BN, SPAN, EACH, TOP_K, SCORING, RENORMALIZE, GROUPS, KEEP_GROUPS, SHARE,
+                N, BQ, BN, SPAN, EACH, TOP_K, SCORING, RENORMALIZE, GROUPS, KEEP_GROUPS, PROTECT, UNIQUE, SHARE,
             )  # fmt: skip
             if DIRECT:  # few enough for everyone to add up all rows
                 leave_votes(high, low, count, halves, counts, block * BQ, BLOCKS * BQ, BQ, BN)

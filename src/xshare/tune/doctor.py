@@ -16,7 +16,7 @@ import torch
 from xshare.engines.base import Engine, Run
 from xshare.errors import XShareError
 from xshare.law import Law, fit
-from xshare.policy import Policy, Score
+from xshare.policy import Policy
 from xshare.progress import Advance
 
 FITS = 0.5  # of the steps' variance that a law must explain to be one
@@ -117,7 +117,6 @@ def examine(
     prompts: Sequence[Sequence[int]],
     policies: Sequence[Policy],
     *,
-    score: Score = "full",
     tokens: int = 32,
     repeats: int = 3,
     advance: Advance = lambda done: None,
@@ -125,12 +124,12 @@ def examine(
     keep: Callable[[list[Decoded]], None] = lambda samples: None,
 ) -> Examination:
     """The prompts are as many batches as `waves` says. `kept` are samples of an earlier run, and `keep` gets those
-    of every new repeat. `score`: of the policies that only time is taken of."""
+    of every new repeat."""
     N, k, batches = engine.about.experts, engine.about.top_k, waves(engine.about.drafts)
     batch = len(prompts) // batches
-    noop = Policy(warmup=min(1, k), batch_budget=N, score=score)
+    noop = Policy(warmup=min(1, k), batch_budget=N)
     ways: list[tuple[Way, Policy | None]] = [(Way("native", batch), None), (Way(str(noop), batch), noop)]
-    ways += [(Way(f"k0=0,m={m}", batch), Policy(batch_budget=m, score=score)) for m in sizes(N, k)]
+    ways += [(Way(f"k0=0,m={m}", batch), Policy(batch_budget=m)) for m in sizes(N, k)]
     ways += [(Way(str(policy), batch), policy) for policy in policies]
     ways += [(Way("native", size), None) for size in sorted({1, max(1, batch // 2)}) if size < batch]
     known = {(each.point, each.batch, each.repeat): each for each in kept}

@@ -12,7 +12,7 @@ from typing import Any
 from xshare.engines.base import About, Answer, Divergence, Run
 from xshare.engines.counting import Stats, layer_numbers, since
 from xshare.errors import ModelError, XShareError
-from xshare.policy import Policy, common_score
+from xshare.policy import Policy
 from xshare.profile import model_hash
 from xshare.progress import Advance, quiet
 
@@ -201,13 +201,13 @@ class VllmEngine:
 def arguments(drafts: int, policies: Sequence[Policy], options: Mapping[str, Any]) -> dict[str, Any]:
     """What LLM is started with: selection that acts on every decode step, and whatever `options` say."""
     # Selection is compiled for what the first policy asks for; with bypasses off it follows any batch budget.
-    first: dict[str, Any] = {"warmup": 1, "score": common_score(policies)}
+    first: dict[str, Any] = {"warmup": 1}
     first |= {"gates": {"bypass": False}, "metrics": {"every": EVERY}}
     if any(policy.request_budget for policy in policies):
         first["request_budget"] = 1
     for policy in policies:
         if policy.device_budget is not None:
-            first |= {"device_budget": 1, "fill": policy.fill}
+            first["device_budget"] = 1
     config = dict(options.get("additional_config", {}))
     config["xshare"] = first | config.get("xshare", {})
     given: dict[str, Any] = {
