@@ -52,10 +52,24 @@ def before(place, what):
 
 
 @triton.jit
-def _sizes(cost, BN: tl.constexpr, N: tl.constexpr):
-    """What 1 to N experts cost, float64 [BN], infinite beyond."""
+def _in_order(u, place, candidate, size, order, N: tl.constexpr, BN: tl.constexpr):
+    """The candidates' sums in the order of greedy, int64 [BN], zero after the last. Through memory: a sort inside the
+    kernel costs several times that. S0 has `size`."""
     cols = tl.arange(0, BN)
-    return tl.load(cost + 1 + cols, mask=cols < N, other=float("inf"))
+    tl.store(order + place, u, mask=candidate)
+    tl.debug_barrier()
+    return tl.load(order + cols, mask=cols < N - size, other=0)
+
+
+@triton.jit
+def _reaching(u, S0, gain, size, tau, N: tl.constexpr, BN: tl.constexpr):
+    """How many experts beside S0 are added while f(S) < tau * f(E). `gain`: see _in_order."""
+    cols = tl.arange(0, BN)
+    before = tl.sum(tl.where(S0, u, 0), axis=0) + tl.cumsum(gain, axis=0) - gain  # f(S) at the turn of each
+    target = tau * tl.sum(u, axis=0).to(tl.float64)
+    if tau >= 1:
+        target = target + 1e300  # all, those without votes too
+    return tl.sum(((cols < N - size) & (before.to(tl.float64) < target)).to(tl.int32), axis=0)
 
 
 @triton.jit
@@ -65,19 +79,27 @@ def _rounded(x):
 
 
 @triton.jit
-def _worth_by_cost(u, place, candidate, size, lam, cost, order, N: tl.constexpr, BN: tl.constexpr):
+def _worth_by_cost(gain, size, lam, cost, N: tl.constexpr, BN: tl.constexpr):
     """How many experts beside S0, which has `size`, make the votes less lam * c[|S|] largest; of equals the fewest."""
     cols = tl.arange(0, BN)
-    others = N - size
-    tl.store(order + place, u, mask=candidate)  # through memory: a sort inside the kernel costs several times that
-    tl.debug_barrier()
-    gain = tl.cumsum(tl.load(order + cols, mask=cols < others, other=0), axis=0)  # of 1, 2, ... experts
+    there = cols < N - size
     price = lam * 4294967296.0
-    pays = _rounded(price * tl.load(cost + size + 1 + cols, mask=cols < others, other=0.0)).to(tl.int64)
-    value = tl.where(cols < others, gain - pays, -9223372036854775807)
+    pays = _rounded(price * tl.load(cost + size + 1 + cols, mask=there, other=0.0)).to(tl.int64)
+    value = tl.where(there, tl.cumsum(gain, axis=0) - pays, -9223372036854775807)
     none = -_rounded(price * tl.load(cost + size)).to(tl.int64)
     best = tl.max(value, axis=0)
     return tl.where(best > none, tl.min(tl.where(value == best, cols, BN), axis=0) + 1, 0)
+
+
+@triton.jit
+def _snapped(u, candidate, size, added, cost, N: tl.constexpr, BN: tl.constexpr):
+    """How many experts beside S0 there are with the next that have votes, as far as the stair reaches that a set of
+    `size` and `added` stands on."""
+    cols = tl.arange(0, BN)
+    paid = tl.load(cost + size + added)
+    cheap = tl.load(cost + 1 + cols, mask=cols < N, other=float("inf")) <= paid + 0.25
+    voted = tl.sum((candidate & (u > 0)).to(tl.int32), axis=0)
+    return tl.maximum(added, tl.minimum(tl.sum(cheap.to(tl.int32), axis=0) - size, voted))
 
 
 @triton.jit
@@ -85,7 +107,9 @@ def choose(
     u, count, m, m_g, rounds, tau, lam, table, cost, order, devices, num_devices,
     N: tl.constexpr, BN: tl.constexpr, TOP_K: tl.constexpr, DEVICES: tl.constexpr, COST: tl.constexpr,
 ):  # fmt: skip
-    """Column sums and counts -> S, bool [BN], topped up to TOP_K. Experts are ranked only where their order counts."""
+    """Column sums and counts -> S, bool [BN], topped up to TOP_K. Experts are ranked only where their order counts, and
+    but for devices all that is chosen then is how many of the ranking are added: branches that hand on whole vectors
+    made the ranking twice as slow."""
     cols = tl.arange(0, BN)
     inside = cols < N
     S0 = (count & (VOTER - 1)) > 0
@@ -98,48 +122,49 @@ def choose(
     S = S0
     if (m > 0) | (m_g >= 0) | (tau >= 0) | (table >= 0) | (size < TOP_K):
         place = places(unique_keys(u, candidate, cols))
-        added = tl.maximum(m, TOP_K - size)
-        if DEVICES and m_g >= 0:
-            device = tl.load(devices + cols, mask=inside, other=-1)
-            together = device[:, None] == device[None, :]
-            earlier = (place[:, None] < place[None, :]) & candidate[:, None]
-            turn = tl.sum((earlier & together).to(tl.int32), axis=0)  # place among the experts of the same device
-            if rounds != 0:
-                fits = size + before(turn, candidate.to(tl.int32)) < tl.minimum(m_g, N) * num_devices
-            else:
-                held = tl.sum((together & S0[:, None]).to(tl.int32), axis=0)
-                fits = turn < m_g - held
-            S = S0 | (inside & fits)
-            short = TOP_K - tl.sum(S.to(tl.int32), axis=0)
-            S = S | (inside & (before(place, (candidate & (S == 0)).to(tl.int32)) < short))
-        elif tau >= 0:
-            sums = u.to(tl.float64)
-            reached = tl.sum(tl.where(S0, sums, 0.0), axis=0) + before(place, tl.where(candidate, sums, 0.0))
-            target = tau * tl.sum(sums, axis=0)
-            if tau >= 1:
-                target = target + 1e300  # all, those without votes too
-            S = S0 | (inside & (reached < target))  # of what is reached at an expert's turn
-            if COST and table >= 0:
-                S = _snapped(S, S0, u, place, size, cost, N, BN)
-            S = S | (inside & (place < TOP_K - size))
-        else:
-            if COST and table >= 0:
+        added = m
+        if tau >= 0:
+            added = _reaching(u, S0, _in_order(u, place, candidate, size, order, N, BN), size, tau, N, BN)
+        if COST:
+            if table >= 0:
                 if lam > 0:
-                    added = _worth_by_cost(u, place, candidate, size, lam, cost, order, N, BN)
-                    S = S0 | (inside & (place < tl.maximum(added, TOP_K - size)))
+                    gain = _in_order(u, place, candidate, size, order, N, BN)
+                    added = _worth_by_cost(gain, size, lam, cost, N, BN)
                 else:
-                    S = _snapped(S0 | (inside & (place < m)), S0, u, place, size, cost, N, BN)
-                    S = S | (inside & (place < TOP_K - size))
-            else:
-                S = S0 | (inside & (place < added))
+                    added = tl.minimum(added, N - size)
+                    added = _snapped(u, candidate, size, added, cost, N, BN)
+        S = S0 | (inside & (place < tl.maximum(added, TOP_K - size)))
+        if DEVICES:
+            if m_g >= 0:
+                S = _on_devices(S0, candidate, place, size, m_g, rounds, devices, num_devices, N, BN, TOP_K)
     if TOP_K > 0:  # routing is native where nobody votes; select() alone takes what the algorithm gives
         S = S | (count < VOTER)
     return inside & S
 
 
 @triton.jit
-def _snapped(S, S0, u, place, size, cost, N: tl.constexpr, BN: tl.constexpr):
-    """S with the next experts that have votes, as far as the stair reaches that its size stands on. S0 has `size`."""
-    paid = tl.load(cost + tl.sum(S.to(tl.int32), axis=0))
-    edge = tl.sum((_sizes(cost, BN, N) <= paid + 0.25).to(tl.int32), axis=0)
-    return S | ((S0 == 0) & (place < edge - size) & (u > 0))
+def before(place, what):
+    """Sums of `what` over the experts whose place comes before each."""
+    return tl.sum(tl.where(place[:, None] < place[None, :], what[:, None], tl.zeros_like(what)[:, None]), axis=0)
+
+
+@triton.jit
+def _on_devices(
+    S0, candidate, place, size, m_g, rounds, devices, num_devices,
+    N: tl.constexpr, BN: tl.constexpr, TOP_K: tl.constexpr,
+):  # fmt: skip
+    """S with a budget for each device, in rounds or level, topped up."""
+    cols = tl.arange(0, BN)
+    inside = cols < N
+    device = tl.load(devices + cols, mask=inside, other=-1)
+    together = device[:, None] == device[None, :]
+    earlier = (place[:, None] < place[None, :]) & candidate[:, None]
+    turn = tl.sum((earlier & together).to(tl.int32), axis=0)  # place among the experts of the same device
+    if rounds != 0:
+        fits = size + before(turn, candidate.to(tl.int32)) < tl.minimum(m_g, N) * num_devices
+    else:
+        held = tl.sum((together & S0[:, None]).to(tl.int32), axis=0)
+        fits = turn < m_g - held
+    S = S0 | (inside & fits)
+    short = TOP_K - tl.sum(S.to(tl.int32), axis=0)
+    return S | (inside & (before(place, (candidate & (S == 0)).to(tl.int32)) < short))

@@ -25,7 +25,7 @@ def count_step(
     row = 0
     while row < rows:
         x = tl.load(seen + layer * layer_stride + row * N + cols, mask=inside, other=float("-inf"))
-        score, key, usable, _, total = read_rows(x, bias, N, 1, BN, SCORING, GROUPS, KEEP_GROUPS)
+        score, key, _, usable, _, total = read_rows(x, bias, N, 1, BN, SCORING, GROUPS, KEEP_GROUPS)
         if SCORING == SOFTMAX:
             score = tl.where(usable[:, None], score * (1.0 / total)[:, None], 0.0)
         mine = best_of(key, K, BN) & usable[:, None]

@@ -56,14 +56,39 @@ def as_value(key, UNIQUE: tl.constexpr):
 
 
 @triton.jit
-def largest(key, BN: tl.constexpr, UNIQUE: tl.constexpr):
-    """-> the largest key of each row, [BR], and where it is, [BR, BN]: of equals in the lowest column."""
-    most = tl.max(key, axis=1)
-    hit = key == most[:, None]
+def column_of(left, most, BN: tl.constexpr, UNIQUE: tl.constexpr):
+    at = most
     if not UNIQUE:
+        at = tl.min(tl.where(left == most[:, None], tl.arange(0, BN)[None, :], BN), axis=1)
+    return at
+
+
+@triton.jit
+def best_left(left, BN: tl.constexpr, UNIQUE: tl.constexpr):
+    """The largest key of each row -> its value and column, [BR]. Of equals the lowest column comes first. Unique keys
+    need no column, and none is looked for."""
+    most = tl.max(left, axis=1)
+    return most, column_of(left, most, BN, UNIQUE)
+
+
+@triton.jit
+def without(left, most, at, BN: tl.constexpr, UNIQUE: tl.constexpr):
+    """Keys without the one that was found last."""
+    if UNIQUE:
+        return tl.where(left < most[:, None], left, REMOVED)
+    else:
+        return tl.where(tl.arange(0, BN)[None, :] == at[:, None], REMOVED, left)
+
+
+@triton.jit
+def down_to(key, most, at, BN: tl.constexpr, UNIQUE: tl.constexpr):
+    """Each row's experts from its best to that one, bool [BR, BN]."""
+    if UNIQUE:
+        found = key >= most[:, None]
+    else:
         cols = tl.arange(0, BN)[None, :]
-        hit = cols == tl.min(tl.where(hit, cols, BN), axis=1)[:, None]
-    return most, hit
+        found = (key > most[:, None]) | ((key == most[:, None]) & (cols <= at[:, None]))
+    return found & (key > NOT_THERE)
 
 
 @triton.jit
@@ -71,17 +96,18 @@ def read_rows(
     x, bias, N: tl.constexpr, BR: tl.constexpr, BN: tl.constexpr,
     SCORING: tl.constexpr, GROUPS: tl.constexpr, KEEP_GROUPS: tl.constexpr, UNIQUE: tl.constexpr = False,
 ):  # fmt: skip
-    """Logits [BR, BN], -inf where there are none -> score, the key of the choice, and for each row usable, the best
-    logit and the total of the scores (NaN or infinite for a row that cannot vote). Softmax's scores are as they come,
-    not yet divided by their total."""
+    """Logits [BR, BN], -inf where there are none -> score, the key of the choice, and for each row its best key, usable,
+    the best logit and the total of the scores (of no use for a row that cannot vote). Softmax's scores are as they
+    come, not yet divided by their total."""
     inside = (tl.arange(0, BN) < N)[None, :]
     if SCORING == SOFTMAX:
         # An expert of choice -inf comes last but can be taken; one outside the model's N or its groups cannot.
         key = as_key(tl.where(inside, tl.maximum(x, LOWEST_FLOAT), float("-inf")), UNIQUE)
-        top = tl.max(x, axis=1)
+        best = tl.max(key, axis=1)
+        top = as_value(best, UNIQUE)
         score = tl.exp(x - top[:, None])
-        total = tl.sum(score, axis=1)  # NaN for a row that holds NaN, +inf or nothing but -inf
-        usable = total == total
+        total = tl.sum(score, axis=1)
+        usable = total > 0  # NaN for a row that holds NaN or +inf, zero for one of nothing but -inf
     else:
         top = tl.max(x, axis=1)
         score = tl.sigmoid(x) if SCORING == SIGMOID else x
@@ -93,17 +119,19 @@ def read_rows(
         if GROUPS > 1:
             choice = _limit_groups(choice, BR, BN, GROUPS, KEEP_GROUPS)
         key = as_key(choice, UNIQUE)
-    return tl.where(usable[:, None], score, 0.0), key, usable, top, total
+        best = tl.max(key, axis=1)
+    return tl.where(usable[:, None], score, 0.0), key, best, usable, top, total
 
 
 @triton.jit
 def best_of(key, TOP_K: tl.constexpr, BN: tl.constexpr):
     """Each row's TOP_K by key, bool [BR, BN]"""
-    found = (tl.arange(0, BN)[None, :] < 0) & (key > 0)
-    for _ in tl.static_range(TOP_K):
-        most, hit = largest(tl.where(found, REMOVED, key), BN, False)
-        found = found | (hit & (most > NOT_THERE)[:, None])
-    return found
+    most, at = best_left(key, BN, False)
+    left = key
+    for _ in tl.static_range(1, TOP_K):
+        left = without(left, most, at, BN, False)
+        most, at = best_left(left, BN, False)
+    return down_to(key, most, at, BN, False)
 
 
 @triton.jit
@@ -126,64 +154,86 @@ def _of_sigmoids(x, score, native, RENORMALIZE: tl.constexpr):
 
 
 @triton.jit
+def _cover(
+    key, weight, top, reached, most, at, rho,
+    BN: tl.constexpr, TOP_K: tl.constexpr, SCORING: tl.constexpr, UNIQUE: tl.constexpr,
+):  # fmt: skip
+    """A row's native experts as long as those before hold less than rho of its weight: the last, as value and column.
+    It begins with the row's best. Softmax's weights are known from the logit alone, all of them `reached`."""
+    if SCORING == SOFTMAX:
+        whole = reached
+        held = tl.full([key.shape[0]], 1.0, tl.float32)  # exp(top - top)
+    else:
+        whole = tl.sum(weight, axis=1)
+        held = tl.sum(tl.where(down_to(key, most, at, BN, UNIQUE), weight, 0.0), axis=1)
+    goal = tl.where(rho >= 1, float("inf"), rho * whole)  # rho=1: also those of weight 0
+    last, last_at, left = most, at, key
+    for _ in tl.static_range(1, TOP_K):
+        left = without(left, most, at, BN, UNIQUE)
+        most, at = best_left(left, BN, UNIQUE)
+        short = (held < goal) & (most > NOT_THERE)
+        last, last_at = tl.where(short, most, last), tl.where(short, at, last_at)
+        if SCORING == SOFTMAX:
+            held += tl.exp(as_value(most, UNIQUE) - top)
+        else:
+            held += tl.sum(tl.where(tl.arange(0, BN)[None, :] == at[:, None], weight, 0.0), axis=1)
+    return last, last_at
+
+
+@triton.jit
 def vote(
-    x, score, key, usable, top, total, protected, k0, rho, by_top_k, power,
+    x, score, key, best, usable, top, total, protected, k0, rho, by_top_k, power,
     BN: tl.constexpr, TOP_K: tl.constexpr, SCORING: tl.constexpr, RENORMALIZE: tl.constexpr, PROTECT: tl.constexpr,
     UNIQUE: tl.constexpr,
 ):  # fmt: skip
     """-> the votes' integers in two halves, float32 [BR, BN], and counts, int32: VOTER, plus 1 for each of a row's own
     experts: its top-k0, what rho adds, all its native ones if it is `protected` [BR].
 
-    One walk down the row's ranking finds all of them. `held` is what the experts before hold of the row's weight, for
-    softmax, whose weights are known from the logit alone, or else their number; infinite for experts that are not
-    native.
+    Rows are walked down by their ranking. All that is kept of the walk is where it was: what lies above is a compare.
     """
     NATIVE: tl.constexpr = TOP_K > 0  # scores that are given stay as they are
-    most, hit = largest(key, BN, UNIQUE)
-    wanted = hit & (k0 > 0)
-    held = tl.where(hit, 0.0, float("inf"))
-    reached = tl.full([x.shape[0]], 1.0, tl.float32)  # exp(top - top)
-    picks, native = k0, False
+    best_at = column_of(key, best, BN, UNIQUE)
+    most, at, left = best, best_at, key  # of the walk
+    own, own_at, last, last_at = best, best_at, best, best_at  # the k0-th, and the last native one
+    reached = tl.full([x.shape[0]], 1.0, tl.float32)  # the natives' scores: exp(top - top) is the first
+    done = tl.minimum(k0, 0) + 1
+    native = False
     if NATIVE:
         native = (by_top_k != 0) | (rho > 0)
         if PROTECT:
             native = native | True
-        picks = tl.maximum(k0, tl.where(native, TOP_K, 0))
-    done = tl.minimum(k0, 0) + 1
-    while done < picks:
-        key = tl.where(hit, REMOVED, key)
-        most, hit = largest(key, BN, UNIQUE)
-        there = most > NOT_THERE
-        hit = hit & there[:, None]
-        wanted = wanted | (hit & (done < k0))
-        held = tl.where(hit & (done < TOP_K), reached[:, None], held)
-        if SCORING == SOFTMAX:
-            reached += tl.where(there & (done < TOP_K), tl.exp(as_value(most, UNIQUE) - top), 0.0)
-        else:
-            reached += 1.0
+        if native:
+            for turn in tl.static_range(1, TOP_K):
+                left = without(left, most, at, BN, UNIQUE)
+                most, at = best_left(left, BN, UNIQUE)
+                own, own_at = tl.where(turn < k0, most, own), tl.where(turn < k0, at, own_at)
+                if SCORING == SOFTMAX:
+                    reached += tl.where(most > NOT_THERE, tl.exp(as_value(most, UNIQUE) - top), 0.0)
+            last, last_at = most, at
+            done = tl.maximum(done, TOP_K)
+    while done < k0:
+        left = without(left, most, at, BN, UNIQUE)
+        most, at = best_left(left, BN, UNIQUE)
+        own, own_at = most, at
         done += 1
+    own = tl.where(k0 > 0, own, 2147483647)  # none
+    wanted = down_to(key, own, own_at, BN, UNIQUE)
     if SCORING == SOFTMAX:
         voted = score * (1.0 / total)[:, None]
     else:
         voted = score
     if NATIVE:
         if native:
-            mine = held < float("inf")
+            mine = down_to(key, last, last_at, BN, UNIQUE)
             if SCORING == SOFTMAX:
                 weight = tl.where(mine, score, 0.0) * (1.0 / (reached if RENORMALIZE else total))[:, None]
-                goal = tl.where(rho >= 1, float("inf"), rho * reached)  # rho=1: also those of weight 0
-                wanted = wanted | (held < goal[:, None])
             else:
                 weight = _of_sigmoids(x, score, mine & usable[:, None], RENORMALIZE)
-                if rho > 0:
-                    goal = tl.where(rho >= 1, float("inf"), rho * tl.sum(weight, axis=1))
-                    before = tl.zeros([x.shape[0]], tl.float32)
-                    place = 0
-                    while place < TOP_K:  # held is 0, 1, 2, ... down the ranking
-                        here = held == place
-                        wanted = wanted | (here & (before < goal)[:, None])
-                        before += tl.sum(tl.where(here, weight, 0.0), axis=1)
-                        place += 1
+            if rho > 0:
+                last, last_at = _cover(
+                    key, weight, top, reached, best, best_at, rho, BN, TOP_K, SCORING, UNIQUE
+                )
+                wanted = wanted | down_to(key, last, last_at, BN, UNIQUE)
             if PROTECT:
                 wanted = wanted | (mine & protected[:, None])
             if by_top_k != 0:
@@ -284,14 +334,14 @@ def votes(
             place, there = addresses(tl.where(live, rows, 0), stride, N, BN, SPAN)
             x = as_rows(tl.load(logits + place, mask=there, other=float("-inf")).to(tl.float32), BN)
             x = tl.where(live[:, None], x, float("-inf"))
-            score, key, usable, top, total = read_rows(
+            score, key, best, usable, top, total = read_rows(
                 x, bias, N, AT_ONCE * BQ, BN, SCORING, GROUPS, KEEP_GROUPS, UNIQUE
             )
             protected = usable
             if PROTECT:
                 protected = tl.load(protected_ptr + rows, mask=rows < stop * guarded, other=0) != 0
             more_high, more_low, more_count = vote(
-                x, score, key, usable, top, total, protected, k0, rho, by_top_k, power,
+                x, score, key, best, usable, top, total, protected, k0, rho, by_top_k, power,
                 BN, TOP_K, SCORING, RENORMALIZE, PROTECT, UNIQUE,
             )  # fmt: skip
             its_high, its_low = its_high + fold(more_high, BQ), its_low + fold(more_low, BQ)

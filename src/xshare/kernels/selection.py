@@ -45,13 +45,6 @@ def _rows_at(logits, stride, first, present, N: tl.constexpr, BR: tl.constexpr, 
 
 
 @triton.jit
-def _own_numbers(own):
-    """The layer's m, tau, rho and lam."""
-    m = tl.load(own + M).to(tl.int32)
-    return m, tl.load(own + TAU), tl.load(own + RHO).to(tl.float32), tl.load(own + LAM)
-
-
-@triton.jit
 def _leave_seen(seen, sample, rows, present, x, N: tl.constexpr, BN: tl.constexpr):
     """At a sampled step, the logits as they came: what native routing would have done is worked out from them later."""
     if sample != 0:
@@ -114,7 +107,7 @@ def select_in_one_tile(
     end = tl.minimum(tl.load(control + ROWS), present)
     k0, m_g, rounds = tl.load(control + K0), tl.load(control + MG), tl.load(control + ROUNDS)
     by_top_k, power = tl.load(control + TOPK), tl.load(control + POWER)
-    m, tau, rho, lam = _own_numbers(own)
+    own_m, tau, own_rho, lam = tl.load(own + M), tl.load(own + TAU), tl.load(own + RHO), tl.load(own + LAM)
     sample = tl.load(control + SAMPLE)
     table = tl.load(control + COST_TABLE) if COST else -1
     cols = tl.arange(0, BN)
@@ -124,14 +117,15 @@ def select_in_one_tile(
     if gate == 0:
         _leave_open(0, present, keep, bias, masked_bias, share, N, BR, BN, MASK_BIAS, SHARE)
     else:
+        m, rho = own_m.to(tl.int32), own_rho.to(tl.float32)  # not before the logits are asked for
         value = tl.where((rows < end)[:, None], x.to(tl.float32), float("-inf"))
-        score, key, usable, top, total = read_rows(value, bias, N, BR, BN, SCORING, GROUPS, KEEP_GROUPS, UNIQUE)
+        score, key, best, usable, top, total = read_rows(value, bias, N, BR, BN, SCORING, GROUPS, KEEP_GROUPS, UNIQUE)
         protected = usable
         if PROTECT:
             guarded = tl.load(control + PROTECTED)
             protected = tl.load(protected_ptr + rows, mask=rows < end * guarded, other=0) != 0
         high, low, count = vote(
-            value, score, key, usable, top, total, protected, k0, rho, by_top_k, power,
+            value, score, key, best, usable, top, total, protected, k0, rho, by_top_k, power,
             BN, TOP_K, SCORING, RENORMALIZE, PROTECT, UNIQUE,
         )  # fmt: skip
         high, low, count = fold(high, BQ), fold(low, BQ), fold(count, BQ)
@@ -174,7 +168,7 @@ def select_in_blocks(
     end = tl.minimum(tl.load(control + ROWS), present)
     k0, m_r, m_g = tl.load(control + K0), tl.load(control + MR), tl.load(control + MG)
     by_top_k, power, guarded = tl.load(control + TOPK), tl.load(control + POWER), tl.load(control + PROTECTED)
-    m, tau, rho, lam = _own_numbers(own)
+    own_m, tau, own_rho, lam = tl.load(own + M), tl.load(own + TAU), tl.load(own + RHO), tl.load(own + LAM)
     rounds, sample = tl.load(control + ROUNDS), tl.load(control + SAMPLE)
     table = tl.load(control + COST_TABLE) if COST else -1
     last = end if EACH == 0 else tl.load(control + REQUESTS)
@@ -186,6 +180,7 @@ def select_in_blocks(
     if gate == 0:
         _leave_open(block * BR, present, keep, bias, masked_bias, share, N, BR, BN, MASK_BIAS, SHARE)
     else:
+        m, rho = own_m.to(tl.int32), own_rho.to(tl.float32)  # not before the logits are asked for
         if PART != 2:
             high, low, count = votes(
                 logits, stride, bias, starts, block * QUOTA, tl.minimum(last, (block + 1) * QUOTA), end,
