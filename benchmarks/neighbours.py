@@ -42,7 +42,7 @@ SETTINGS = [Setting(16, 0, True), Setting(16, 0, False)]
 # The paper's (m, k0), and rivals in terms of its m=24 and of a quarter of all experts; the main ones first.
 POLICIES: list[str | tuple[int, int]] = [
     (24, 1),
-    "k0=1,m={m},score=topk",
+    "k0=1,m={m}",
     (0, 2),
     (0, 1),
     (24, 0),

@@ -22,9 +22,10 @@ def scaled(m: int, experts: int) -> int:
 
 
 def policy(numbers: Sequence[int], experts: int) -> Policy:
-    """The paper's (m, k0) or (k0, m, mr). k0 and mr are about single tokens and requests, and stay."""
+    """The paper's (m, k0) or (k0, m, mr), with the score that its speed table looks like. k0 and mr are about single
+    tokens and requests, and stay."""
     k0, m, mr = (numbers[1], numbers[0], 0) if len(numbers) == 2 else numbers
-    return Policy(warmup=k0, batch_budget=scaled(m, experts), request_budget=mr)
+    return Policy(warmup=k0, batch_budget=scaled(m, experts), request_budget=mr, score="full")
 
 
 def spelled(numbers: Sequence[int]) -> str:
@@ -34,7 +35,7 @@ def spelled(numbers: Sequence[int]) -> str:
 
 def no_op(experts: int) -> Policy:
     """Selection that really runs, and keeps everything."""
-    return Policy(warmup=1, batch_budget=experts)
+    return Policy(warmup=1, batch_budget=experts, score="full")
 
 
 def rivals(reference: Policy, experts: int, top_k: int) -> dict[str, list[Policy]]:
@@ -46,7 +47,7 @@ def rivals(reference: Policy, experts: int, top_k: int) -> dict[str, list[Policy
         "lynx": [f"lynx:drop={drop}" for drop in range(experts, -1, -1)],
         "skip": [f"skip:beta={(100 - i) / 100}" for i in range(101)],
         "logit-sum": [f"logit-sum:{own}m={m}" for m in range(1, experts + 1)],
-        "random": [f"random:k0=0,m={m}" for m in range(1, experts + 1)],
+        "random": [f"random:k0=0,m={m},score=full" for m in range(1, experts + 1)],
     }
     found = {method: list(map(Policy.parse, each)) for method, each in texts.items()}
     return {"score=topk": [reference.model_copy(update={"score": "topk"})]} | found

@@ -160,9 +160,11 @@ def other_scores(rows: list[Row], but: list[Row]) -> list[Row]:
     there = {(Setting.of(one), one["policy"]) for one in but}
     return [
         {name: row[name] for name in KEY}
-        | {"reference": row["policy"].replace(",score=topk", ""), "rival": "score=topk"}
+        | {"reference": f"{row['policy']},score=full", "rival": "score=topk"}
         for row in rows
-        if "score=topk" in row["policy"] and (Setting.of(row), row["policy"]) not in there
+        if row["policy"].startswith("k0=")
+        and ",score=full" not in row["policy"]
+        and (Setting.of(row), row["policy"]) not in there
     ]
 
 

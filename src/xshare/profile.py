@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from xshare.errors import PolicyError, XShareError
 from xshare.files import whole_file
 from xshare.policy import Policy
+from xshare.spelling import meant_before
 
 # What makes two models route alike in form, by the names that architectures have for it.
 FACTS: dict[str, tuple[str, ...]] = {
@@ -35,6 +36,7 @@ class Profile(BaseModel):
     model_config: ClassVar[ConfigDict] = ConfigDict(frozen=True, extra="forbid")
 
     version: Literal[1] = 1
+    format: Literal[2] | None = None  # missing in profiles whose policy, where it names no score, is score=full
     model: str
     config: str  # model_hash of the model's configuration
     policy: str
@@ -102,6 +104,8 @@ def read_profile(path: Path) -> Profile:
         raise ProfileError(f"profile {str(path)!r} must hold the fields of a profile, as `xshare tune` writes them")
     try:
         profile = Profile(**found)
+        if profile.format is None:
+            profile = profile.model_copy(update={"format": 2, "policy": meant_before(profile.policy)})
     except TypeError:
         raise ProfileError(f"profile {str(path)!r} must name its fields by words") from None
     except ValidationError as error:

@@ -50,3 +50,14 @@ def ranges(numbers: Sequence[int]) -> str:
         else:
             found.append([number, number])
     return ", ".join(str(low) if low == high else f"{low} to {high}" for low, high in found)
+
+
+def meant_before(text: str) -> str:
+    """A policy's canonical string of before, when a policy without a score summed all scores, as it is spelled today.
+    Anything else stays as it is."""
+    if not text.startswith(("k0=", "random:")) or "score=full" in text:
+        return text
+    if ",score=topk" in text:
+        return text.replace(",score=topk", "")
+    policy, comma, seed = text.partition(",seed=")  # a random control's own knob comes last
+    return f"{policy},score=full{comma}{seed}"

@@ -31,7 +31,7 @@ def tune(
     ] = None,
     score: Annotated[
         Score, typer.Option(help="What budgets are given by: full scores, or topk, the weights of a token's own top-k.")
-    ] = "full",
+    ] = "topk",
     engine: Annotated[str, typer.Option(help="transformers or vllm.")] = "transformers",
     model: Annotated[str | None, typer.Option(help="A folder, or nano.")] = None,
     tasks: Annotated[

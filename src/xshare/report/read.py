@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from xshare.errors import XShareError
-from xshare.results import Row
+from xshare.results import Row, as_meant
 from xshare.results.growing import STAMP
 
 SPEED = {"ratio", "tokens_per_s", "otps", "step_ms", "ttft_ms", "itl_p50_ms", "ttft_ms_p50", "itl_ms_p50"}
@@ -97,7 +97,7 @@ def read_result(path: Path) -> ResultFile:
         raise XShareError(f'{path.name}: not a result file, expected {{"provenance": {{...}}, "rows": [records]}}')
     if not any(rows):
         raise XShareError(f"{path.name}: a result file without rows")
-    later = read.get("stamps")
+    rows, later = as_meant(read)["rows"], read.get("stamps")
     later = tuple(each for each in later if isinstance(each, dict)) if isinstance(later, list) else ()
     # Which run made a row is none of its results.
     return ResultFile(path.name, raw, stamp, [{k: v for k, v in row.items() if k != STAMP} for row in rows], later)

@@ -9,15 +9,35 @@ from typing import Any
 
 from xshare.errors import XShareError
 from xshare.files import check_writable, whole_file
+from xshare.spelling import meant_before
 
 Row = dict[str, Any]
+FORMAT = 2  # of what is written: since 2, a policy without a score votes with a row's own weights
+POLICIES = ("policy", "scan", "timed", "point")  # columns that hold one
 
 
 def write_result(path: Path, rows: list[Row], stamp: dict[str, Any], **more: list[Row]) -> None:
     """`more`: other lists of flat records, such as the samples that the rows were made from."""
     with whole_file(path) as temporary:
-        found = {"provenance": stamp, "rows": rows, **more}
+        found = {"format": FORMAT, "provenance": stamp, "rows": rows, **more}
         temporary.write_text(json.dumps(found, indent=1, allow_nan=False) + "\n")
+
+
+def as_meant(found: Row) -> Row:
+    """The content of a file with its policies spelled as today, whenever it was written."""
+    if "format" in found:
+        return found
+    for name, records in found.items():
+        if isinstance(records, list):
+            found[name] = [_as_meant(record) if isinstance(record, dict) else record for record in records]
+    return found
+
+
+def _as_meant(record: Row) -> Row:
+    return {
+        name: meant_before(value) if name in POLICIES and isinstance(value, str) else value
+        for name, value in record.items()
+    }
 
 
 def sha256(path: Path) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 
 from xshare.errors import XShareError
 from xshare.files import check_writable
-from xshare.results.file import Row, write_result
+from xshare.results.file import Row, as_meant, write_result
 from xshare.results.stamp import provenance
 
 STAMP = "stamp"  # of a record in the file: the number of the run that made it
@@ -90,13 +90,13 @@ def read_earlier(path: Path | None, fingerprint: Row, *needed: str, whole: bool 
     if path is None or not path.exists():
         return {}
     try:
-        found: Row = json.loads(path.read_text())
+        found: Row = as_meant(json.loads(path.read_text()))
         earlier = dict(found["provenance"]["fingerprint"])
         for name in needed:
             found[name]
     except OSError as error:
         raise XShareError(f"{str(path)!r} cannot be read: {error.strerror}") from None
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, AttributeError):
         raise XShareError(f"{str(path)!r} holds no results that could be gone on with: name another file") from None
     if not whole:
         earlier = {each: earlier[each] for each in earlier if each in fingerprint}

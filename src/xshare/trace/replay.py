@@ -18,7 +18,7 @@ from xshare.routing import Report, apply, check_policy, fit, prepare, report
 from xshare.trace.file import Trace
 from xshare.trace.sample import Batches
 
-METRICS = ("active", "active_native", "mass", "top1_kept", "max_load")
+METRICS = ("active", "active_native", "mass", "below_half", "smallest_kept", "top1_kept", "max_load")
 
 
 @dataclass(frozen=True)

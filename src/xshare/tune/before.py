@@ -19,6 +19,6 @@ def as_today(sample: Row, layers: Sequence[int]) -> Row:
         found["scan"] = str(divided(Policy.parse(found["scan"]), dict(zip(layers, budgets, strict=True))))
     for name in ("policy", "timed"):
         if isinstance(found.get(name), str) and (old := NAME.fullmatch(found[name])):
-            policy = Policy.parse(f"k0={old[1]},score={old[3] or 'full'}")
+            policy = Policy.parse(f"k0={old[1]},score={old[3] or 'topk'}")
             found[name] = str(divided(policy, dict(zip(layers, map(int, old[2].split(",")), strict=True))))
     return found

@@ -50,7 +50,7 @@ class Candidate:
         return sum(self.mass) / len(self.mass)
 
 
-def grid(num_experts: int, top_k: int, drafts: int = 0, score: Score = "full") -> list[Policy]:
+def grid(num_experts: int, top_k: int, drafts: int = 0, score: Score = "topk") -> list[Policy]:
     """Warm-ups below k and batch budgets up to half of the experts; with drafts request budgets, too."""
     budgets = list(dict.fromkeys(round(share * num_experts) for share in SHARES))
     warmups = range(1, min(4, top_k))
@@ -91,7 +91,7 @@ def scan(
     prompts: Sequence[Sequence[int]],
     tokens: int,
     advance: Callable[[int], None] = lambda done: None,
-    score: Score = "full",
+    score: Score = "topk",
     known: Sequence[Candidate] = (),
     keep: Callable[[Candidate], None] = lambda found: None,
 ) -> list[Candidate]:

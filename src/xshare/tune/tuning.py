@@ -221,6 +221,7 @@ class Tuning:
         }
         assert about.config is not None  # any engine in this process knows it
         return Profile(
+            format=2,
             model=about.model,
             config=about.config,
             policy=holds.candidate.name,

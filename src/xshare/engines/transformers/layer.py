@@ -46,7 +46,8 @@ class Layer:
             return None
         routing = route(rows, self.router.spec(), self.policy, layout=state.layout, placement=state.placement)
         counts = (routing.active_native.sum(-1), routing.selected.sum(-1), routing.active.sum(-1))
-        self._count(*counts, routing.mass, routing.top1_kept, routing.max_load, routing.excluded)
+        kept = (routing.mass, routing.below_half, routing.smallest_kept, routing.top1_kept)
+        self._count(*counts, *kept, routing.max_load, routing.excluded)
         own_weights, own_ids = settle(routing, places.by_step(weights), places.by_step(ids))
         return logits, places.by_row(own_weights), places.by_row(own_ids)
 
@@ -59,7 +60,7 @@ class Layer:
         experts, all_kept = active.sum(-1), step.score.new_ones(len(rows))
         max_load = load(active, placement.devices, placement.num_devices).amax(-1)
         excluded = (layout.voting & ~step.usable).sum(-1)
-        self._count(experts, experts, experts, all_kept, all_kept, max_load, excluded)
+        self._count(experts, experts, experts, all_kept, 1 - all_kept, all_kept, all_kept, max_load, excluded)
 
     def _count(self, *each: Tensor) -> None:
         figures = torch.stack(each).double()  # [figures, steps]

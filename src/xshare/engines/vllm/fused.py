@@ -9,8 +9,10 @@ from xshare.engines.vllm.alike import Buffers
 from xshare.engines.vllm.site import Site
 from xshare.engines.vllm.sizes import Sizes
 from xshare.engines.vllm.step import Step
+from xshare.kernels.control import own_numbers
 from xshare.kernels.launch import FusedSelection
 from xshare.kernels.plan import Plan, Scratch
+from xshare.kernels.words import Own
 from xshare.policy import Policy
 
 Pool = dict[Plan, Scratch]  # layers run one after another, and share what they can
@@ -31,12 +33,12 @@ class FusedSelector:
         reroutes: bool,
         pool: Pool,
     ) -> None:
-        """`policy` is this layer's of the start: what it never asks for is not compiled. `never_within`: rows that are
-        never acted on, because they natively load no more than the budget."""
+        """`policy` is this layer's of the start. `never_within`: rows that are never acted on, because they natively
+        load no more than the budget."""
         assert step.control is not None
         self.control, self.sizes, self.router, self.num_experts = step.control, sizes, site.router, site.num_experts
         self.never_within, self.reroutes = never_within, reroutes
-        self.budget = torch.full((1,), -1, dtype=torch.int32, device=step.device)  # this layer's own m
+        self.own = torch.zeros(len(Own), dtype=torch.float64, device=step.device)  # this layer's own numbers
         drafts = sizes.num_spec_tokens
         each = 1 + drafts if drafts or policy.request_budget else 0
         self.selections: dict[int, FusedSelection] = {}  # by rows
@@ -51,13 +53,11 @@ class FusedSelector:
                 router=site.router,
                 rows_per_request=each,
                 placement=site.placement,
-                fill=policy.fill,
-                score=policy.score,
                 mask_logits=mask_logits,
                 with_share=with_share,
                 seen=None if buffers.seen is None else buffers.seen[:rows],
                 keep=buffers.keep,
-                budget=self.budget,
+                own=self.own,
                 scratch=pool[plan],
             )
         self.set_policy(policy)
@@ -95,7 +95,7 @@ class FusedSelector:
 
     def set_policy(self, policy: Policy) -> None:
         """The rest of the policy is in the control, which all layers share."""
-        self.budget.fill_(min(policy.batch_budget, self.num_experts))
+        self.own.copy_(own_numbers(policy))
 
     def move(self, devices: Tensor) -> None:
         for selection in self.selections.values():
@@ -104,7 +104,7 @@ class FusedSelector:
     def compile(self, dtype: torch.dtype) -> None:
         for rows, selection in self.selections.items():
             for kind in {dtype, torch.float32}:  # some engines compute a router's logits in float32
-                logits = torch.zeros(rows, self.num_experts, dtype=kind, device=self.budget.device)
+                logits = torch.zeros(rows, self.num_experts, dtype=kind, device=self.own.device)
                 selection.launch(logits, self.control)
                 if self.reroutes:
                     weights = torch.zeros(rows, self.router.top_k, device=logits.device)

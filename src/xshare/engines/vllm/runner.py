@@ -17,7 +17,7 @@ from xshare.engines.vllm.finding import find_sites
 from xshare.engines.vllm.layer import compile_layers, make_layers
 from xshare.engines.vllm.metrics import Samples
 from xshare.engines.vllm.reporter import Reporter, remove_stale, report_path
-from xshare.engines.vllm.settings import Settings, settings_of
+from xshare.engines.vllm.settings import Settings, names_score, settings_of
 from xshare.engines.vllm.sizes import Sizes
 from xshare.engines.vllm.state import State, rows_within
 from xshare.engines.vllm.step import Step
@@ -48,6 +48,9 @@ def attach(runner: Any, v2: bool) -> None:
         runner.prepare_inputs = _reading_v2(runner, state)
     else:
         runner._prepare_inputs = _reading_v1(runner, state)
+    if state.policy.method == "xshare" and not names_score(config.additional_config):
+        log.info("xshare: no score is named: experts are summed by each token's own weights (score=topk), not, as before "
+                 "this version, by all its scores (score=full)")  # fmt: skip
     log.info("xshare: %s on %d layers (vLLM %s: %s)", state.policy, len(state.layers), vllm_version(), verified())
 
 
@@ -69,7 +72,8 @@ def make_state(model: Any, settings: Settings, device: torch.device, config: Any
         control.push()
     now, tally = Step(device, control), Tally(log)
     groups = alike(sites, sizes.buckets[-1], device, sampled=settings.metrics.on)
-    never_within = rows_within(policy, numbers, top_k) if settings.gates.bypass else 0
+    always = settings.live == "any" or not settings.gates.bypass
+    never_within = 0 if always else rows_within(policy, numbers, top_k)
     layers = make_layers(sites, policy, groups, now, sizes, tally, never_within=never_within)
     samples = Samples(groups, device) if settings.metrics.on else None
     state = State(settings, policy, layers, now, sizes, tally, samples)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -42,11 +42,20 @@ class Settings(BaseModel):
     strict: bool = False  # refuse to start where a layer cannot be served
     layers: list[int] | None = Field(None, min_length=1)  # MoE layers to act on, counted from 0; all by default
     profile: str | None = None  # a file of `xshare tune`, which says the policy
+    # What can be changed while serving: with "any", selection is captured at every size, so that it can also act on
+    # batches that are within the budget it starts with.
+    live: Literal["budgets", "any"] = "budgets"
 
 
 def is_configured(additional_config: Any) -> bool:
     """Whether an engine has the `xshare` key. Its additional_config may be an object of another plugin's."""
     return isinstance(additional_config, Mapping) and "xshare" in additional_config
+
+
+def names_score(additional_config: Mapping[str, Any]) -> bool:
+    """Whether the `xshare` key says what is summed, itself or by a profile."""
+    given = additional_config["xshare"]
+    return "score" in given or "profile" in given or "score=" in str(given.get("policy", ""))
 
 
 def settings_of(additional_config: Any) -> Settings | None:

@@ -21,6 +21,9 @@ HELP = {
     "experts_selected": "Experts in the selected set, mean over sampled steps",
     "experts_active": "Experts a layer loads, mean over sampled steps",
     "mass_kept": "Share of the native gating weight whose expert is kept, mean over sampled steps",
+    "rows_below_half": "Share of the voting rows that keep less than half of their native gating weight, mean over "
+    "sampled steps",
+    "smallest_kept": "The least share of its native gating weight that a voting row keeps, mean over sampled steps",
     "max_load": "Most selected experts on one rank, mean over sampled steps",
 }
 
