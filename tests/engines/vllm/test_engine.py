@@ -9,7 +9,7 @@ import time
 from types import SimpleNamespace
 
 import pytest
-from models import cleaned_up, replace_kernels_once
+from models import cleaned_up, prepared
 from serving import Server, environment
 from typer.testing import CliRunner
 
@@ -82,6 +82,7 @@ def scanned(engine):
 
 
 def test_in_process(small):
+    prepared()
     cleaned_up()
     engine = open_engine("vllm", str(small), options=OPTIONS | {"max_num_seqs": 8})
     try:
@@ -99,7 +100,7 @@ def test_in_process(small):
 
 @pytest.fixture(scope="module")
 def started(small):
-    replace_kernels_once()
+    prepared()
     policies = [Policy.parse("k0=1,mr=1")]
     engine = open_engine("vllm", str(small), drafts=2, policies=policies, options=OPTIONS)
     yield engine
