@@ -3,7 +3,9 @@
 import importlib
 import json
 import lzma
+import os
 import runpy
+import shutil
 from pathlib import Path
 
 import pytest
@@ -15,11 +17,23 @@ RECIPES = Path(__file__).parents[2] / "recipes"
 OPTIONS = ["--model", "lab", "--tiny", "--rows", "1", "--workers", "1", "--questions", "0"]
 
 
+# Run at the start of every process that makes rows: the whole standard library would take long to read.
+SMALL_LIBRARY = """
+import sysconfig
+get_path = sysconfig.get_path
+sysconfig.get_path = lambda name, *more: {folder!r} if name == "stdlib" else get_path(name, *more)
+"""
+
+
 @pytest.fixture
-def train(monkeypatch):
+def train(tmp_path, monkeypatch):
     """recipes/nano/train.py in this process: a function from its words to how it ended."""
     monkeypatch.syspath_prepend(str(RECIPES / "nano"))
     monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false")
+    shutil.copytree(Path(json.__file__).parent, tmp_path / "library" / "json")
+    (tmp_path / "first").mkdir()
+    (tmp_path / "first" / "sitecustomize.py").write_text(SMALL_LIBRARY.format(folder=str(tmp_path / "library")))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "first"), prepend=os.pathsep)
     app, precision = typer.Typer(), torch.get_float32_matmul_precision()  # it asks for another
     app.command()(importlib.import_module("train").main)
     yield lambda *words: CliRunner().invoke(app, [str(word) for word in words])
