@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import functools
 import gc
 import os
@@ -181,7 +180,6 @@ def prepared() -> None:
                 setattr(module, name, value)
     gc.collect()
     gc.freeze()
-    atexit.register(gc.unfreeze)  # or Triton's bindings say that they leak
 
 
 def replace_kernels_once() -> None:
