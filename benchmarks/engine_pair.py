@@ -27,7 +27,7 @@ EVERY = 29  # steps between two of which experts are counted: no divisor of a de
 COPIED = 1024  # MB
 DRAFTERS = ("none", "fixed", "eagle3")
 # For an engine on a CPU, unless the environment says otherwise: tiny models gain nothing from threads.
-ON_CPU = {"VLLM_CPU_KVCACHE_SPACE": "1", "OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+ON_CPU = {"OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
 
 
 class Engine:

@@ -1,3 +1,5 @@
+import atexit
+import gc
 import os
 import platform
 from pathlib import Path
@@ -56,6 +58,11 @@ def pytest_collection_modifyitems(items):
     here = Path(__file__).parent
     places = {here / name: place for place, name in enumerate(LONGEST)}
     items.sort(key=lambda item: places.get(item.path, len(places)))
+
+
+def pytest_collection_finish():
+    gc.freeze()  # what all files have imported stays: it need not be looked through for garbage again and again
+    atexit.register(gc.unfreeze)  # or Triton's bindings say that they leak
 
 
 @pytest.fixture(scope="session")

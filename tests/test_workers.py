@@ -29,10 +29,12 @@ class Counter:
 
 
 @pytest.mark.parametrize("jobs", [1, 2])
-def test_every_call_is_answered_once_and_counted(jobs):
+def test_every_call_is_answered_once_and_counted_and_what_one_raises_is_raised_here(jobs):
     workers, told = Workers(Counter, jobs), []
     workers.tell(told.append)
     found = dict(workers.run(((a, b), Counter.add, (a, b)) for a, b in product(range(3), range(4))))
+    with pytest.raises(ValueError, match="no"):
+        list(workers.run(iter([("a", Counter.fail, ())])))
     workers.close()
     assert {name: result[0] for name, result in found.items()} == {(a, b): a + b for a in range(3) for b in range(4)}
     assert sum(told) == 12
@@ -40,14 +42,6 @@ def test_every_call_is_answered_once_and_counted(jobs):
     assert len(processes) <= jobs
     assert (os.getpid() in processes) == (jobs == 1)
     assert max(calls for _, calls, _ in found.values()) >= 12 // jobs  # it is made once, and kept
-
-
-@pytest.mark.parametrize("jobs", [1, 2])
-def test_what_a_call_raises_is_raised_here(jobs):
-    workers = Workers(Counter, jobs)
-    with pytest.raises(ValueError, match="no"):
-        list(workers.run(iter([("a", Counter.fail, ())])))
-    workers.close()
 
 
 def refuse(advance):

@@ -3,12 +3,13 @@
 import importlib
 import importlib.util
 import json
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
+import typer
+from typer.testing import CliRunner
 
 import xshare
 from xshare.policy import Policy
@@ -249,10 +250,11 @@ def test_cells_of_all_regimes_in_one_start(tmp_path):
     if importlib.util.find_spec("vllm") is None:
         pytest.skip("vLLM is not installed")
     path = tmp_path / "speed.json"
-    script = [sys.executable, str(ROOT / "benchmarks" / "paper_speed.py"), "plain", "--tiny", "--json", str(path)]
-    small = ["--batch", "16", "--steps", "6", "--repeats", "1"]
-    done = subprocess.run([*script, *small], capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
+    app = typer.Typer()
+    app.command()(paper_speed.main)
+    words = ["plain", "--tiny", "--json", str(path), "--batch", "16", "--steps", "6", "--repeats", "1"]
+    done = CliRunner().invoke(app, words)
+    assert done.exit_code == 0, done.output
     rows = json.loads(path.read_text())["rows"]
     cells = {(row["regime"], row["policy"]): row for row in rows}
     assert len(cells) == len(rows) == 3 * 10
@@ -268,7 +270,7 @@ def test_cells_of_all_regimes_in_one_start(tmp_path):
     independent, fitted, carried = (cells[regime, NOOP]["active_native"] for regime in paper_speed.REGIMES)
     assert independent == pytest.approx(28.2, abs=0.8)
     assert carried < fitted < independent - 0.8
-    again = subprocess.run([*script, *small], capture_output=True, text=True)
+    again = CliRunner().invoke(app, words)
     assert "0 cells to measure of 3" in again.stdout
     assert "starting" not in again.stdout
     assert json.loads(path.read_text())["rows"] == rows

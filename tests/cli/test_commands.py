@@ -37,11 +37,11 @@ def trace(tmp_path):
     return tmp_path / "t.safetensors"
 
 
-def test_version_and_methods_in_a_real_process():
+def test_version_and_methods_in_real_processes_as_a_script_and_as_a_module():
     script = Path(sys.executable).with_name("xshare")
     done = subprocess.run([script, "--version"], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == f"xshare {xshare.__version__}"
-    done = subprocess.run([script, "methods"], capture_output=True, text=True, check=True)
+    done = subprocess.run([sys.executable, "-m", "xshare", "methods"], capture_output=True, text=True, check=True)
     for name in ("xshare", "native", "topk", "oea", "lynx", "skip", "logit-sum", "random"):
         assert any(line.startswith(name) for line in done.stdout.splitlines())
 
@@ -185,8 +185,3 @@ def test_what_took_long_to_measure_is_not_written_over(trace, tmp_path, xshare_c
     assert code == 2
     assert "holds what `xshare quality` has measured and would go on from: name another file" in err
     assert kept.read_text() == text
-
-
-def test_as_a_module():
-    done = subprocess.run([sys.executable, "-m", "xshare", "--version"], capture_output=True, text=True)
-    assert done.stdout.startswith("xshare ")

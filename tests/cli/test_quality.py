@@ -51,7 +51,7 @@ def test_task_files_of_ones_own(small, tmp_path):
 def test_killed_and_started_again(small, tmp_path):
     path = tmp_path / "quality.json"
     policies = [word for m in range(8) for word in ("--policy", f"k0=1,m={m}")]
-    words = [*WORDS, "--model", str(small), "--tokens", "40", *policies, "--json", str(path)]
+    words = [*WORDS, "--model", str(small), "--tokens", "16", *policies, "--json", str(path)]
     before = killed(words, path, lambda found: found["rows"])
     assert 1 <= len(before["rows"]) <= 9
     result = CliRunner().invoke(app, words)

@@ -1,39 +1,68 @@
 """The recipe of nano and lab, tried out on a CPU: it trains, goes on from a checkpoint, and asks what it should."""
 
+import importlib
 import json
 import lzma
 import os
-import subprocess
-import sys
+import runpy
+import shutil
 from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
-TRAIN = [sys.executable, ROOT / "recipes" / "nano" / "train.py"]
+import pytest
+import torch
+import typer
+from typer.testing import CliRunner
+
+RECIPES = Path(__file__).parents[2] / "recipes"
 OPTIONS = ["--model", "lab", "--tiny", "--rows", "1", "--workers", "1", "--questions", "0"]
 
 
-def test_it_trains_and_goes_on(tmp_path):
+# Run at the start of every process that makes rows: the whole standard library would take long to read.
+SMALL_LIBRARY = """
+import sysconfig
+get_path = sysconfig.get_path
+sysconfig.get_path = lambda name, *more: {folder!r} if name == "stdlib" else get_path(name, *more)
+"""
+
+
+@pytest.fixture
+def train(tmp_path, monkeypatch):
+    """recipes/nano/train.py in this process: a function from its words to how it ended."""
+    monkeypatch.syspath_prepend(str(RECIPES / "nano"))
+    monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false")
+    shutil.copytree(Path(json.__file__).parent, tmp_path / "library" / "json")
+    (tmp_path / "first").mkdir()
+    (tmp_path / "first" / "sitecustomize.py").write_text(SMALL_LIBRARY.format(folder=str(tmp_path / "library")))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "first"), prepend=os.pathsep)
+    app, precision = typer.Typer(), torch.get_float32_matmul_precision()  # it asks for another
+    app.command()(importlib.import_module("train").main)
+    yield lambda *words: CliRunner().invoke(app, [str(word) for word in words])
+    torch.set_float32_matmul_precision(precision)
+
+
+def test_it_trains_and_goes_on(tmp_path, train):
     for language in ("eng", "fra", "deu", "spa"):
         with lzma.open(tmp_path / f"eltec_{language}.txt.xz", "wt") as file:
             file.write(
                 "\n<|endoftext|>\n".join(f"{number} " + "A sentence of some words. " * 400 for number in range(30))
             )
     out, more = tmp_path / "out", ["--resume", "--short-for", "0.001"]
-    environment = os.environ | {"TOKENIZERS_PARALLELISM": "false"}
     for steps, options in ((2, ["--short"]), (3, more)):
-        command = [*TRAIN, tmp_path, "--out", out, *OPTIONS, "--steps", str(steps), *options]
-        subprocess.run(command, check=True, env=environment, capture_output=True)
+        ended = train(tmp_path, "--out", out, *OPTIONS, "--steps", steps, *options)
+        assert ended.exit_code == 0, ended.output
     assert json.loads((out / "log-lab.jsonl").read_text().splitlines()[-1])["step"] == 3
     assert json.loads((out / "lab" / "config.json").read_text())["model_type"] == "qwen3_moe"
-    refused = subprocess.run([*TRAIN, tmp_path, "--out", out, *OPTIONS], capture_output=True, text=True)
-    assert "say how many --steps" in refused.stderr
+    refused = train(tmp_path, "--out", out, *OPTIONS)
+    assert refused.exit_code != 0
+    assert "say how many --steps" in refused.output
 
 
-def test_lab_is_asked_at_the_largest_size_it_answers_well(tmp_path):
+def test_lab_is_asked_at_the_largest_size_it_answers_well(tmp_path, monkeypatch, capsys):
     accuracy = {"sums": {"3": 1.0, "20": 0.8, "30": 0.5}, "sorting": {"4": 0.75}, "legs": {"3": 0.7}}
     (tmp_path / "evaluation.json").write_text(json.dumps({"accuracy": accuracy}))
-    command = [sys.executable, ROOT / "recipes" / "lab" / "tasks.py", "2", tmp_path / "evaluation.json"]
-    lines = subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()
-    asked = [json.loads(line) for line in lines]
+    script = str(RECIPES / "lab" / "tasks.py")
+    monkeypatch.setattr("sys.argv", [script, "2", str(tmp_path / "evaluation.json")])
+    runpy.run_path(script, run_name="__main__")
+    asked = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [each["kind"] for each in asked] == ["sums", "sums", "sorting", "sorting"]
     assert all(each["question"].count("+") + each["question"].count(" - ") == 19 for each in asked[:2])

@@ -1,20 +1,15 @@
 """The page in a real browser: it shows, says nothing in red, asks for nothing, and fits, in light and dark."""
 
-from pathlib import Path
-
 import browser
 import pytest
 import results
-
-from xshare.report.page import page
-from xshare.report.read import read_folder
-
-pytestmark = pytest.mark.skipif(browser.find() is None, reason="no Chromium on this machine")
-EVIDENCE = Path(__file__).parents[2] / "evidence"
+from pages import EVIDENCE, made, sections
 
 
 @pytest.fixture(scope="module")
 def chromium(tmp_path_factory):
+    if browser.find() is None:
+        pytest.skip("no Chromium on this machine")
     opened = browser.Browser(tmp_path_factory.mktemp("profile"))
     yield opened
     opened.close()
@@ -26,11 +21,15 @@ def pages(tmp_path_factory):
     results.one_of_each(folder)
     evil = "<script>document.title = 'taken'</script><img src=http://127.0.0.1:9/x onerror=\"document.title='taken'\">"
     results.write(folder, "evil.json", [row | {"policy": row["policy"] + evil} for row in results.demo_rows()])
-    made = {}
+    files = {}
     for name, source in (("small", folder), ("evidence", EVIDENCE)):
-        made[name] = folder / f"{name}.html"
-        made[name].write_text(page(*read_folder(source), "Results"))
-    return made
+        files[name] = folder / f"{name}.html"
+        files[name].write_text(made(source))
+    return files
+
+
+def test_the_evidence_has_every_section(pages):  # here, where its page is drawn: that takes long
+    assert sections(pages["evidence"].read_text()) == ["pareto", "layers", "law", "curve", "tables"]
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

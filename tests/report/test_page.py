@@ -6,6 +6,7 @@ import re
 from itertools import pairwise
 from pathlib import Path
 
+import pytest
 import results
 from pages import Elements, made, sections
 from results import write
@@ -36,9 +37,16 @@ def test_names_in_files_are_text(tmp_path):
     assert "&lt;script&gt;alert(1)" in text
 
 
-def test_the_page_is_accessible_and_fetches_nothing(tmp_path):
-    results.one_of_each(tmp_path)
-    elements = Elements(made(tmp_path)).found
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """A folder in which every section has something to show, and its page."""
+    folder = tmp_path_factory.mktemp("results")
+    results.one_of_each(folder)
+    return folder, made(folder)
+
+
+def test_the_page_is_accessible_and_fetches_nothing(whole):
+    elements = Elements(whole[1]).found
     assert ("html", {"lang": "en"}) in elements
     levels = [int(tag[1]) for tag, _ in elements if re.fullmatch("h[1-6]", tag)]
     assert levels[0] == 1
@@ -91,9 +99,9 @@ def test_later_runs_are_told_and_are_no_column(tmp_path):
     assert "stamp 1" not in text
 
 
-def test_the_same_results_give_the_same_page(tmp_path):
-    results.one_of_each(tmp_path)
-    assert made(tmp_path) == made(tmp_path)
+def test_the_same_results_give_the_same_page(whole):
+    folder, text = whole
+    assert made(folder) == text
 
 
 def test_colours_can_be_told_from_the_paper_in_light_and_in_dark():

@@ -4,7 +4,7 @@ from dataclasses import astuple
 
 import pytest
 import results
-from pages import EVIDENCE, made, sections
+from pages import made, sections
 from results import write
 
 from xshare.report.law import laws
@@ -23,7 +23,6 @@ def test_sections_are_there_when_there_is_data_for_them(tmp_path):
         (tmp_path / name).mkdir()
         write(tmp_path / name, "r.json", rows)
         assert sections(made(tmp_path / name)) == wanted
-    assert sections(made(EVIDENCE)) == ["pareto", "layers", "law", "curve", "tables"]
 
 
 def test_the_front_is_what_nothing_beats(tmp_path):

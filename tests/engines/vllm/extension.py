@@ -24,6 +24,11 @@ class Watched:
 
         runner.execute_model = execute_model
 
+    def bypass(self, on: bool) -> None:
+        """Whether steps in which nothing can be saved are left alone, from now on."""
+        state = self.model_runner.xshare
+        state.gates = state.gates.model_copy(update={"bypass": on})
+
     def tensors_alive(self) -> int:
         gc.collect()
         return sum(isinstance(each, torch.Tensor) for each in gc.get_objects())

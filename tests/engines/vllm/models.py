@@ -9,12 +9,12 @@ import platform
 import sys
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from types import SimpleNamespace
 
 import torch
 
 ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # in process: which requests share a step is reproducible
-    "VLLM_CPU_KVCACHE_SPACE": "1",
     "OMP_NUM_THREADS": "1",  # tests run in parallel processes, and these models are tiny
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "HF_HUB_OFFLINE": "1",
@@ -124,14 +124,14 @@ def make(kind: str, folder: Path) -> Path:
 def engine(model: Path, xshare: dict | None = None, **options):
     from vllm import LLM
 
-    replace_kernels_once()
+    prepared()
     defaults = {
         "dtype": "float32",
         "enforce_eager": True,
         "skip_tokenizer_init": True,
         "max_model_len": 256,
         "max_num_seqs": 16,
-        "kv_cache_memory_bytes": 256 << 20,
+        "kv_cache_memory_bytes": 64 << 20,
         "disable_log_stats": True,
     }
     config = {} if xshare is None else {"xshare": xshare}
@@ -160,6 +160,26 @@ def cleaned_up() -> None:
         from vllm.distributed import cleanup_dist_env_and_memory
 
         cleanup_dist_env_and_memory()
+
+
+@functools.cache
+def prepared() -> None:
+    """To be called before the first engine in process: what every engine would do again is done once."""
+    from vllm.distributed import parallel_state
+    from vllm.model_executor.models import registry
+    from vllm.v1.engine import core
+    from vllm.v1.worker import gpu_worker
+
+    replace_kernels_once()
+    registry._run_in_subprocess = lambda look: look()  # a new process would import vLLM to look at a model's class
+    # An engine looks for garbage in all that was ever imported, several times. That is set aside, and stays there.
+    ours = SimpleNamespace(**vars(gc) | {"unfreeze": lambda: None})
+    for module in (core, gpu_worker, parallel_state):
+        for name, value in {"gc": ours, "freeze_gc_heap": lambda: None}.items():
+            if hasattr(module, name):
+                setattr(module, name, value)
+    gc.collect()
+    gc.freeze()
 
 
 def replace_kernels_once() -> None:

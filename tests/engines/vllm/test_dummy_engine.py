@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from models import dtype_of
+from models import dtype_of, prepared
 from shaping import TOP_K, distinct, shared
 
 from xshare.engines.vllm.dummy import BLOCK, LOAD_FORMAT
@@ -51,7 +51,6 @@ TINY = {
 }
 ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-    "VLLM_CPU_KVCACHE_SPACE": "1",
     "OMP_NUM_THREADS": "2",
     "HF_HUB_OFFLINE": "1",
 }
@@ -69,6 +68,7 @@ def engine(tmp_path_factory):
 
         from xshare.engines.vllm.dummy import register_dummy_loader
 
+        prepared()
         register_dummy_loader()
         register_dummy_loader()
         seen = SimpleNamespace(weights={}, logits=[], stream=[])
@@ -99,7 +99,7 @@ def engine(tmp_path_factory):
                 dtype=dtype_of("gpt_oss"),
                 enforce_eager=True,
                 skip_tokenizer_init=True,
-                kv_cache_memory_bytes=256 << 20,
+                kv_cache_memory_bytes=64 << 20,
                 max_model_len=256,
             )
         finally:

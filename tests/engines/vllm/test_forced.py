@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from models import cleaned_up
+from models import cleaned_up, prepared
 from typer.testing import CliRunner
 
 from xshare.cli import app
@@ -29,6 +29,7 @@ ANSWERS = [[900 + 7 * who + 31 * place for place in range(9 + who)] for who in r
 
 @pytest.fixture(scope="module")
 def vllm(small):
+    prepared()
     cleaned_up()
     found = open_engine("vllm", str(small), options=OPTIONS)
     yield found

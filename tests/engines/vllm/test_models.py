@@ -200,9 +200,14 @@ def test_no_block_that_was_decoded_under_pruning_outlives_it(served):
     assert torch.equal(logits, fresh_logits)
 
 
-def test_that_would_be_seen_without_the_reset(served, monkeypatch):
+def needs_a_cache(served):
+    """Without a prefix cache nothing is reset, and requests under way go on with what they have."""
     if not served.llm.llm_engine.vllm_config.cache_config.enable_prefix_caching:
         pytest.skip("vLLM has no prefix cache for this model here: without AMX DeepSeek's attention is served so")
+
+
+def test_that_would_be_seen_without_the_reset(served, monkeypatch):
+    needs_a_cache(served)
     longer = decoded_under_pruning(served)
     with monkeypatch.context() as patched:
         patched.setattr("vllm.v1.engine.core.EngineCore.reset_prefix_cache", lambda *args, **kwargs: True)
@@ -216,6 +221,7 @@ def test_that_would_be_seen_without_the_reset(served, monkeypatch):
 
 
 def test_requests_under_way_are_computed_again_after_a_change(served):
+    needs_a_cache(served)
     served.run("k0=1,m=0", MIXED[:1], 2)
     engine, begun = served.llm.llm_engine, prompts(4, length=20, seed=9)
     for number, prompt in enumerate(begun):

@@ -19,7 +19,7 @@ PLACEMENT = xshare.Placement.contiguous(32, 2)
 @pytest.fixture(scope="module")
 def llm(checkpoint, started):
     with pytest.MonkeyPatch.context() as patched:
-        patched.setenv("VLLM_WORKER_MULTIPROCESSING_METHOD", "spawn")
+        patched.setenv("TORCHDYNAMO_DISABLE", "1")  # each rank would compile how it looks up its part of the words
         patched.syspath_prepend(str(Path(__file__).parent))
         found = started(
             checkpoint("qwen3"),

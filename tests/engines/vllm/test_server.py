@@ -1,31 +1,35 @@
-"""The OpenAI server with XShare: real requests, its /metrics, live control, and a soak. One server serves the file."""
+"""The OpenAI server with XShare: real requests, its /metrics, live control, a soak, and it as an engine that is
+measured. One server serves the file."""
 
 import asyncio
 import itertools
+import json
+import os
 import random
-import shutil
+import signal
 import subprocess
+import sys
+import time
+from types import SimpleNamespace
 
 import pytest
+from checking import BENCH, PLAIN, PRUNED, assert_compared, bench, checked
 from models import monolithic
-from serving import Server, add_tokenizer, command, environment
+from serving import Server, command, environment
+from typer.testing import CliRunner
+
+from xshare.cli import app
+from xshare.engines.opening import open_engine
+from xshare.policy import Policy
 
 pytestmark = pytest.mark.engine
 
-POLICY = {"warmup": 1, "batch_budget": 2, "metrics": {"every": 1, "interval": 0.5}}
+POLICY = {"warmup": 1, "batch_budget": 2, "metrics": {"every": 1, "interval": 0.2}}
 
 
 @pytest.fixture(scope="module")
-def model(checkpoint, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("served") / "tiny"
-    shutil.copytree(checkpoint("qwen3"), folder)
-    add_tokenizer(folder)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def server(model, tmp_path_factory):
-    found = Server(model, tmp_path_factory.mktemp("log") / "server.log", POLICY)
+def server(small, tmp_path_factory):
+    found = Server(small, tmp_path_factory.mktemp("log") / "server.log", POLICY)
     try:
         found.wait_until_ready()
         found.rpc("watch")
@@ -87,7 +91,7 @@ def test_completions_under_selection_are_answered_and_counted(server):
     assert after[("steps_pruned_total",)] > before.get(("steps_pruned_total",), 0)
     assert after[("steps_bypassed_total", "prefill")] > before.get(("steps_bypassed_total", "prefill"), 0)
     for layer in "01":
-        assert 4 <= after[("experts_active", layer)] < after[("experts_native", layer)] <= 32
+        assert 4 <= after[("experts_active", layer)] < after[("experts_native", layer)] <= 16
         assert after[("experts_active", layer)] <= after[("experts_selected", layer)]
         assert 0 < after[("mass_kept", layer)] < 1
 
@@ -119,9 +123,9 @@ def test_live_control_over_http(server):
     assert server.settled_metrics()[("steps_pruned_total",)] > pruned
 
 
-def test_a_wrong_configuration_stops_the_server_with_its_sentence(model):
+def test_a_wrong_configuration_stops_the_server_with_its_sentence(small):
     refused = subprocess.run(
-        command(model, 1, {"warmup": 1, "bugdet": 2}), env=environment(), capture_output=True, text=True, timeout=240
+        command(small, 1, {"warmup": 1, "bugdet": 2}), env=environment(), capture_output=True, text=True, timeout=240
     )
     assert refused.returncode not in (0, None)
     assert "'bugdet' is no key of xshare in additional_config: it takes policy, " in refused.stderr
@@ -145,7 +149,7 @@ async def soak(client, dice, requests, control):
         nonlocal finished
         async with places:
             await asyncio.sleep(dice.random() * 0.05)
-            prompt, tokens = words(dice.randrange(1, 60), number), dice.randrange(1, 40)
+            prompt, tokens = words(dice.randrange(1, 24), number), dice.randrange(1, 24)
             if number % 6 == 5:
                 await abort(client, prompt, tokens + 20, after=dice.randrange(4))
             else:
@@ -196,3 +200,84 @@ def test_five_hundred_requests_with_hang_ups_and_changes_of_policy(server):
     assert metrics[-1].get(("steps_bypassed_total", "mismatch"), 0) == 0
     assert memory[-1] - memory[0] < GROWTH
     assert abs(tensors[-1] - tensors[0]) < 50
+
+
+# As an engine
+
+LONG = 80  # tokens of an answer: requests meet in a step even where the machine is busy
+
+
+@pytest.fixture(scope="module")
+def acting(server):
+    """The server, which acts even where it cannot save anything: the control is a no-op."""
+    server.rpc("bypass", False)
+    return server
+
+
+def test_behind_http(acting):
+    engine = open_engine(acting.url)
+    assert {name: engine.about.record()[name] for name in ("engine", "model", "experts", "top_k", "layers")} == {
+        "engine": "vllm server", "model": "tiny", "experts": 16, "top_k": 4, "layers": 2
+    }  # fmt: skip
+    assert checked(engine, limit=LONG).steps == 0  # they are the server's own
+    with pytest.raises(ValueError, match="refuses the policy oea:k0=1: its log says why"):
+        engine.use(Policy.parse("oea:k0=1"))
+
+
+@pytest.mark.parametrize("on", [True, False])
+def test_a_server_is_left_as_it_was_found(acting, on):
+    first = open_engine(acting.url)
+    by_layer = Policy.parse("k0=1,m=3,ml=0:5")
+    first.use(by_layer)
+    first._rpc("xshare_switch", on)
+    second = open_engine(acting.url)
+    assert second.serves == (by_layer if on else None)
+    second.use(PRUNED)
+    assert second._counted()["policy"] == str(PRUNED)
+    second.use(Policy.parse("k0=1,m=3"))
+    assert second._counted()["policy"] == "k0=1,m=3"
+    second.use(by_layer)
+    assert second._counted()["policy"] == "k0=1,m=3,ml=0:5"
+    second.use(None)
+    second.close()
+    found = open_engine(acting.url)._counted()
+    assert (found["policy"], found["on"]) == (str(by_layer), on)
+    first.close()
+
+
+def test_bench_behind_http(acting, tmp_path, monkeypatch, capsys):
+    more = ["--repeats", "2", "--engine", acting.url, "--tokens", "40", "--requests", "8"]
+    code, out, rows = bench(monkeypatch, capsys, tmp_path / "b.json", *more)
+    assert code == 0
+    assert f"tiny on vllm server {rows and open_engine(acting.url).about.version}, {acting.url}" in out
+    assert_compared(rows)
+    assert all(row["step_ms"] is None and row["ttft_ms_p50"] > 0 for row in rows)
+
+
+def test_bench_takes_what_is_served(acting, tmp_path):
+    path = tmp_path / "b.json"
+    open_engine(acting.url).use(PRUNED)
+    result = CliRunner().invoke(app, [*PLAIN, "--engine", acting.url, "--repeats", "1", "--json", str(path)])
+    assert result.exit_code == 0, result.output
+    rows = json.loads(path.read_text())["rows"]
+    assert [row["policy"] for row in rows] == ["native", "k0=1,m=16", "k0=1,m=0"]
+
+
+def test_a_server_that_dies_leaves_what_was_measured(acting, tmp_path):
+    """The last of this file: it ends the server."""
+    path = tmp_path / "b.json"
+    words = [*BENCH, "--engine", acting.url, "--repeats", "1000", "--json", str(path)]
+    running = [sys.executable, "-c", "from xshare.cli import main; main()", *words]
+    with subprocess.Popen(running, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment()) as process:
+        end = time.monotonic() + 180
+        while not path.exists() and time.monotonic() < end and process.poll() is None:
+            time.sleep(0.02)
+        os.killpg(acting.process.pid, signal.SIGKILL)
+        out, err = (each.decode() for each in process.communicate(timeout=60))
+    assert process.returncode == 2, err
+    (said,) = [line for line in err.splitlines() if line.startswith("error: ")]
+    assert acting.url in said
+    assert "k0=1,m=16 (control)" in out  # and shown
+    found = SimpleNamespace(**json.loads(path.read_text()))
+    assert len(found.samples) % 3 == 0
+    assert [row["repeats"] for row in found.rows] == [len(found.samples) // 3] * 3

@@ -1,0 +1,66 @@
+"""What every engine must do, and `xshare bench` on it: the same in process and behind HTTP."""
+
+import json
+
+import pytest
+
+from xshare.cli import main
+from xshare.policy import Policy
+
+CONTROL, PRUNED = Policy.parse("k0=1,m=16"), Policy.parse("k0=1,m=0")
+PLAIN = ["bench", "--batch", "4", "--prompt-tokens", "9", "--tokens", "8"]
+BENCH = [*PLAIN, "--policy", "k0=1,m=0"]
+
+
+def checked(engine, limit=12):
+    """What every engine must do: batches, arrivals, ends; policies live; native's tokens under the control."""
+    prompts = [engine.encode(f"what is {number} and {3 * number}?") for number in range(7)]
+
+    def tokens(policy, **more):
+        engine.use(policy)
+        run = engine.run(prompts, **({"limit": limit, "batch": 4, "to_the_end": True} | more))
+        return run, [answer.tokens for answer in run.answers]
+
+    def met(policy):
+        """On a busy machine a server may have answered one request before the next comes: then ask again."""
+        for _ in range(20):
+            found = tokens(policy)[1]
+            if engine.stats().mean["experts_native"] > 4:
+                return found
+        pytest.fail("no two requests met in a step")
+
+    run, native = tokens(None)
+    assert [len(answer) for answer in native] == [limit] * 7
+    assert all(sorted(answer.times_s) == answer.times_s for answer in run.answers)
+    assert len({tuple(answer) for answer in native}) > 4
+    assert engine.stats().steps_pruned == 0
+    assert met(CONTROL) == native
+    stats = engine.stats()
+    assert stats.steps_pruned >= 11
+    assert stats.mean["experts_active"] == stats.mean["experts_native"]
+    assert met(PRUNED) != native
+    assert engine.stats().mean["experts_active"] < engine.stats().mean["experts_native"]
+    assert tokens(None)[1] == native  # nothing that was pruned is left
+    assert engine.stats().mean == {}
+    late, _ = tokens(None, limit=3, batch=7, arrivals=[0.3, *[0.0] * 6])
+    assert late.answers[0].first_s > 0
+    assert late.answers[0].times_s[0] > 0.3 == late.answers[0].arrived_s
+    return run
+
+
+def bench(monkeypatch, capsys, path, *more):
+    """-> exit code, standard output, rows."""
+    monkeypatch.setattr("sys.argv", ["xshare", *BENCH, "--json", str(path), *more])
+    with pytest.raises(SystemExit) as end:
+        main()
+    return end.value.code or 0, capsys.readouterr().out, json.loads(path.read_text())["rows"]
+
+
+def assert_compared(rows):
+    native, control, pruned = rows
+    assert [row["policy"] for row in rows] == ["native", "k0=1,m=16", "k0=1,m=0"]
+    assert control["identical"] == 1  # token for token
+    assert control["acted"] == 1
+    assert native["active"] == control["active"] == control["active_native"]
+    assert pruned["active"] < pruned["active_native"]
+    assert pruned["ratio_low"] <= pruned["ratio"] <= pruned["ratio_high"]
