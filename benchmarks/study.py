@@ -159,8 +159,7 @@ def other_scores(rows: list[Row], but: list[Row]) -> list[Row]:
     """A policy and itself with score=topk are rivals whose knob needs no search: those that are not there yet."""
     there = {(Setting.of(one), one["policy"]) for one in but}
     return [
-        {name: row[name] for name in KEY}
-        | {"reference": f"{row['policy']},score=full", "rival": "score=topk"}
+        {name: row[name] for name in KEY} | {"reference": f"{row['policy']},score=full", "rival": "score=topk"}
         for row in rows
         if row["policy"].startswith("k0=")
         and ",score=full" not in row["policy"]

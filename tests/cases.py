@@ -87,6 +87,19 @@ class Case:
         )
 
 
+def as_oracle(policy):
+    """A policy's knobs as the oracle calls them."""
+    return {
+        "k0": policy.warmup,
+        "m": policy.batch_budget,
+        "m_r": policy.request_budget,
+        "tau": policy.mass,
+        "rho": policy.coverage,
+        "lam": policy.price,
+        "p": policy.power,
+    }
+
+
 def policy(rng, N, k):
     """A random policy of any of the six algorithms, with coverage, price and power."""
     p = {"k0": rng.choice([0, 0, 1, 1, 2, 3, N]), "m": 0, "m_r": 0, "m_g": None, "tau": None, "fill": "level"}

@@ -142,7 +142,8 @@ def test_9_every_voting_row_is_routed_to_rho_of_its_native_weight(seed, rho, mor
     for i, request in enumerate(case.requests):
         if request < 0 or case.broken(i):
             continue
-        kept = sum(w for j, w in zip(native.ids[i].tolist(), native.weights[i].tolist()) if j in got.ids[i].tolist())
+        own = zip(native.ids[i].tolist(), native.weights[i].tolist(), strict=True)
+        kept = sum(weight for expert, weight in own if expert in got.ids[i].tolist())
         assert kept >= rho * float(native.weights[i].sum()) * (1 - 1e-9)
 
 
@@ -164,7 +165,6 @@ def test_9_the_set_shrinks_as_the_price_grows(seed, prices, with_cost):
     case.cost = case.cost if with_cost else None
     sets = [experts(routed(case, Policy(price=lam, warmup=1)).selected) for lam in sorted(prices)]
     assert all(dearer <= cheaper for cheaper, dearer in pairwise(sets))
-
 
 
 @many

@@ -2,6 +2,7 @@ import json
 from types import SimpleNamespace
 
 import pytest
+import yaml
 
 from xshare.engines.vllm.settings import settings_of
 from xshare.errors import PolicyError
@@ -13,15 +14,27 @@ GOOD = {"model": "toy", "config": model_hash(CONFIG), "policy": "k0=1,m=4", "mea
 
 
 def test_written_and_read_again(tmp_path):
-    profile = Profile(**GOOD, budgets=[1, 2])
+    profile = Profile(**GOOD, budgets=[1, 2], format=2)
     profile.save(tmp_path / "p.yaml")
     assert read_profile(tmp_path / "p.yaml") == profile
+    assert read_profile(tmp_path / "p.yaml").policy == "k0=1,m=4"
+
+
+@pytest.mark.parametrize(
+    ("before", "today"), [("k0=1,m=4", "k0=1,m=4,score=full"), ("k0=1,m=4,score=topk", "k0=1,m=4")]
+)
+def test_a_policy_of_before_keeps_its_score(tmp_path, before, today):
+    """Without a format: when a policy that named no score summed all of them."""
+    (tmp_path / "old.yaml").write_text(yaml.safe_dump({"version": 1, **GOOD, "policy": before}))
+    read_profile(tmp_path / "old.yaml").save(tmp_path / "again.yaml")
+    for name in ("old.yaml", "again.yaml"):
+        assert read_profile(tmp_path / name).policy_on([0]) == Policy.parse(today)
 
 
 def test_budgets_from_before_go_to_the_models_own_layers(tmp_path):
-    Profile(**GOOD, budgets=[1, 2]).save(tmp_path / "old.yaml")
-    assert str(read_profile(tmp_path / "old.yaml").policy_on([3, 4])) == "k0=1,m=4,ml=3:1/4:2"
-    by_layer = Profile(**(GOOD | {"policy": "k0=1,ml=3:1"}))
+    (tmp_path / "old.yaml").write_text(yaml.safe_dump({"version": 1, **GOOD, "budgets": [1, 2]}))
+    assert str(read_profile(tmp_path / "old.yaml").policy_on([3, 4])) == "k0=1,m=4,ml=3:1/4:2,score=full"
+    by_layer = Profile(**(GOOD | {"policy": "k0=1,ml=3:1"}), format=2)
     by_layer.save(tmp_path / "new.yaml")
     assert "budgets" not in (tmp_path / "new.yaml").read_text()
     assert read_profile(tmp_path / "new.yaml").policy_on([3, 4]) == Policy(warmup=1, layer_budgets={3: 1})

@@ -39,7 +39,7 @@ class BatchLayout:
         else:
             numbers = _whole_numbers(given, "protected").flatten()
             on_cpu = numbers.device.type == "cpu"
-            if on_cpu and numbers.numel() and not (0 <= int(numbers.min()) and int(numbers.max()) < self.rows):
+            if on_cpu and numbers.numel() and (int(numbers.min()) < 0 or int(numbers.max()) >= self.rows):
                 wrong = next(each for each in numbers.tolist() if not 0 <= each < self.rows)
                 raise LayoutError(f"protected names row {wrong}, and the rows are 0 to {self.rows - 1}")
             found = torch.zeros(self.rows, dtype=torch.bool, device=self.requests.device)

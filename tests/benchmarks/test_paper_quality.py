@@ -61,7 +61,7 @@ def test_budgets_are_scaled_by_the_number_of_experts():
     assert [paper_policies.scaled(m, 128) for m in (0, 10, 12, 24)] == [0, 10, 12, 24]
     assert [paper_policies.scaled(m, 64) for m in (0, 10, 12, 16, 24, 32)] == [0, 5, 6, 8, 12, 16]
     assert [paper_policies.scaled(m, 16) for m in (10, 12, 24, 2)] == [1, 2, 3, 1]  # half up, and never to nothing
-    assert str(paper_policies.policy((24, 1), 64)) == "k0=1,m=12"
+    assert str(paper_policies.policy((24, 1), 64)) == "k0=1,m=12,score=full"
     assert str(paper_policies.policy((2, 10, 0), 64)) == "k0=2,m=5"
     assert str(paper_policies.policy((0, 16, 4), 64)) == "k0=0,m=8,mr=4"
     assert paper_policies.spelled((24, 1)) == "m=24,k0=1"
@@ -81,17 +81,17 @@ def test_the_plan_has_all_of_the_paper_and_the_main_policies_first():
     assert order.index("m=12,k0=1") > order.index("k0=1,m=0,mr=5")
     other = [str(policy) for _, policy in paper_quality.other_score_cells(settings, 128)]
     assert len(other) == 6 + 8
-    assert {"k0=2,m=12,score=topk", "k0=1,m=0,mr=5,score=topk"} < set(other)
+    assert {"k0=2,m=12", "k0=1,m=0,mr=5"} < set(other)
 
 
 def test_rivals_come_from_the_fewest_experts_to_the_most(trace):
-    reference = Policy.parse("k0=1,m=2")
+    reference = Policy.parse("k0=1,m=2,score=full")
     found = paper_policies.rivals(reference, 16, 4)
     assert set(found) == {"oea", "lynx", "skip", "topk", "logit-sum", "random", "score=topk"}
-    assert [str(policy) for policy in found["score=topk"]] == ["k0=1,m=2,score=topk"]
+    assert [str(policy) for policy in found["score=topk"]] == ["k0=1,m=2"]
     for name, policies in found.items():
         row = study.nearest(trace, Setting(8, 0, True), reference, policies)
-        assert row["reference"] == "k0=1,m=2"
+        assert row["reference"] == "k0=1,m=2,score=full"
         every = [study.nearest(trace, Setting(8, 0, True), reference, [each])["replayed"] for each in policies[::5]]
         assert every == sorted(every), name
         if name in ("lynx", "skip", "random", "logit-sum"):  # these have a fine knob
@@ -132,7 +132,7 @@ def test_every_cell_has_its_row_and_the_controls_hold(small, drafter, tmp_path, 
     *pairs, scores = found["matched"]
     assert len({(row["rival"], row["mixed"]) for row in pairs}) == len(pairs) == 14
     assert {row["reference"] for row in pairs} == {"k0=1,m=3"}
-    assert [scores[name] for name in ("reference", "policy")] == ["k0=1,m=0,mr=4", "k0=1,m=0,mr=4,score=topk"]
+    assert [scores[name] for name in ("reference", "policy")] == ["k0=1,m=0,mr=4,score=full", "k0=1,m=0,mr=4"]
     assert scores["drafts"] == 3
     assert found["provenance"]["complete"]
     assert not path.with_suffix(".native.json").exists()

@@ -108,7 +108,7 @@ def test_without_a_policy_there_is_something_to_look_at(trace, xshare_command):
 @pytest.mark.parametrize(
     ("words", "names"),
     [
-        (["replay", "TRACE", "--policy", "k0=0,m=0"], "k0, m, mr, mg and tau"),
+        (["replay", "TRACE", "--policy", "k0=0,m=0"], "k0, m, mr, mg, tau, rho and lam"),
         (["replay", "TRACE", "--policy", "zz=1"], "'zz'"),
         (["replay", "TRACE", "--policy", "nothing:k0=1"], "nothing"),
         (["replay", "TRACE", "--policy", "k0=9,m=0"], "warmup"),

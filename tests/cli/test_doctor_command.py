@@ -40,13 +40,13 @@ def test_with_drafts(small, tmp_path):
     options = json.dumps({"dtype": "float32", "draft": str(small)})
     words = ["doctor", "--engine", "transformers", "--model", str(small), "--engine-args", options, "--drafts", "2"]
     words += ["--batch", "4", "--tokens", "6", "--repeats", "1", "--prompt-tokens", "8", "--json", str(path)]
-    result = CliRunner().invoke(app, [*words, "--policy", "k0=1,mr=1,score=topk"])
+    result = CliRunner().invoke(app, [*words, "--policy", "k0=1,mr=1,score=full"])
     assert result.exit_code == 0, result.output
     assert "batch 4, 2 drafts" in result.output
     found = json.loads(path.read_text())
     assert found["provenance"]["drafts"] == 2
-    assert found["rows"][1]["policy"] == "k0=1,m=16,score=topk"  # the control is selected as the policies are
-    pruned = next(row for row in found["rows"] if row["policy"] == "k0=1,m=0,mr=1,score=topk")
+    assert found["rows"][1]["policy"] == "k0=1,m=16"  # the control
+    pruned = next(row for row in found["rows"] if row["policy"] == "k0=1,m=0,mr=1,score=full")
     assert pruned["active"] < pruned["active_native"]
 
 

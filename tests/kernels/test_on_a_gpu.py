@@ -70,7 +70,9 @@ def test_layers_in_a_graph_wait_for_one_another(n):
     alone = of_shape(N, n)
     for turn in range(CASES // 5):
         given.random_(-2, 3, generator=noise)
-        control.set_policy(Policy.parse(["k0=1,m=8,score=full", "k0=0,rho=0.6", "k0=0,m=64", "k0=1,tau=0.7", "lam=0.9,p=2"][turn % 5]))
+        control.set_policy(
+            Policy.parse(["k0=1,m=8,score=full", "k0=0,rho=0.6", "k0=0,m=64", "k0=1,tau=0.7", "lam=0.9,p=2"][turn % 5])
+        )
         control.set_step(n - turn % 3)
         control.set_gate(turn % 7 != 0)
         control.push()
@@ -97,7 +99,8 @@ def test_programs_meet_after_days_of_serving():
 
 
 @pytest.mark.parametrize(
-    "text", ["k0=1,m=8", "k0=1,mr=2", "k0=1,mg=2", "k0=1,tau=0.8", "k0=1,m=4,score=full", "k0=0,lam=0.4,p=2", "oea:k0=2"]
+    "text",
+    ["k0=1,m=8", "k0=1,mr=2", "k0=1,mg=2", "k0=1,tau=0.8", "k0=1,m=4,score=full", "k0=0,lam=0.4,p=2", "oea:k0=2"],
 )
 def test_select_and_route_on_a_gpu_equal_the_cpu(text):
     logits = torch.randn(16, 64, generator=torch.Generator().manual_seed(8))

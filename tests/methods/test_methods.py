@@ -50,11 +50,12 @@ def test_oea_is_xshare_without_a_budget_on_a_renormalising_model(seed):
     case.router.renormalize = True
     k0 = 1 + seed % min(3, case.N)
     layout = case.keywords()["layout"]
-    oea = run(f"oea:k0={k0}", case.tensor(), case.spec(), layout=layout)
-    ours = run(f"k0={k0},m=0", case.tensor(), case.spec(), layout=layout)
-    assert torch.equal(oea.selected, ours.selected)
-    assert torch.equal(oea.ids, ours.ids)
-    assert torch.equal(oea.weights, ours.weights)
+    for knobs in (f"k0={k0}", f"k0={k0},rho=0.6", "rho=0.8"):
+        oea = run(f"oea:{knobs}", case.tensor(), case.spec(), layout=layout)
+        ours = run(f"{knobs},score=full", case.tensor(), case.spec(), layout=layout)  # as it tops up a small pool
+        assert torch.equal(oea.selected, ours.selected)
+        assert torch.equal(oea.ids, ours.ids)
+        assert torch.equal(oea.weights, ours.weights)
 
 
 def test_oea_renormalises_where_the_model_does_not():

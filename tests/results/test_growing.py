@@ -38,7 +38,7 @@ def test_one_run_leaves_records_as_they_are(tmp_path, run):
     add(results, 0)
     results.write(verdict="worth it")
     found = json.loads(path.read_text())
-    assert list(found) == ["provenance", "rows", "samples"]
+    assert list(found) == ["format", "provenance", "rows", "samples"]
     assert found["samples"] == [sample(0)]
     assert found["provenance"]["fingerprint"] == SETTINGS
     assert found["provenance"]["verdict"] == "worth it"
@@ -137,3 +137,19 @@ def test_a_run_that_is_killed_leaves_a_whole_file(tmp_path, run, monkeypatch):
         add(results, 1)
     assert path.read_bytes() == before
     assert [each.name for each in tmp_path.iterdir()] == ["r.json"]
+
+
+def test_policies_of_a_file_of_before_keep_their_meaning(tmp_path, run):
+    """Without a format: when a policy that named no score summed all of them. What is added today is told apart."""
+    path = tmp_path / "r.json"
+    results = run(path, "first")
+    results.rows += [{"policy": "k0=1,m=8"}, {"policy": "k0=1,m=8,score=topk"}, {"policy": "native"}]
+    results.write()
+    found = json.loads(path.read_text())
+    del found["format"]
+    path.write_text(json.dumps(found))
+    again = run(path, "second")
+    assert [row["policy"] for row in again.rows[-3:]] == ["k0=1,m=8,score=full", "k0=1,m=8", "native"]
+    again.rows.append({"policy": "k0=2,m=0"})
+    again.write()
+    assert [row["policy"] for row in run(path, "third").rows[-2:]] == ["native", "k0=2,m=0"]

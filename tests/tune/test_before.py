@@ -9,15 +9,15 @@ from xshare.tune.before import as_today
     ("sample", "today"),
     [
         (
-            {"scan": "k0=1,m=16,score=topk", "budgets": [8, 4], "kl": 0.1},
-            {"scan": "k0=1,m=0,ml=1:8/2:4,score=topk", "kl": 0.1},
+            {"scan": "k0=1,m=16,score=full", "budgets": [8, 4], "kl": 0.1},
+            {"scan": "k0=1,m=0,ml=1:8/2:4,score=full", "kl": 0.1},
         ),
         ({"scan": "k0=1,m=16", "budgets": None}, {"scan": "k0=1,m=16"}),
         (
             {"policy": "k0=2,m=[0,8]", "right": [True]},
             {"policy": "k0=2,m=0,ml=1:0/2:8", "right": [True]},
         ),
-        ({"timed": "k0=1,m=[0,8],score=topk"}, {"timed": "k0=1,m=0,ml=1:0/2:8,score=topk"}),
+        ({"timed": "k0=1,m=[0,8],score=full"}, {"timed": "k0=1,m=0,ml=1:0/2:8,score=full"}),
         ({"policy": "native", "round": 0}, {"policy": "native", "round": 0}),
         ({"policy": "k0=1,m=0,ml=1:8/2:4"}, {"policy": "k0=1,m=0,ml=1:8/2:4"}),
     ],

@@ -46,10 +46,10 @@ def test_the_grid_stays_below_k():
 
 
 def test_the_other_score_for_who_asks_for_it():
-    other = grid(64, 4, drafts=3, score="topk")
-    assert [policy.model_copy(update={"score": "full"}) for policy in other] == grid(64, 4, drafts=3)
+    other = grid(64, 4, drafts=3, score="full")
+    assert [policy.model_copy(update={"score": "topk"}) for policy in other] == grid(64, 4, drafts=3)
     by_layer = replace(FAMILY[0], policy=other[1].with_layer_budgets({0: 0, 1: 8}))
-    assert by_layer.name == "k0=1,m=4,ml=0:0/1:8,score=topk"
+    assert by_layer.name == "k0=1,m=4,ml=0:0/1:8,score=full"
 
 
 def test_request_budgets_join_with_drafts():

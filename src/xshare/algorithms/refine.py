@@ -12,9 +12,7 @@ def top_up(S: Tensor, u: Tensor, k: int) -> Tensor:
     return S | (rank(outside(u, S)) < k - S.sum(-1, keepdim=True))
 
 
-def refine(
-    choice: Tensor, allowed: Tensor, router: RouterSpec, native: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
+def refine(choice: Tensor, allowed: Tensor, router: RouterSpec, native: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """The top-k of every row among `allowed`, best first. float64 [..., n, N], bool [..., n or 1, N] -> ids, real.
 
     With groups, the row's `native` experts (bool [..., n, N]) that are allowed keep their slots, which is what makes

@@ -65,11 +65,11 @@ def _in_order(u, place, candidate, size, order, N: tl.constexpr, BN: tl.constexp
 def _reaching(u, S0, gain, size, tau, N: tl.constexpr, BN: tl.constexpr):
     """How many experts beside S0 are added while f(S) < tau * f(E). `gain`: see _in_order."""
     cols = tl.arange(0, BN)
-    before = tl.sum(tl.where(S0, u, 0), axis=0) + tl.cumsum(gain, axis=0) - gain  # f(S) at the turn of each
+    reached = tl.sum(tl.where(S0, u, 0), axis=0) + tl.cumsum(gain, axis=0) - gain  # f(S) at the turn of each
     target = tau * tl.sum(u, axis=0).to(tl.float64)
     if tau >= 1:
         target = target + 1e300  # all, those without votes too
-    return tl.sum(((cols < N - size) & (before.to(tl.float64) < target)).to(tl.int32), axis=0)
+    return tl.sum(((cols < N - size) & (reached.to(tl.float64) < target)).to(tl.int32), axis=0)
 
 
 @triton.jit
@@ -117,7 +117,9 @@ def choose(
         S0 = S0 | (inside & (u.to(tl.float64) >= lam * 4294967296.0))
     candidate = inside & (S0 == 0)
     size = TOP_K
-    if (m < TOP_K) | (m_g >= 0) | (tau >= 0) | (table >= 0):  # a block-wide sum that a budget of k or more does not need
+    if (
+        (m < TOP_K) | (m_g >= 0) | (tau >= 0) | (table >= 0)
+    ):  # a block-wide sum that a budget of k or more does not need
         size = tl.sum(S0.to(tl.int32), axis=0)
     S = S0
     if (m > 0) | (m_g >= 0) | (tau >= 0) | (table >= 0) | (size < TOP_K):
@@ -140,12 +142,6 @@ def choose(
     if TOP_K > 0:  # routing is native where nobody votes; select() alone takes what the algorithm gives
         S = S | (count < VOTER)
     return inside & S
-
-
-@triton.jit
-def before(place, what):
-    """Sums of `what` over the experts whose place comes before each."""
-    return tl.sum(tl.where(place[:, None] < place[None, :], what[:, None], tl.zeros_like(what)[:, None]), axis=0)
 
 
 @triton.jit

@@ -56,7 +56,7 @@ def count_step(
     tl.store(place + 2 * layers, tl.load(place + 2 * layers) + tl.sum(tl.sum(active.to(tl.int32), axis=1), axis=0))
     share = tl.where(all_weight > 0, kept_weight / all_weight, 1.0)
     tl.store(place + 3 * layers, tl.load(place + 3 * layers) + share)
-    few = below.to(tl.float64) / tl.maximum(voted, 1)
+    few = below / tl.maximum(voted, 1)
     tl.store(place + 4 * layers, tl.load(place + 4 * layers) + few)
     tl.store(place + 5 * layers, tl.load(place + 5 * layers) + least)
     tl.store(place + 6 * layers, tl.load(place + 6 * layers) + load)

@@ -98,7 +98,9 @@ class FusedSelection:
         assert scratch is not None
         arguments = self._data(logits, control) | self._rules(logits)
         if plan.one_tile:
-            kernel.select_in_one_tile[(1,)](**arguments, halves=scratch.halves, counts=scratch.counts, order=scratch.order)
+            kernel.select_in_one_tile[(1,)](
+                **arguments, halves=scratch.halves, counts=scratch.counts, order=scratch.order
+            )
             return
         shared = {name: value for name, value in vars(scratch).items() if name != "plan"}
         for part in (0,) if plan.on_gpu else (1, 2):

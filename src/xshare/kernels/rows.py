@@ -230,9 +230,7 @@ def vote(
             else:
                 weight = _of_sigmoids(x, score, mine & usable[:, None], RENORMALIZE)
             if rho > 0:
-                last, last_at = _cover(
-                    key, weight, top, reached, best, best_at, rho, BN, TOP_K, SCORING, UNIQUE
-                )
+                last, last_at = _cover(key, weight, top, reached, best, best_at, rho, BN, TOP_K, SCORING, UNIQUE)
                 wanted = wanted | down_to(key, last, last_at, BN, UNIQUE)
             if PROTECT:
                 wanted = wanted | (mine & protected[:, None])

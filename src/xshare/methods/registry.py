@@ -45,7 +45,9 @@ def decide(step: Step, policy: Policy) -> Selection:
     method = METHODS[policy.method]
     if step.native is None:
         if method.needs != "scores":
-            raise PolicyError(f"method {method.name!r} needs the model's router: call route() with logits, not select()")
+            raise PolicyError(
+                f"method {method.name!r} needs the model's router: call route() with logits, not select()"
+            )
         if policy.coverage is not None:
             raise PolicyError("coverage (rho) is of the model's own weights: call route() with logits, not select()")
     if method.needs == "logits" and step.logits is None:

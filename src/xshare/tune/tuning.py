@@ -133,7 +133,6 @@ class Tuning:
                 self.engine,
                 prompts,
                 [],
-                score=self.score,
                 tokens=24,
                 repeats=2,
                 advance=advance,

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 import oracle
 import torch
+from cases import as_oracle
 from tiny import rule
 
 import xshare
@@ -88,7 +89,7 @@ def check(model, step, requests, policy):
             rule(model, number),
             requests=requests,
             score=asked.score,
-            policy={"k0": asked.warmup, "m": asked.batch_budget, "m_r": asked.request_budget, "tau": asked.mass},
+            policy=as_oracle(asked),
         )
         assert routed.selected == [wanted["selected"]]
         ids, weights = routed.used

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 import oracle
 import torch
+from cases import as_oracle
 
 import xshare
 
@@ -65,7 +66,7 @@ def check(step: Step, layer, routed: Routed, policy: str) -> None:
         rule,
         requests=step.requests,
         score=asked.score,
-        policy={"k0": asked.warmup, "m": asked.batch_budget, "m_r": asked.request_budget, "tau": asked.mass},
+        policy=as_oracle(asked),
     )
     assert routed.keep == wanted["selected"]
     assert set(routed.ids.flatten().tolist()) <= routed.keep
@@ -74,6 +75,15 @@ def check(step: Step, layer, routed: Routed, policy: str) -> None:
     if routed.logits.dtype == torch.bfloat16:  # equal logits are common, and vLLM's top-k takes either
         got, weights = got.sort(-1).values, weights.sort(-1).values
     torch.testing.assert_close(got, weights, **tolerance(routed))
+
+
+def check_coverage(layer, routed: Routed, policy: str) -> None:
+    """No row is routed to less of its native weight than rho."""
+    rho = xshare.Policy.parse(policy).coverage or 0.0
+    native = xshare.route(routed.logits, layer.site.router, xshare.Policy(method="native"))
+    for mine, ids, weights in zip(routed.ids.tolist(), native.ids.tolist(), native.weights.tolist(), strict=True):
+        kept = sum(weight for expert, weight in zip(ids, weights, strict=True) if expert in mine)
+        assert kept >= rho * sum(weights) * (1 - 1e-5)
 
 
 def tolerance(routed: Routed) -> dict[str, float]:

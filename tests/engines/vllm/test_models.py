@@ -5,13 +5,14 @@ import pytest
 import torch
 from conftest import KINDS
 from models import dtype_of, generate, prompts
-from recording import Recorder, check, dense, tolerance
+from recording import Recorder, check, check_coverage, dense, tolerance
 
 import xshare
 
 pytestmark = pytest.mark.engine
 
-POLICIES = ["k0=1,m=2", "k0=0,m=6", "k0=2,m=0", "k0=1,m=0,mr=1", "k0=1,tau=0.7", "k0=1,m=2,score=topk"]
+POLICIES = ["k0=1,m=2", "k0=0,m=6", "k0=2,m=0", "k0=1,m=0,mr=1", "k0=1,tau=0.7", "k0=1,m=2,score=full"]
+POLICIES += ["k0=0,rho=0.7", "k0=0,lam=0.3,p=2", "k0=0,mr=1,rho=0.5,lam=0.5"]
 # Twenty requests for sixteen places, of many lengths: they leave midway and others join.
 MIXED = [prompts(1, length=3 + 5 * i % 19, seed=i)[0] for i in range(20)]
 LENGTHS = [4 + 7 * i % 17 for i in range(20)]
@@ -71,6 +72,7 @@ def test_a_decoding_step_routes_inside_the_set_that_the_policy_names(served, pol
         assert len(step.layers) == len(served.state.layers) == 2
         for layer, routed in zip(served.state.layers, step.layers, strict=True):
             check(step, layer, routed, policy)
+            check_coverage(layer, routed, policy)
 
 
 def test_prefill_and_mixed_steps_are_left_alone_to_the_last_bit(served):

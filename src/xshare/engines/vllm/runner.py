@@ -25,6 +25,10 @@ from xshare.kernels.control import Control
 from xshare.profile import read_profile
 
 log = logging.getLogger("vllm.xshare")
+NO_SCORE = (
+    "xshare: no score is named: experts are summed by each token's own weights (score=topk), where before this version "
+    "all its scores counted (score=full)"
+)
 WARMING_UP = ("_warmup_", "_v2_mixed_warmup")  # requests that the V2 runner makes up before it serves
 
 
@@ -49,8 +53,7 @@ def attach(runner: Any, v2: bool) -> None:
     else:
         runner._prepare_inputs = _reading_v1(runner, state)
     if state.policy.method == "xshare" and not names_score(config.additional_config):
-        log.info("xshare: no score is named: experts are summed by each token's own weights (score=topk), not, as before "
-                 "this version, by all its scores (score=full)")  # fmt: skip
+        log.info(NO_SCORE)
     log.info("xshare: %s on %d layers (vLLM %s: %s)", state.policy, len(state.layers), vllm_version(), verified())
 
 
