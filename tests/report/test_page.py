@@ -64,7 +64,7 @@ def test_the_page_is_accessible_and_fetches_nothing(whole):
 
 
 def test_a_file_can_be_taken_out_of_the_page_again(tmp_path):
-    write(tmp_path, "r.json", results.demo_rows())
+    write(tmp_path, "r.json", results.quality_rows())
     [link] = [a for tag, a in Elements(made(tmp_path)).found if a.get("download")]
     assert link["download"] == "r.json"
     assert base64.b64decode(link["href"].partition("base64,")[2]) == (tmp_path / "r.json").read_bytes()
@@ -80,14 +80,14 @@ def test_tables_say_once_what_is_the_same_and_align_numbers(tmp_path):
 
 
 def test_provenance_is_on_the_page(tmp_path):
-    write(tmp_path, "r.json", results.demo_rows(), argv=["xshare", "demo", "--batch", "16"])
+    write(tmp_path, "r.json", results.quality_rows(), argv=["xshare", "demo", "--batch", "16"])
     text = made(tmp_path)
     for fact in ("xshare demo --batch 16", "NVIDIA H200", "torch 2.13.0", "0a43b46", "2026-11-15T12:00", "nano"):
         assert fact in text
 
 
 def test_later_runs_are_told_and_are_no_column(tmp_path):
-    write(tmp_path, "r.json", [row | {"stamp": 1} for row in results.demo_rows()])
+    write(tmp_path, "r.json", [row | {"stamp": 1} for row in results.quality_rows()])
     whole = json.loads((tmp_path / "r.json").read_text())
     later = {"git": "77c0ffee", "time": "2026-12-24T18:00:00+00:00"}
     (tmp_path / "r.json").write_text(json.dumps(whole | {"stamps": [later]}))

@@ -11,6 +11,8 @@ from xshare.cli import main
 from xshare.report.read import read_folder
 from xshare.results.columns import ends, number
 
+CHECKS = [{"check": "attached", "passed": True, "detail": ""}]  # no plot, which takes long
+
 
 @pytest.fixture
 def report(monkeypatch, capsys):
@@ -33,7 +35,7 @@ def test_files_are_known_by_their_columns(tmp_path):
         "speed": results.speed_rows(),
         "quality": results.quality_rows(),
         "active experts against batch size": results.curve_rows(),
-        "checks": [{"check": "attached", "passed": True, "detail": ""}],
+        "checks": CHECKS,
     }
     for place, rows in enumerate(forms.values()):
         write(tmp_path, f"{place}", rows)
@@ -70,7 +72,7 @@ def test_what_is_no_result_is_one_sentence_and_the_rest_is_shown(content, says, 
     code, _, err = report(folder, "--out", tmp_path / "p.html")
     assert code == 2  # nothing else is there
     assert not (tmp_path / "p.html").exists()
-    write(folder, "good.json", [{"check": "attached", "passed": True, "detail": ""}])  # no plot, which takes long
+    write(folder, "good.json", CHECKS)
     code, out, err = report(folder, "--out", tmp_path / "p.html")
     assert code == 0
     assert "1 result file" in out
@@ -131,6 +133,12 @@ def test_the_command_writes_the_page(tmp_path, report):
     code, out, err = report(tmp_path, "--out", tmp_path / "p.html")
     assert (code, err) == (0, "")
     assert "p.html: 5 result files" in out
-    code, out, err = report(tmp_path, "--out", tmp_path / "p.html")  # the page itself is no result
-    assert (code, err) == (0, "")
     assert json.loads((tmp_path / "a.json").read_text())
+
+
+def test_the_page_itself_is_no_result_and_is_written_over(tmp_path, report):
+    write(tmp_path, "a.json", CHECKS)
+    for _ in range(2):
+        code, out, err = report(tmp_path, "--out", tmp_path / "p.html")
+        assert (code, err) == (0, "")
+        assert "p.html: 1 result file" in out
