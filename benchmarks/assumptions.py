@@ -111,7 +111,10 @@ def some_points(found: list[Row]) -> list[Row]:
 
 def policies_of(experts: int) -> list[Policy]:
     """What is pruned by layer; a random set beside them, to lose mass that nobody would lose by choice."""
-    return [*(policy(numbers, experts) for numbers in PRUNED), Policy.parse(f"random:m={scaled(48, experts)}")]
+    return [
+        *(policy(numbers, experts) for numbers in PRUNED),
+        Policy.parse(f"random:m={scaled(48, experts)},score=full"),
+    ]
 
 
 def by_layer(workers: Workers, kept: Kept, experts: int) -> None:

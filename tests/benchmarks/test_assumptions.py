@@ -37,7 +37,7 @@ def test_all_of_it(small, tmp_path, monkeypatch, capsys):
     options = {"tasks": 60, "file": None, "forced": 40, "tokens": 12, "trace": None, "jobs": 1, "threads": 1}
     assumptions.main(str(small), '{"dtype": "float32"}', **options, seconds=None, seed=0, json=path)
     found = json.loads(path.read_text())
-    policies = ["k0=1,m=3", "k0=1,m=2", "k0=1,m=0", "k0=0,m=3", "random:m=6"]
+    policies = [f"{each},score=full" for each in ("k0=1,m=3", "k0=1,m=2", "k0=1,m=0", "k0=0,m=3", "random:m=6")]
     assert [(row["policy"], row["layer"]) for row in found["layers"]] == [
         (policy, layer) for policy in policies for layer in (0, 1, None)
     ]
@@ -49,7 +49,7 @@ def test_all_of_it(small, tmp_path, monkeypatch, capsys):
             assert row["same"] > at[policy, None]["same"]
             assert row["kl_low"] <= row["kl"] <= row["kl_high"]
         assert at[policy, None]["active"] < at[policy, None]["active_native"]
-    assert at["k0=1,m=0", 0]["mass_lost"] > at["k0=1,m=3", 0]["mass_lost"]
+    assert at["k0=1,m=0,score=full", 0]["mass_lost"] > at["k0=1,m=3,score=full", 0]["mass_lost"]
     pooled = [row for row in found["correlation"] if row["policy"] is None]
     assert [row["layer"] for row in pooled] == [0, 1, None, None]
     assert pooled[-1]["steps"] is None  # the means of the layers

@@ -42,7 +42,7 @@ def test_only_shared_sets_follow_the_mates(small, tmp_path, monkeypatch, capsys)
     }
     neighbours.main(str(small), '{"dtype": "float32"}', **options, json=path)
     rows = {row["policy"]: row for row in json.loads(path.read_text())["rows"]}
-    assert set(rows) == {"native", "k0=1,m=0", "topk:k=2", "lynx:drop=4"}
+    assert set(rows) == {"native", "k0=1,m=0,score=full", "topk:k=2", "lynx:drop=4"}
     for name, row in rows.items():
         control = name in ("native", "topk:k=2")
         assert row["control"] == control

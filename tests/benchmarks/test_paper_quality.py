@@ -62,8 +62,8 @@ def test_budgets_are_scaled_by_the_number_of_experts():
     assert [paper_policies.scaled(m, 64) for m in (0, 10, 12, 16, 24, 32)] == [0, 5, 6, 8, 12, 16]
     assert [paper_policies.scaled(m, 16) for m in (10, 12, 24, 2)] == [1, 2, 3, 1]  # half up, and never to nothing
     assert str(paper_policies.policy((24, 1), 64)) == "k0=1,m=12,score=full"
-    assert str(paper_policies.policy((2, 10, 0), 64)) == "k0=2,m=5"
-    assert str(paper_policies.policy((0, 16, 4), 64)) == "k0=0,m=8,mr=4"
+    assert str(paper_policies.policy((2, 10, 0), 64)) == "k0=2,m=5,score=full"
+    assert str(paper_policies.policy((0, 16, 4), 64)) == "k0=0,m=8,mr=4,score=full"
     assert paper_policies.spelled((24, 1)) == "m=24,k0=1"
 
 
@@ -131,7 +131,7 @@ def test_every_cell_has_its_row_and_the_controls_hold(small, drafter, tmp_path, 
     assert all(row["low"] <= row["change"] <= row["high"] for row in found["matched"])
     *pairs, scores = found["matched"]
     assert len({(row["rival"], row["mixed"]) for row in pairs}) == len(pairs) == 14
-    assert {row["reference"] for row in pairs} == {"k0=1,m=3"}
+    assert {row["reference"] for row in pairs} == {"k0=1,m=3,score=full"}
     assert [scores[name] for name in ("reference", "policy")] == ["k0=1,m=0,mr=4,score=full", "k0=1,m=0,mr=4"]
     assert scores["drafts"] == 3
     assert found["provenance"]["complete"]
@@ -151,7 +151,7 @@ def check_pages(found, path):
             assert all(len(line) == len(titles) for line in cells)
             assert bool(cells) == (name != "paper_matched_drafts_alike"), name  # no references there, above
     lines = quality_tables.policies(found, (16, 0, True))[1]
-    assert [line[0] for line in lines[:2]] == ["`native`", "`k0=1,m=16`"]
+    assert [line[0] for line in lines[:2]] == ["`native`", "`k0=1,m=16,score=full`"]
     made = plots.draw([path, path.with_name("none.json")], path.parent)
     names = {"pareto_accuracy", "pareto_kl"}
     assert {each.stem for each in made} == {f"{name}{alike}" for name in names for alike in ("", "_alike")}

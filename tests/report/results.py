@@ -16,7 +16,7 @@ POLICIES = [("native", 44.0, 0.94), ("k0=1,m=16", 30.0, 0.93), ("k0=1,m=0", 15.0
 
 
 def write(folder, name, rows, **more):
-    (folder / name).write_text(json.dumps({"provenance": STAMP | more, "rows": rows}))
+    (folder / name).write_text(json.dumps({"format": 2, "provenance": STAMP | more, "rows": rows}))
 
 
 def demo_rows():

@@ -11,7 +11,7 @@ ONE = 2**32  # a score of 1.0 as a fixed-point integer
 
 
 def fixed_point(score: Tensor, voting: Tensor, power: int = 1) -> Tensor:
-    """Scores in [0, 1], to a power, as integers, zero in rows that do not vote. float [..., n, N], bool [..., n] -> int64
+    """Scores in [0, 1], to a power, as integers, zero in rows that do not vote. float [..., n, N], bool [..., n] -> int
 
     Integer sums do not depend on the order of rows, so ranks of a tensor-parallel group agree bit for bit.
     """

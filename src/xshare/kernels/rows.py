@@ -96,9 +96,9 @@ def read_rows(
     x, bias, N: tl.constexpr, BR: tl.constexpr, BN: tl.constexpr,
     SCORING: tl.constexpr, GROUPS: tl.constexpr, KEEP_GROUPS: tl.constexpr, UNIQUE: tl.constexpr = False,
 ):  # fmt: skip
-    """Logits [BR, BN], -inf where there are none -> score, the key of the choice, and for each row its best key, usable,
-    the best logit and the total of the scores (of no use for a row that cannot vote). Softmax's scores are as they
-    come, not yet divided by their total."""
+    """Logits [BR, BN], -inf where there are none -> score, the key of the choice, and for each row its best key,
+    usable, the best logit and the total of the scores (of no use for a row that cannot vote). Softmax's scores are as
+    they come, not yet divided by their total."""
     inside = (tl.arange(0, BN) < N)[None, :]
     if SCORING == SOFTMAX:
         # An expert of choice -inf comes last but can be taken; one outside the model's N or its groups cannot.
@@ -218,10 +218,7 @@ def vote(
         done += 1
     own = tl.where(k0 > 0, own, 2147483647)  # none
     wanted = down_to(key, own, own_at, BN, UNIQUE)
-    if SCORING == SOFTMAX:
-        voted = score * (1.0 / total)[:, None]
-    else:
-        voted = score
+    voted = score * (1.0 / total)[:, None] if SCORING == SOFTMAX else score
     if NATIVE:
         if native:
             mine = down_to(key, last, last_at, BN, UNIQUE)

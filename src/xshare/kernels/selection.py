@@ -92,13 +92,14 @@ def _leave_open(
 
 @triton.jit(do_not_specialize=["present"])  # one kernel for all numbers of rows of a bucket
 def select_in_one_tile(
-    logits, stride, present, bias_ptr, control, own, protected_ptr, cost, devices, num_devices, keep, masked_bias, share,
-    seen, halves, counts, order,
+    logits, stride, present, bias_ptr, control, own, protected_ptr, cost, devices, num_devices, keep, masked_bias,
+    share, seen, halves, counts, order,
     N: tl.constexpr, BR: tl.constexpr, BQ: tl.constexpr, BN: tl.constexpr, SPAN: tl.constexpr,
     TOP_K: tl.constexpr, SCORING: tl.constexpr, RENORMALIZE: tl.constexpr,
     GROUPS: tl.constexpr, KEEP_GROUPS: tl.constexpr,
-    DEVICES: tl.constexpr, COST: tl.constexpr, PROTECT: tl.constexpr, UNIQUE: tl.constexpr, MASK_LOGITS: tl.constexpr, MASK_BIAS: tl.constexpr,
-    SHARE: tl.constexpr, SEEN: tl.constexpr, LOWEST: tl.constexpr, EARLY: tl.constexpr,
+    DEVICES: tl.constexpr, COST: tl.constexpr, PROTECT: tl.constexpr, UNIQUE: tl.constexpr,
+    MASK_LOGITS: tl.constexpr, MASK_BIAS: tl.constexpr, SHARE: tl.constexpr, SEEN: tl.constexpr,
+    LOWEST: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """Few rows and no requests: one program, one tile, in registers from the first step to the last."""
     if EARLY:  # nothing ahead of it: measured, it made this kernel no faster
@@ -148,14 +149,15 @@ def select_in_one_tile(
 
 @triton.jit(do_not_specialize=["present"])
 def select_in_blocks(
-    logits, stride, present, bias_ptr, starts, control, own, protected_ptr, cost, devices, num_devices, keep, masked_bias,
-    share, seen, stats, halves, counts, sums, totals, order, arrivals,
+    logits, stride, present, bias_ptr, starts, control, own, protected_ptr, cost, devices, num_devices, keep,
+    masked_bias, share, seen, stats, halves, counts, sums, totals, order, arrivals,
     BLOCKS: tl.constexpr, PART: tl.constexpr, QUOTA: tl.constexpr, DIRECT: tl.constexpr,
     N: tl.constexpr, BR: tl.constexpr, BQ: tl.constexpr, BN: tl.constexpr, SPAN: tl.constexpr, EACH: tl.constexpr,
     TOP_K: tl.constexpr, SCORING: tl.constexpr, RENORMALIZE: tl.constexpr,
     GROUPS: tl.constexpr, KEEP_GROUPS: tl.constexpr,
-    DEVICES: tl.constexpr, COST: tl.constexpr, PROTECT: tl.constexpr, UNIQUE: tl.constexpr, MASK_LOGITS: tl.constexpr, MASK_BIAS: tl.constexpr,
-    SHARE: tl.constexpr, SEEN: tl.constexpr, LOWEST: tl.constexpr, EARLY: tl.constexpr,
+    DEVICES: tl.constexpr, COST: tl.constexpr, PROTECT: tl.constexpr, UNIQUE: tl.constexpr,
+    MASK_LOGITS: tl.constexpr, MASK_BIAS: tl.constexpr, SHARE: tl.constexpr, SEEN: tl.constexpr,
+    LOWEST: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """More rows, or requests: every program takes QUOTA requests, all meet, and each then finishes BR rows.
 
