@@ -108,7 +108,7 @@ def test_presets_are_policies():
         ("k0=1,p=2,score=full", "power (p) above 1"),
         ("k0=1,w=0:4", "layer_weights (w) weigh a coverage (rho) or a price (lam)"),
         ("k0=1,lam=0.1,w=0:0", "layer_weights (w)"),
-        ("rho=0.5,w=3:0.5", "layer 3: policy selects nothing"),
+        ("rho=0.5,w=3:0.5", "layer 3 of k0=0,rho=0.5,w=3:0.5: policy selects nothing"),
         ("k0=1,fill=up", "fill"),
         ("k0=1,score=some", "score"),
         ("k1=1", "unknown letter 'k1'"),
@@ -200,7 +200,7 @@ def test_each_layer_has_its_own_policy_and_no_other_layer_is_named():
         ("k0=1,ml=5", "layer_budgets (ml) must be layer:budget pairs as 0:24/3:8, or a mapping of them, not 5"),
         ("k0=1,ml=0:1/0:2", "layer_budgets (ml) must be one budget for each layer, not '0:1/0:2'"),
         ("k0=1,tau=0.5,ml=0:8", "mass (tau) and layer_budgets (ml) exclude each other"),
-        ("k0=0,ml=0:8/1:0", "layer 1: policy selects nothing"),
+        ("k0=0,ml=0:8/1:0", "layer 1 of k0=0,m=0,ml=0:8/1:0: policy selects nothing"),
         ("oea:k0=1,ml=0:8", "layer_budgets (ml) is no knob of method 'oea'"),
     ],
 )

@@ -202,7 +202,7 @@ class Policy(BaseModel):
         try:
             return type(self)(**own)
         except PolicyError as error:
-            raise PolicyError(f"layer {layer}: {error}") from None
+            raise PolicyError(f"layer {layer} of {self}: {error}") from None
 
     def by_layer(self, layers: Sequence[int]) -> list[Policy]:
         """The policy of each of these layers, all that it acts on: a budget or weight for any other is refused."""

@@ -5,7 +5,6 @@ from checking import PRUNED, assert_compared, bench, checked
 from models import cleaned_up, prepared
 
 from xshare.engines.opening import open_engine
-from xshare.engines.vllm.engine import arguments
 from xshare.engines.vllm.settings import SettingsError
 from xshare.errors import ModelError, PolicyError
 from xshare.policy import Policy
@@ -71,10 +70,18 @@ def test_in_process_with_drafts(started):
     assert all(each.kl is None for each in found.values())
 
 
-def test_selection_is_made_for_the_score_of_the_policies():
-    for text in ("full", "topk"):
-        given = arguments(0, [Policy.parse(f"k0=1,m=2,score={text}")], {})
-        assert given["additional_config"]["xshare"]["score"] == text
+def test_one_engine_follows_policies_of_every_kind(started):
+    """From any to any other, and every one leaves what it promises."""
+    prompts = [started.encode(f"what is {number} and {3 * number}?") for number in range(4)]
+    for text in ("k0=1,m=1,score=full", "k0=0,rho=0.6", "k0=1,m=1,p=3", "k0=0,lam=0.4,p=2", "k0=0,rho=0.9,w=0:2"):
+        started.use(Policy.parse(text))
+        started.run(prompts, limit=4, batch=4, to_the_end=True)
+        stats = started.stats()
+        assert stats.mean["experts_active"] < stats.mean["experts_native"], text
+        assert 0 < stats.mean["smallest_kept"] <= stats.mean["mass_kept"] < 1, text
+        for layer, own in enumerate(Policy.parse(text).by_layer([0, 1])):
+            assert stats.by_layer["smallest_kept"][layer] >= (own.coverage or 0) - 1e-6, text
+    started.use(None)
 
 
 def test_what_cannot_be_changed_or_read(started):

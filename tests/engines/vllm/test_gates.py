@@ -85,7 +85,7 @@ def toy(checkpoint, tmp_path_factory):
     from transformers import AutoConfig
 
     path, folder = checkpoint("qwen3"), tmp_path_factory.mktemp("profiles")
-    about = {"model": "toy", "policy": "k0=1,m=0", "measured": {}, "versions": {}}
+    about = {"format": 2, "model": "toy", "policy": "k0=1,m=0", "measured": {}, "versions": {}}
     right = {"config": model_hash(AutoConfig.from_pretrained(path))}
 
     def profile(name, **fields):

@@ -50,7 +50,7 @@ def test_the_policy_is_given_by_its_fields_or_as_a_string():
         ({"warmup": 1, "batch_budget": -1}, r"batch_budget \(m\) must be greater than or equal to 0, not -1"),
         ({"mass": 1.5}, r"mass \(tau\) must be less than or equal to 1, not 1.5"),
         ({"method": "lottery"}, "method 'lottery' is unknown: expected one of xshare"),
-        ({}, "policy selects nothing: at least one of k0, m, mr, mg and tau must be above zero"),
+        ({}, "policy selects nothing: at least one of k0, m, mr, mg, tau, rho and lam must be above zero"),
         ({"warmup": 1, "mass": 0.9, "batch_budget": 2}, "mass .* and batch_budget .* exclude each other"),
         ({"policy": "k0=1,m=2", "warmup": 1}, "policy in xshare must be a string .*, without other policy fields"),
         ({"policy": {"warmup": 1}}, "policy in xshare must be a string such as 'k0=1,m=24'"),

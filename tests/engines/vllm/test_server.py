@@ -101,6 +101,7 @@ def test_what_the_log_says_of_it(server):
     path = "monolithic" if monolithic() else "router"
     assert f"xshare: model.layers.0.mlp.experts attached ({path} path, logits)" in log
     assert "xshare: k0=1,m=2 on 2 layers" in log
+    assert "xshare: no score is named: experts are summed by each token's own weights (score=topk)" in log
 
 
 def test_live_control_over_http(server):
