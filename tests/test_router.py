@@ -77,7 +77,7 @@ def test_a_group_of_broken_biases_is_still_before_one_that_is_not_in_the_set():
     bias = torch.tensor([0.0, 0.0, -torch.inf, -torch.inf])
     router = RouterSpec.sigmoid(1, correction_bias=bias, n_group=2, topk_group=1)
     scores = torch.tensor([[-9.0, -9.0, 5.0, 5.0]])
-    routing = xshare.route(scores, router, xshare.Policy(warmup=0, batch_budget=2))
+    routing = xshare.route(scores, router, xshare.Policy(warmup=0, batch_budget=2, score="full"))
     assert routing.selected.tolist() == [False, False, True, True]
     assert routing.ids.tolist() == [[2]]
     assert routing.weights.tolist() == [[1.0]]

@@ -105,8 +105,8 @@ def test_a_wide_bound_is_met_on_unseen_questions_and_gone_on_with(tuned, model, 
     after = json.loads((folder / "tune.json").read_text())
     assert after["samples"] == before["samples"]  # nothing was measured twice
     assert after["rows"] == before["rows"]
-    other = ask(folder, model, *words, "--score", "topk")
-    assert "other settings, score full instead of topk" in str(other.exception)
+    other = ask(folder, model, *words, "--score", "full")
+    assert "other settings, score topk instead of full" in str(other.exception)
 
 
 def test_speed_as_the_objective(tmp_path, model, task_file):
@@ -124,15 +124,15 @@ def test_speed_as_the_objective(tmp_path, model, task_file):
 def test_with_drafts_request_budgets_are_tried_too(small, tmp_path, task_file):
     options = json.dumps({"dtype": "float32", "draft": str(small)})
     model = ["--model", str(small), "--engine-args", options, "--batch", "4", "--tokens", str(TOKENS), "--drafts", "2"]
-    words = ["--tasks", str(task_file), "--max-drop", "60%", "--questions", "64", "--score", "topk"]
+    words = ["--tasks", str(task_file), "--max-drop", "60%", "--questions", "64", "--score", "full"]
     result = ask(tmp_path, model, *words)
     assert result.exit_code == 0, result.output
     found = json.loads((tmp_path / "tune.json").read_text())
-    assert {"k0=1,m=0,mr=2,score=topk", "k0=2,m=0,mr=4,score=topk"} <= {row["policy"] for row in found["rows"]}
+    assert {"k0=1,m=0,mr=2,score=full", "k0=2,m=0,mr=4,score=full"} <= {row["policy"] for row in found["rows"]}
     profile = read_profile(tmp_path / "profile.yaml")
     assert (profile.batch, profile.drafts) == (4, 2)
     assert profile.measured["drafter"] == str(small)
-    assert profile.policy.endswith(",score=topk")
+    assert profile.policy.endswith(",score=full")
 
 
 def test_tasks_that_cannot_show_harm_are_refused(tmp_path, model):
