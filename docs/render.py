@@ -17,6 +17,7 @@ import speed_tables
 import typer
 
 from xshare.results.columns import spelled_mean
+from xshare.spelling import meant_before
 from xshare.tasks import ASKED
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -191,10 +192,18 @@ def file_table(name: str) -> str:
 TABLES |= dict.fromkeys(FILES, file_table)
 
 
+def as_meant(name: str, table: str) -> str:
+    """Policies of a file of before, which named no score and meant the full one, as they are spelled today."""
+    path = ROOT / "evidence" / f"{FILES[name][0].split()[0] if name in FILES else name}.json"
+    if not path.is_file() or "format" in json.loads(path.read_text()):
+        return table
+    return re.sub(r"`([^`]+)`", lambda match: f"`{meant_before(match[1])}`", table)
+
+
 def rendered(text: str) -> str:
     def fill(match: re.Match[str]) -> str:
         name = match["name"]
-        return f"<!-- table:{name} -->\n{TABLES[name](name)}\n<!-- /table -->"
+        return f"<!-- table:{name} -->\n{as_meant(name, TABLES[name](name))}\n<!-- /table -->"
 
     return re.sub(r"<!-- table:(?P<name>\w+) -->.*?<!-- /table -->", fill, text, flags=re.DOTALL)
 
