@@ -49,10 +49,11 @@ KERNELS = [
     Kernel(128, 16, BF16),
     Kernel(64, 16, BF16, "plain"),
     Kernel(128, 16, each=4),
-    Kernel(33, 40, each=3),
-    Kernel(20, 34, torch.float32, "sigmoid", devices=2),
+    Kernel(33, 24, each=3),
+    Kernel(20, 20, torch.float32, "sigmoid", devices=2),
 ]
 LARGE = [
+    Kernel(33, 40, each=3),
     Kernel(20, 90, torch.float32, "sigmoid", devices=2),
     Kernel(128, 64, BF16, top_k=8),
     Kernel(128, 64, BF16, each=4),
