@@ -3,8 +3,9 @@
 import triton
 import triton.language as tl
 
+from xshare.kernels.ranking import best_of
 from xshare.kernels.refinement import inside_set
-from xshare.kernels.rows import LOWEST_FLOAT, SIGMOID, SOFTMAX, best_of, read_rows
+from xshare.kernels.rows import LOWEST_FLOAT, SIGMOID, SOFTMAX, read_rows
 
 
 @triton.jit(do_not_specialize=["rows"])

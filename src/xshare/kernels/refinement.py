@@ -6,7 +6,8 @@ the engine's ids and weights stay as they are.
 import triton
 import triton.language as tl
 
-from xshare.kernels.rows import LOWEST_FLOAT, first_of, log_sigmoid
+from xshare.kernels.ranking import first_of
+from xshare.kernels.rows import LOWEST_FLOAT, log_sigmoid
 from xshare.kernels.words import Word
 
 GATE = tl.constexpr(int(Word.GATE))

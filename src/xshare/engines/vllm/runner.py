@@ -75,8 +75,7 @@ def make_state(model: Any, settings: Settings, device: torch.device, config: Any
         control.push()
     now, tally = Step(device, control), Tally(log)
     groups = alike(sites, sizes.buckets[-1], device, sampled=settings.metrics.on)
-    always = settings.live == "any" or not settings.gates.bypass
-    never_within = 0 if always else rows_within(policy, numbers, top_k)
+    never_within = 0 if settings.at_every_size else rows_within(policy, numbers, top_k)
     layers = make_layers(sites, policy, groups, now, sizes, tally, never_within=never_within)
     samples = Samples(groups, device) if settings.metrics.on else None
     state = State(settings, policy, layers, now, sizes, tally, samples)

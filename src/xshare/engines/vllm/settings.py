@@ -46,6 +46,11 @@ class Settings(BaseModel):
     # batches that are within the budget it starts with.
     live: Literal["budgets", "any"] = "budgets"
 
+    @property
+    def at_every_size(self) -> bool:
+        """Whether selection is there for batches within the budget too."""
+        return self.live == "any" or not self.gates.bypass
+
 
 def is_configured(additional_config: Any) -> bool:
     """Whether an engine has the `xshare` key. Its additional_config may be an object of another plugin's."""

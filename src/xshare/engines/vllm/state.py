@@ -116,8 +116,7 @@ class State:
             check_policy(mine, layer.site.placement, layer.site.num_experts)
             layer.selector.check(mine)
         within = rows_within(policy, self.numbers, self.top_k)
-        captured = self.settings.live == "any" or not self.gates.bypass
-        if control is not None and not captured and within < self.first_within:
+        if control is not None and not self.settings.at_every_size and within < self.first_within:
             raise PolicyError(
                 f"policy {policy} can act on smaller batches than the one that this engine was started with, for which "
                 f"no selection is captured: start with the smaller budget, or with live 'any'"
