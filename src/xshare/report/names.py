@@ -31,14 +31,19 @@ def put_names(figure: Any, axes: Any, names: dict[Spot, str], lines: list[list[S
 
     for spot, name in names.items():
         note = axes.annotate(name, spot, textcoords="offset points", fontsize=9, va="center", in_layout=False)
-        best = min(PLACES, key=lambda place: harm(_put(note, place)))
-        taken.append(_put(note, best))
+        best = min(PLACES, key=lambda place: harm(_put(note, place, inside)))
+        taken.append(_put(note, best, inside))
         if abs(best[1]) > 10:  # far enough away to need a thread to its point
             thread = {"arrowstyle": "-", "color": GREY, "lw": 0.6, "shrinkA": 0, "shrinkB": 3}
             axes.annotate("", spot, xytext=best, textcoords="offset points", arrowprops=thread, in_layout=False)
 
 
-def _put(note: Any, place: tuple[int, int]) -> Any:
-    """-> the box that the name fills there."""
+def _put(note: Any, place: Spot, inside: Any) -> Any:
+    """-> the box that the name fills there. One that would stick out to a side is slid back over its point."""
     note.set(position=place, horizontalalignment="left" if place[0] > 0 else "right")
-    return note.get_window_extent()
+    box = note.get_window_extent()
+    out = max(0, inside.x0 + 1 - box.x0) - max(0, box.x1 - inside.x1 + 1)
+    if out and abs(place[1]) > 6:  # on the point's own height it would cover it
+        note.set_x(place[0] + out * 72 / note.get_figure().dpi)
+        box = note.get_window_extent()
+    return box
