@@ -17,24 +17,46 @@ from xshare.version import __version__
 class Kept(Results):
     """Cells known by a key, whether they are all there, and native's answers."""
 
-    def __init__(self, path: Path, about: Row, setting: Row, key: Sequence[str], lists: Sequence[str] = ()) -> None:
-        """`about` the model and `setting`: a file of any other is refused. `key`: what samples are known by."""
+    def __init__(
+        self,
+        path: Path,
+        about: Row,
+        setting: Row,
+        key: Sequence[str],
+        lists: Sequence[str] = (),
+        part: Row | None = None,
+    ) -> None:
+        """about, setting  of the model and the questions: a file of any other is refused, unless it is one of parts
+        key             what a cell is known by
+        part            in a file of several models or sets of questions: the columns that tell this one's cells
+        """
         check_writable(path)
-        fingerprint = about | setting | {"xshare": __version__}
+        own, code = about | setting, {"xshare": __version__}
         here = about | {"gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None}
-        super().__init__(path, fingerprint, here, ("samples", *lists))
-        self.key = tuple(key)
-        self.provenance.setdefault("complete", False)
-        self.beside = path.with_suffix(".native.json")  # too large to stay
-        self._natives = Results(None if self.complete else self.beside, fingerprint, here)
+        super().__init__(path, code | (own if part is None else {"parts": list(part)}), here, ("samples", *lists))
+        self.key, self.part = tuple(key), part or {}
+        if part is None:
+            self.provenance.setdefault("complete", False)
+        mark = "".join(f".{part[name]}" for name in ("model", "set")) if part else ""
+        self.beside = path.with_suffix(f"{mark}.native.json")  # too large to stay
+        self._natives = Results(None if self.complete else self.beside, own | code, here)
 
     @property
     def complete(self) -> bool:
-        return bool(self.provenance["complete"])
+        return bool(self.provenance.get("complete"))
 
     @property
     def done(self) -> set[tuple[Any, ...]]:
-        return {tuple(sample[name] for name in self.key) for sample in self.samples}
+        return {tuple(sample[name] for name in self.key) for sample in self.samples if self.mine(sample)}
+
+    def mine(self, record: Row) -> bool:
+        return self.part.items() <= record.items()
+
+    def add(self, row: Row, right: Sequence[bool]) -> None:
+        """A cell: its row, and which questions were answered."""
+        self.rows.append(self.part | row)
+        marks = "".join(str(int(each)) for each in right)
+        self.samples.append(self.part | {name: row[name] for name in self.key} | {"right": marks})
 
     def add_native(self, native: Row) -> None:
         self._natives.samples.append(native)
@@ -48,5 +70,5 @@ class Kept(Results):
 
     def finish(self) -> None:
         """Nothing is left to measure."""
-        self.write(complete=True)
+        self.write(**({} if self.part else {"complete": True}))
         self.beside.unlink(missing_ok=True)

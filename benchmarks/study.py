@@ -84,10 +84,8 @@ class Study:
                 f"{row['batch']}, and must change none: nothing else would mean anything"
             )
         kept = self.kept
-        kept.rows.append(row)
-        marks = "".join(str(int(each)) for each in right)
-        kept.samples.append({name: row[name] for name in KEY} | {"right": marks})
-        if found := matched(kept.rows, kept.samples, kept.lists.get("calibration", [])):
+        kept.add(row, right)
+        if not kept.part and (found := matched(kept.rows, kept.samples, kept.lists.get("calibration", []))):
             kept.lists["matched"] = found
         kept.write()
 

@@ -75,7 +75,10 @@ def test_equal_policies_spell_alike():
 
 def test_presets_are_policies():
     for name, text in PRESETS.items():
-        assert str(Policy.parse(name)) == text
+        assert Policy.parse(name) == Policy.parse(text)
+    assert Policy.parse("balanced") == Policy(coverage=0.7)
+    assert Policy.parse("paper-batch") == Policy(warmup=1, batch_budget=24, score="topk")
+    assert Policy.parse("paper-batch-full") == Policy(warmup=1, batch_budget=24, score="full")
 
 
 @pytest.mark.parametrize(

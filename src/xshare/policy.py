@@ -102,14 +102,19 @@ def _named(name: str) -> str:
 # while this file knows nothing of any method but the paper's.
 METHOD_KNOBS: dict[str, Knobs] = {"xshare": Knobs(fields=tuple(FIELD_LETTERS), check=check_combination)}
 
+# By what they may cost, on any model: every token keeps a share of its own routing weight (docs/choosing.md).
+RECOMMENDED = {"careful": "rho=0.8", "balanced": "rho=0.7", "fast": "rho=0.6"}
 # Settings the paper reports as its best trade-offs (its tables for gpt-oss-120b and DeepSeek-R1).
-PRESETS = {
+PAPER = {
     "paper-batch": "k0=1,m=24",
     "paper-batch-safe": "k0=2,m=12",
     "paper-speculative": "k0=1,m=0,mr=4",
     "paper-speculative-safe": "k0=1,m=0,mr=5",
     "paper-expert-parallel": "k0=1,m=0,mg=5",
 }
+# By its text a token votes with the weights of its own top-k; its speed table looks as if with all scores, as -full has it.
+PRESETS = RECOMMENDED | PAPER | {f"{name}-full": f"{text},score=full" for name, text in PAPER.items()}
+
 
 
 Score = Literal["full", "topk"]

@@ -2,7 +2,7 @@
 
 from xshare.cli.output import wide_console
 from xshare.methods import METHODS
-from xshare.policy import LETTERS
+from xshare.policy import LETTERS, PRESETS
 
 LETTER_HELP = {
     "k0": "best experts each token is sure to keep",
@@ -32,3 +32,6 @@ def methods() -> None:
     for method in METHODS.values():
         for name, knob in method.knobs.params.items():
             console.print(f"  {name:<7}{knob.help} ({method.name})")
+    console.print("\npresets, to be named in place of a policy")
+    for name, text in PRESETS.items():
+        console.print(f"  {name:<29}{text}")

@@ -1,0 +1,145 @@
+"""What pruning costs in answers, policy by policy: chosen on some questions, confirmed on others that are fresh.
+
+    python benchmarks/frontier.py --jobs 2                                          nano, as shipped, on two cores
+    python benchmarks/frontier.py --model FOLDER --file QUESTIONS --jobs 8 \\
+        --engine-args '{"device": "cuda", "dtype": "bfloat16", "draft": "FOLDER"}'      another model, on a GPU
+
+Settings: batches of 16, and of 4 requests with 3 drafts each, questions of different kinds mixed. All policies of PLAN
+answer the questions for choosing, the first quarter of every kind. Of them, the boldest that lose less than 1, 2 and 5
+points, the boldest of those given by rho alone, the recommended presets and the rival with as many experts then answer
+the others. A change on questions that a policy was chosen by flatters it: what counts is `set: confirming`.
+
+A row is known by its model and the mark of its weights (`weights`): a model trained anew is another one. Budgets are
+for 64 experts and scaled to the model's. Every row is written when it is measured, and the same command goes on.
+With --seconds nothing is begun that would not be done by then; choosing takes half of them at most, and what it has not
+come to is not chosen. Columns are those of paper_quality.py.
+"""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from answers import Bench, Job, Setting
+from kept import Kept
+from paper_policies import no_op
+from study import CONTROL, KEY, Cell, Study, run, show, tasks_of
+
+from xshare.cli.output import engine_arguments
+from xshare.policy import RECOMMENDED, Policy
+from xshare.quality.files import Task
+from xshare.results import Row
+from xshare.tasks import LONGEST
+from xshare.workers import Workers
+
+PLAIN, DRAFTED = Setting(16, 0, True), Setting(4, 3, True)
+PLAN_EXPERTS = 64  # that the budgets below are for
+# The most telling first, for a run that is cut short. w=0:4: the first layer is the one that harm comes from.
+PLAN = {
+    PLAIN: """
+        rho=0.7 rho=0.6 k0=2,m=0 k0=1,m=12,score=full k0=1,m=12 rho=0.6,w=0:4 lam=0.04,p=2 k0=1,m=12,p=3 oea:rho=0.65
+        rho=0.8 rho=0.65 rho=0.75 k0=1,m=8,p=3 k0=1,m=16,p=3 rho=0.65,w=0:4 rho=0.7,w=0:4 lam=0.05,p=2,w=0:4
+        lam=0.02,p=2 rho=0.55,w=0:4 k0=1,m=8 k0=1,m=8,score=full k0=1,m=16,score=full oea:k0=3 rho=0.5
+    """,
+    DRAFTED: """
+        rho=0.7 rho=0.6 k0=1,m=0,mr=4,score=full k0=1,m=0,mr=4 rho=0.65 rho=0.75 rho=0.65,w=0:4 lam=0.04,p=2
+        k0=1,m=0,mr=3,p=3 k0=1,m=0,mr=4,p=3 k0=1,m=12,p=3 rho=0.7,w=0:4 oea:rho=0.65 k0=2,m=0 rho=0.8 rho=0.6,w=0:4
+    """,
+}
+LOSSES = (0.01, 0.02, 0.05)  # of accuracy, that a policy is chosen for
+
+
+def planned(setting: Setting, experts: int) -> list[Policy]:
+    policies = map(Policy.parse, PLAN[setting].split())
+    return [p.model_copy(update={"batch_budget": p.batch_budget * experts // PLAN_EXPERTS}) for p in policies]
+
+
+def divided(tasks: list[Task]) -> dict[str, list[Task]]:
+    """By set: the first quarter of each kind is for choosing, all others for confirming."""
+    kinds = dict.fromkeys(task.kind for task in tasks)
+    some = {kind: [task for task in tasks if task.kind == kind] for kind in kinds}
+    first = {kind: -(-len(each) // 4) for kind, each in some.items()}
+    return {
+        "choosing": [task for kind in kinds for task in some[kind][: first[kind]]],
+        "confirming": [task for kind in kinds for task in some[kind][first[kind] :]],
+    }
+
+
+def chosen(rows: list[Row], setting: Setting) -> list[Policy]:
+    """By what the first questions showed: the boldest within each loss, of all and of those given by rho alone; beside
+    them the presets, and the rival that loads most nearly as much as the boldest within 2 points."""
+    rows = [row for row in rows if Setting.of(row) == setting and row["policy"] != "native" and row["paper"] != CONTROL]
+
+    def boldest(some: list[Row], loss: float) -> list[Row]:
+        return sorted((row for row in some if row["change"] > -loss), key=share)[:1]
+
+    ours = [row for row in rows if row["method"] == "xshare"]
+    alone = [row for row in ours if row["policy"].startswith("k0=0,rho=") and row["policy"].count(",") == 1]
+    found = [row for loss in LOSSES for row in boldest(ours, loss) + boldest(alone, loss)]
+    if near := boldest(ours, 0.02):
+        others = [row for row in rows if row["method"] != "xshare"]
+        found += sorted(others, key=lambda row: abs(share(row) - share(near[0])))[:1]
+    return list(dict.fromkeys(map(Policy.parse, [*RECOMMENDED, *(row["policy"] for row in found)])))
+
+
+def share(row: Row) -> float:
+    """Of native's experts that are loaded."""
+    return float(row["active"] / row["active_native"])
+
+
+def main(
+    model: Annotated[str, typer.Option(help="nano, or a folder.")] = "nano",
+    engine_args: Annotated[str, typer.Option(help="device, dtype, draft (a folder), as a JSON object.")] = "{}",
+    tasks: Annotated[int, typer.Option(min=4, help="Questions in all, as many of each kind.")] = 4000,
+    file: Annotated[Path | None, typer.Option(help="Questions as JSON lines, instead of nano's own.")] = None,
+    forced: Annotated[int, typer.Option(min=1, help="Answers that are forced, for the KL.")] = 320,
+    tokens: Annotated[int, typer.Option(min=1, help="Tokens of an answer, at most.")] = LONGEST,
+    jobs: Annotated[int, typer.Option(min=1, help="Processes, each with an engine of its own.")] = 1,
+    threads: Annotated[int | None, typer.Option(min=1, help="Threads of the CPU in each.")] = None,
+    together: Annotated[int, typer.Option(min=1, help="Sequences in a pass: batches, each with its own set.")] = 512,
+    seconds: Annotated[float | None, typer.Option(help="Begin nothing that would not be done by then.")] = None,
+    json: Annotated[Path, typer.Option(help="Results; a file that is there is continued.")] = Path(
+        "evidence/frontier.json"
+    ),
+) -> None:
+    options = engine_arguments(engine_args)
+    settings = [PLAIN, DRAFTED] if model == "nano" or "draft" in options else [PLAIN]
+    if DRAFTED not in settings:
+        typer.echo('no draft model: the setting with drafts is left out (--engine-args \'{"draft": "FOLDER"}\')')
+    drafts, alone = max(setting.drafts for setting in settings), threads or (1 if jobs > 1 else None)
+    began, complete = time.monotonic(), True
+    rows: list[Row] = []
+    for name, asked in divided(tasks_of(file, tasks, 0)).items():
+        job = Job(model, options, asked, tokens, forced, 0, alone, together, drafts=drafts)
+        bench = Bench(job)
+        about = bench.engine(0).about
+        part: Row = {"model": about.model, "weights": about.files, "device": about.device, "dtype": about.dtype}
+        kept = Kept(
+            json, about.record(), job.setting(), KEY, part=part | {"set": name, "tasks": job.setting()["tasks"]}
+        )
+        if name == "choosing":
+            cells: dict[Cell, str] = {(setting, None): "native" for setting in settings}
+            cells |= {(setting, no_op(about.experts)): CONTROL for setting in settings}
+            cells |= {(setting, policy): "" for setting in settings for policy in planned(setting, about.experts)}
+        else:
+            cells = {(setting, policy): "" for setting in settings for policy in [None, *chosen(rows, setting)]}
+        workers = Workers(bench.told if jobs == 1 else partial(Bench, job), jobs)
+        left = None if seconds is None else seconds / (2 if name == "choosing" else 1) - (time.monotonic() - began)
+        try:
+            study = Study(bench, workers, kept, left)
+            all_ = study.natives(settings) and study.measure(name, cells)
+        finally:
+            workers.close()
+        rows = [row for row in kept.rows if kept.mine(row)]
+        show(rows, len(asked))
+        if all_:
+            kept.finish()
+        complete = complete and all_
+    typer.echo(f"results: {json}" + ("" if complete else "; not all of it: the same command goes on"))
+
+
+if __name__ == "__main__":
+    run(main)
