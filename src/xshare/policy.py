@@ -112,9 +112,8 @@ PAPER = {
     "paper-speculative-safe": "k0=1,m=0,mr=5",
     "paper-expert-parallel": "k0=1,m=0,mg=5",
 }
-# By its text a token votes with the weights of its own top-k; its speed table looks as if with all scores, as -full has it.
+# In its text a token votes with the weights of its own top-k; its speed table looks as if with all scores, as -full.
 PRESETS = RECOMMENDED | PAPER | {f"{name}-full": f"{text},score=full" for name, text in PAPER.items()}
-
 
 
 Score = Literal["full", "topk"]

@@ -74,9 +74,8 @@ def test_the_sets_share_no_question():
 
 
 def row(policy, share, change, method="xshare", paper=""):
-    setting = {"batch": 16, "drafts": 0, "mixed": True}
-    policy = str(Policy.parse(policy))
-    return setting | dict(policy=policy, method=method, active=share, active_native=1, change=change, paper=paper)
+    found = {"batch": 16, "drafts": 0, "mixed": True, "policy": str(Policy.parse(policy)), "method": method}
+    return found | {"active": share, "active_native": 1, "change": change, "paper": paper}
 
 
 def test_the_boldest_within_each_loss_are_chosen(monkeypatch):

@@ -23,7 +23,11 @@ TOKENS = 6
 def short():
     """Looks and timings are as short as they can be: what is decided, and how, stays."""
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("xshare.tune.tuning.SCANNED", 12)  # tokens
+        patched.setattr("xshare.tune.tuning.TIMED", 12)  # tokens
+        patched.setattr("xshare.tune.scan.COVERAGES", (0.6, 0.7, 0.8))
+        patched.setattr("xshare.tune.scan.PRICES", (0.3, 0.6, 0.9))
+        patched.setattr("xshare.tune.scan.WEIGHED", (0.6,))
+        patched.setattr("xshare.tune.scan.REQUESTED", (2, 4))
         patched.setattr("xshare.tune.speed.REPEATS", 2)
         yield
 
@@ -65,7 +69,7 @@ def test_a_strict_bound_is_undecided_or_has_no_window_and_says_so(tmp_path, mode
     assert all(row["state"] in ("fails", "undecided") and row["search_low"] < -0.005 for row in tried)
 
 
-WIDE = ["--max-drop", "60%", "--questions", "64"]
+WIDE = ["--max-drop", "60%", "--questions", "32"]
 
 
 @pytest.fixture(scope="module")
@@ -105,8 +109,8 @@ def test_a_wide_bound_is_met_on_unseen_questions_and_gone_on_with(tuned, model, 
     after = json.loads((folder / "tune.json").read_text())
     assert after["samples"] == before["samples"]  # nothing was measured twice
     assert after["rows"] == before["rows"]
-    other = ask(folder, model, *words, "--score", "full")
-    assert "other settings, score topk instead of full" in str(other.exception)
+    other = ask(folder, model, *words, "--tokens", str(TOKENS + 1))
+    assert "other settings, tokens 6 instead of 7" in str(other.exception)
 
 
 def test_speed_as_the_objective(tmp_path, model, task_file):
@@ -124,15 +128,15 @@ def test_speed_as_the_objective(tmp_path, model, task_file):
 def test_with_drafts_request_budgets_are_tried_too(small, tmp_path, task_file):
     options = json.dumps({"dtype": "float32", "draft": str(small)})
     model = ["--model", str(small), "--engine-args", options, "--batch", "4", "--tokens", str(TOKENS), "--drafts", "2"]
-    words = ["--tasks", str(task_file), "--max-drop", "60%", "--questions", "64", "--score", "full"]
+    words = ["--tasks", str(task_file), "--max-drop", "60%", "--questions", "32"]
     result = ask(tmp_path, model, *words)
     assert result.exit_code == 0, result.output
     found = json.loads((tmp_path / "tune.json").read_text())
-    assert {"k0=1,m=0,mr=2,score=full", "k0=2,m=0,mr=4,score=full"} <= {row["policy"] for row in found["rows"]}
+    wanted = {"k0=1,m=0,mr=2,score=full", "k0=1,m=0,mr=2,p=3", "k0=2,m=0,mr=4,p=3", "k0=0,rho=0.7"}
+    assert wanted <= {row["policy"] for row in found["rows"]}
     profile = read_profile(tmp_path / "profile.yaml")
     assert (profile.batch, profile.drafts) == (4, 2)
     assert profile.measured["drafter"] == str(small)
-    assert profile.policy.endswith(",score=full")
 
 
 def test_tasks_that_cannot_show_harm_are_refused(tmp_path, model):

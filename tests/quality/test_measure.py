@@ -1,7 +1,7 @@
 import pytest
 
 from xshare import Policy
-from xshare.engines.transformers.forced import diverge, lay_out
+from xshare.engines.transformers.forced import lay_out
 from xshare.engines.transformers.places import Places
 from xshare.quality.files import Task
 from xshare.quality.measure import Outcome, agreement, answer, diverged_at, ordered, row_of, unsettled
@@ -46,7 +46,7 @@ def test_a_small_budget_is_seen_in_every_figure(engine, tasks, native):
     assert row["agreement"] < 1
     assert 0 < row["diverged"] <= 1
     assert 0 <= row["diverged_at"] < 12
-    forced = diverge(engine.attached, [engine.encode(t.prompt) for t in tasks], native.tokens, batch=4)
+    forced = engine.diverge([engine.encode(t.prompt) for t in tasks], native.tokens, batch=4)
     assert forced.tokens == sum(len(tokens) - 1 for tokens in native.tokens)
     assert forced.kl > 0
     assert forced.surprise > forced.surprise_native  # native's own text
@@ -55,7 +55,7 @@ def test_a_small_budget_is_seen_in_every_figure(engine, tasks, native):
 
 def test_forced_natively_nothing_diverges(engine, tasks, native):
     engine.use(None)
-    forced = diverge(engine.attached, [engine.encode(t.prompt) for t in tasks], native.tokens, batch=4)
+    forced = engine.diverge([engine.encode(t.prompt) for t in tasks], native.tokens, batch=4)
     assert forced.kl == pytest.approx(0, abs=1e-9)
     assert forced.same == forced.tokens
     assert forced.surprise == pytest.approx(forced.surprise_native)
@@ -70,7 +70,7 @@ def test_teacher_forcing_chooses_the_sets_of_decoding(engine, tasks):
     engine.use(policy)
     lengths = {len(tokens) for tokens in found.tokens}
     assert lengths == {12}
-    diverge(engine.attached, [engine.encode(t.prompt) for t in some], found.tokens, batch=4)
+    engine.diverge([engine.encode(t.prompt) for t in some], found.tokens, batch=4)
     forced = engine.stats().mean
     assert forced["experts_active"] == pytest.approx(decoded["experts_active"])
     assert forced["mass_kept"] == pytest.approx(decoded["mass_kept"], abs=1e-5)

@@ -4,7 +4,9 @@ import pytest
 
 from xshare import Policy
 from xshare.errors import XShareError
-from xshare.tune.scan import Candidate, allocate, front, grid, looks, scan
+from xshare.tune.candidate import Candidate, front
+from xshare.tune.layers import allocate, alone, layer_weights
+from xshare.tune.scan import Scan, families, grid, weighed
 
 
 def candidate(m, active, mass):
@@ -38,64 +40,97 @@ def test_kl_goes_before_weight_where_it_is_known():
     assert front([heavy, better, light]) == [light, better]
 
 
-def test_the_grid_stays_below_k():
-    assert {policy.warmup for policy in grid(64, 4)} == {1, 2, 3}
-    assert {policy.warmup for policy in grid(64, 2)} == {1}
-    assert max(policy.batch_budget for policy in grid(64, 4)) == 32
-    assert not any(policy.request_budget for policy in grid(64, 4))
-
-
-def test_the_other_score_for_who_asks_for_it():
-    other = grid(64, 4, drafts=3, score="full")
-    assert [policy.model_copy(update={"score": "topk"}) for policy in other] == grid(64, 4, drafts=3)
-    by_layer = replace(FAMILY[0], policy=other[1].with_layer_budgets({0: 0, 1: 8}))
-    assert by_layer.name == "k0=1,m=4,ml=0:0/1:8,score=full"
+def test_the_grid_has_all_knobs_and_both_scores():
+    found = grid(64, 4)
+    assert len(set(found)) == len(found)
+    assert {policy.warmup for policy in found if policy.warmup} == {1, 2, 3}
+    assert {policy.warmup for policy in grid(64, 2) if policy.warmup} == {1}
+    assert max(policy.batch_budget for policy in found) == 32
+    assert not any(policy.request_budget for policy in found)
+    names = set(map(str, found))
+    assert {"k0=0,rho=0.7", "k0=0,lam=0.04,p=2", "k0=1,m=12,p=3", "k0=1,m=12", "k0=1,m=12,score=full"} <= names
+    # Against a price every k has another: a token's k experts share its weight.
+    assert {policy.price for policy in grid(64, 8) if policy.price} & {0.01}
 
 
 def test_request_budgets_join_with_drafts():
     found = grid(64, 4, drafts=3)
-    assert found[: len(grid(64, 4))] == grid(64, 4)
-    more = found[len(grid(64, 4)) :]
-    assert {policy.warmup for policy in more} == {1, 2, 3}
+    more = [policy for policy in found if policy not in grid(64, 4)]
+    assert {policy.warmup for policy in more} == {1, 2}
     assert all(policy.request_budget and not policy.batch_budget for policy in more)
-    assert looks(64, 4, drafts=3) == looks(64, 4) + len(more)
+    assert len(found) == len(grid(64, 4)) + len(more)
 
 
-def test_a_real_engine(engine):
-    prompts = [engine.encode(f"Compute {i} + {i}") for i in range(6)]
+def test_families_differ_in_m_alone():
+    found = families(grid(64, 4))
+    assert [len(family) for family in found] == [6, 4]
+    for family in found:
+        assert len({policy.batch_budget for policy in family}) == len(family)
+        assert len({policy.model_copy(update={"batch_budget": 0}) for policy in family}) == 1
+
+
+def test_layers_weigh_what_pruning_them_harms():
+    kl = {0: 0.0088, 1: 0.0024, 2: 0.0019, 3: 0.0027, 4: 0.0019, 5: 0.0019}
+    whole, half = layer_weights(kl, 1.0), layer_weights(kl, 0.5)
+    assert whole == {0: 4.1, 1: 1.1, 2: 0.9, 3: 1.3, 4: 0.9, 5: 0.9}
+    assert half == {0: 2.0, 1: 1.1, 2: 0.9, 3: 1.1, 4: 0.9, 5: 0.9}
+    assert layer_weights({0: 1.0, 1: 1e-9, 2: 1e-9}, 1.0) == {0: 8.0}  # no layer takes all
+    assert layer_weights({0: 0.0, 1: 0.0}, 1.0) == {}
+    policies = list(weighed({0: 1e-9, 1: 1.0, 2: 1.0}, 4))
+    assert len(policies) == 16
+    for policy in policies:
+        policy.by_layer([0, 1, 2])  # every layer's own rho is above zero
+
+
+def test_one_layer_alone():
+    first, second = alone(3, [3, 5], 16, 2).by_layer([3, 5])
+    assert (first.warmup, first.batch_budget, second.batch_budget) == (2, 0, 16)
+
+
+LIKE = {"batch": 2, "limit": 6}
+
+
+@pytest.fixture
+def prompts(engine):
+    return [engine.encode(f"Compute {i} + {i}") for i in range(6)]
+
+
+def test_a_real_engine(engine, prompts):
     done = []
-    found = scan(engine, prompts, 6, done.append)
-    assert sum(done) == looks(16, 4)
-    assert len(found) >= len(grid(16, 4))
+    scan = Scan(engine, prompts, **LIKE, advance=done.append)
+    found = scan.run()
+    assert len(grid(16, 4)) + len(engine.about.layer_numbers) <= sum(done) <= scan.most
+    assert {each.policy for each in found} >= set(grid(16, 4))
     for each in found:
         assert len(each.active) == len(each.mass) == 2
         assert all(a <= n + 1e-9 for a, n in zip(each.active, each.native, strict=True))
     by_layer = [each for each in found if each.policy.layer_budgets]
-    assert all(each.name.startswith(("k0=1,m=0,ml=0:", "k0=2,m=0,ml=0:")) for each in by_layer)
-    at = {str(each.policy): each.kl for each in found if not each.policy.layer_budgets}
+    assert all(each.name.startswith(("k0=1,m=0,p=3,ml=0:", "k0=2,m=0,p=3,ml=0:")) for each in by_layer)
+    assert any(each.policy.layer_weights for each in found)
+    at = {str(each.policy): each.kl for each in found}
     assert 0 <= at["k0=1,m=8"] < at["k0=1,m=0"]
+    assert 0 <= at["k0=0,rho=0.9"] < at["k0=0,rho=0.5"]
 
 
-def test_answers_of_one_token_leave_nothing_to_be_forced(engine, monkeypatch):
-    prompts = [engine.encode(f"Compute {i} + {i}") for i in range(6)]
+def test_answers_of_one_token_leave_nothing_to_be_forced(engine, prompts, monkeypatch):
     native = engine.run
     ended = lambda *args, limit, to_the_end=False, **more: native(  # noqa: E731  every answer ends at once
         *args, limit=limit if to_the_end else 1, to_the_end=to_the_end, **more
     )
     monkeypatch.setattr(engine, "run", ended)
-    found = scan(engine, prompts, 6)
+    found = Scan(engine, prompts, **LIKE).run()
     assert all(each.kl is None and each.mean_active > 0 for each in found)
-    with pytest.raises(XShareError, match="no step of k0=1,m=0 was counted"):
-        scan(engine, prompts, 1)
+    with pytest.raises(XShareError, match=r"no step of k0=0,rho=0\.5 was counted"):
+        Scan(engine, prompts, batch=2, limit=1).run()
 
 
-def test_what_was_looked_at_is_not_looked_at_again(engine, monkeypatch):
-    prompts = [engine.encode(f"Compute {i} + {i}") for i in range(6)]
+def test_what_was_looked_at_is_not_looked_at_again(engine, prompts, monkeypatch):
     kept = []
-    found = scan(engine, prompts, 6, keep=kept.append)
-    assert kept == found
+    found = Scan(engine, prompts, **LIKE, keep=kept.append).run()
+    alone_ = [each for each in kept if each not in found]
+    assert len(alone_) == len(engine.about.layer_numbers)  # single layers, to weigh them by
     more = []
-    assert scan(engine, prompts, 6, known=found[:-2], keep=more.append) == found
-    assert more == found[-2:]
+    assert Scan(engine, prompts, **LIKE, known=kept[:-2], keep=more.append).run() == found
+    assert more == kept[-2:]
     monkeypatch.setattr(engine, "run", None)  # is not asked for anything
-    assert scan(engine, prompts, 6, known=found) == found
+    assert Scan(engine, prompts, **LIKE, known=kept).run() == found

@@ -7,8 +7,8 @@ import pytest
 from xshare import Policy
 from xshare.quality.files import Task
 from xshare.tasks import ASKED
+from xshare.tune.candidate import Candidate
 from xshare.tune.questions import EACH, own_questions
-from xshare.tune.scan import Candidate
 from xshare.tune.search import CHANCE, Round, Search, Trial, span
 
 

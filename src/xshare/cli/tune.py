@@ -12,12 +12,12 @@ from xshare.cli.output import check_local, engine_arguments, made_up, number_tab
 from xshare.engines.opening import open_engine
 from xshare.errors import XShareError
 from xshare.files import check_apart, check_writable
-from xshare.policy import Policy, Score
+from xshare.policy import Policy
 from xshare.quality.files import read_tasks
 from xshare.results import Results, Row, check_continued, sha256
 from xshare.tasks import LONGEST
+from xshare.tune.candidate import front
 from xshare.tune.questions import Questions
-from xshare.tune.scan import front
 from xshare.tune.search import Tried
 from xshare.tune.tuning import Objective, Tuning
 from xshare.version import __version__
@@ -29,9 +29,6 @@ def tune(
         Objective | None,
         typer.Option(help="Tokens a second by the latency law, or experts saved; by itself otps, on a CPU experts."),
     ] = None,
-    score: Annotated[
-        Score, typer.Option(help="What budgets are given by: full scores, or topk, the weights of a token's own top-k.")
-    ] = "topk",
     engine: Annotated[str, typer.Option(help="transformers or vllm.")] = "transformers",
     model: Annotated[str | None, typer.Option(help="A folder, or nano.")] = None,
     tasks: Annotated[
@@ -49,18 +46,18 @@ def tune(
     ),
     profile: Annotated[Path, typer.Option(help="Where to write the profile.")] = Path("profile.yaml"),
 ) -> None:
-    """Search warm-up and budgets, also by layer; decide by intervals on unseen questions; write a profile."""
+    """Search guarantees, prices and budgets; decide by intervals on unseen questions; write a profile."""
     allowed = share(max_drop)
     check_local(engine)
     check_apart([json, profile], [tasks])
     check_writable(profile)
     asked = Questions(None if tasks is None else read_tasks(tasks), batch)
     options = engine_arguments(engine_args)
-    setting: Row = {"batch": batch, "tokens": tokens, "score": score, "engine_args": options, "xshare": __version__}
+    setting: Row = {"batch": batch, "tokens": tokens, "engine_args": options, "xshare": __version__}
     setting["first_round"] = asked.first
     setting["tasks"] = "nano's" if tasks is None else f"{tasks.name} {sha256(tasks)[:12]}"
     check_continued(json, setting)
-    like = Policy(warmup=1, request_budget=min(1, drafts), score=score)  # what selection must provide for
+    like = Policy(warmup=1, request_budget=min(1, drafts))  # what selection must provide for
     opened = open_engine(engine, model, drafts=drafts, policies=[like], options=options)
     record = opened.about.record()
     if unreal := made_up(opened.about):
@@ -74,7 +71,6 @@ def tune(
             asked,
             max_drop=allowed,
             objective=objective,
-            score=score,
             most=questions,
             batch=batch,
             limit=tokens,

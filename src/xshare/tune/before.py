@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from xshare.policy import Policy
 from xshare.results import Row
-from xshare.tune.scan import divided
+from xshare.tune.layers import divided
 
 NAME = re.compile(r"k0=(\d+),m=\[([\d,]+)\](?:,score=(\w+))?")  # k0=1,m=[8,4]: an m for each layer
 

@@ -1,176 +1,156 @@
-"""Cheap signals first: what each policy would load, keep and change, from short runs, before any answer is judged.
+"""Cheap signals first: what each policy would load, keep and change, before any answer is judged.
 
 Gating weight kept is the cheapest, and not enough: a token that loses its second expert may be lost while the batch
-keeps nearly all of its weight. Where the engine can be forced, KL from native's next tokens says more.
+keeps nearly all of its weight. Where the engine can be forced, KL from native's next tokens says more: over whole
+answers, since harm comes late in them, and over several batches, since it is a few tokens that are harmed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
+from typing import Any
 
 from xshare.engines.base import Engine
 from xshare.errors import XShareError
-from xshare.policy import Policy, Score
+from xshare.policy import Policy
+from xshare.progress import Advance, quiet
+from xshare.tune.candidate import Candidate
+from xshare.tune.layers import allocate, alone, divided, layer_weights
 
-DIVIDED = (1, 2)  # warm-ups whose budgets are divided among layers, too: beyond them little is left to divide
-SOME = slice(1, -1, 2)  # of a family: those that budgets by layer are to load as much as
 SHARES = (0.0, 1 / 16, 1 / 8, 3 / 16, 1 / 4, 3 / 8, 1 / 2)  # of N, as batch budgets
+VOTES: tuple[dict[str, Any], ...] = (
+    {"power": 3},
+    {},
+    {"score": "full"},
+)  # that budgets are given by; the first do best
 REQUESTED = (1, 2, 4, 6, 8)  # request budgets, where a request has several rows
+COVERAGES = tuple(i / 100 for i in range(50, 95, 5))
+PRICES = (0.16, 0.32, 0.48, 0.64, 0.8, 1.0)  # in k**2: what a token of k experts of equal weight votes by power 2
+SOME = slice(1, -1, 2)  # of a family: those that budgets by layer are to load as much as
+WEIGHED = (0.55, 0.6, 0.65, 0.7, 0.8)  # coverages that weights of layers are tried with
+FOLLOWED = (1.0, 0.5)  # how closely weights follow the harm of each layer
+CUT = 48  # tokens of a run where an engine cannot be forced
 
 
-@dataclass(frozen=True)
-class Candidate:
-    policy: Policy
-    active: tuple[float, ...]  # by layer
-    native: tuple[float, ...]
-    mass: tuple[float, ...]
-    kl: float | None = None  # of native's next tokens from the policy's, in nats a token; None where it is not known
-
-    @property
-    def harm(self) -> float:
-        """What orders candidates: less is better."""
-        return 1 - self.mean_mass if self.kl is None else self.kl
-
-    @property
-    def name(self) -> str:
-        return str(self.policy)
-
-    @property
-    def mean_active(self) -> float:
-        return sum(self.active) / len(self.active)
-
-    @property
-    def mean_native(self) -> float:
-        return sum(self.native) / len(self.native)
-
-    @property
-    def mean_mass(self) -> float:
-        return sum(self.mass) / len(self.mass)
-
-
-def grid(num_experts: int, top_k: int, drafts: int = 0, score: Score = "topk") -> list[Policy]:
-    """Warm-ups below k and batch budgets up to half of the experts; with drafts request budgets, too."""
-    budgets = list(dict.fromkeys(round(share * num_experts) for share in SHARES))
-    warmups = range(1, min(4, top_k))
-    found = [Policy(warmup=k0, batch_budget=m, score=score) for k0 in warmups for m in budgets]
-    requested = [(k0, mr) for k0 in warmups for mr in REQUESTED if drafts]
-    return found + [Policy(warmup=k0, request_budget=mr, score=score) for k0, mr in requested]
-
-
-def family_of(policies: Sequence[Policy], k0: int) -> list[Policy]:
-    """Those that are alike but for m."""
-    return [policy for policy in policies if policy.warmup == k0 and not policy.request_budget]
-
-
-def look(
-    engine: Engine,
-    prompts: Sequence[Sequence[int]],
-    answers: Sequence[Sequence[int]],
-    policy: Policy,
-    tokens: int,
-) -> Candidate:
-    """One batch decodes native's answers, or so many tokens where it cannot be forced -> what it loaded and kept."""
-    engine.use(policy)
-    kl = None
-    if answers:
-        forced = engine.diverge(prompts, answers, len(prompts))
-        kl = forced.kl / forced.tokens
-    else:
-        engine.run(prompts, limit=tokens, batch=len(prompts), to_the_end=True)
-    stats = engine.stats()
-    if not stats.mean.get("experts_active"):
-        raise XShareError(f"no step of {policy} was counted: its answers are too short, or the engine routes natively")
-    active, native, mass = (tuple(stats.by_layer[name]) for name in ("experts_active", "experts_native", "mass_kept"))
-    return Candidate(policy, active, native, mass, kl)
-
-
-def scan(
-    engine: Engine,
-    prompts: Sequence[Sequence[int]],
-    tokens: int,
-    advance: Callable[[int], None] = lambda done: None,
-    score: Score = "topk",
-    known: Sequence[Candidate] = (),
-    keep: Callable[[Candidate], None] = lambda found: None,
-) -> list[Candidate]:
-    """The grid, and budgets by layer that load as much as some of it and keep more.
-
-    `known` were looked at before; `keep` gets every new one.
-    """
-    there = {each.policy: each for each in known}
-    engine.count_all(True)
-
-    @cache
-    def forced() -> tuple[Sequence[Sequence[int]], list[list[int]]]:
-        """Prompts with native's answers, or none of them where the engine cannot be forced."""
-        if not engine.forces:
-            return prompts, []
-        engine.use(None)
-        all_ = [answer.tokens for answer in engine.run(prompts, limit=tokens, batch=len(prompts)).answers]
-        long = [i for i, answer in enumerate(all_) if len(answer) > 1]  # the first token comes with the prompt
-        return ([prompts[i] for i in long], [all_[i] for i in long]) if long else (prompts, [])
-
-    found: list[Candidate] = []
-
-    def add(policy: Policy) -> None:
-        if policy in there:
-            found.append(there[policy])
-        else:
-            found.append(look(engine, *forced(), policy, tokens))
-            keep(found[-1])
-
-    policies = grid(engine.about.experts, engine.about.top_k, engine.about.drafts or 0, score)
-    for policy in policies:
-        add(policy)
-        advance(1)
-    whole = {candidate.policy: candidate for candidate in found}
-    for k0 in DIVIDED:
-        family = [whole[policy] for policy in family_of(policies, k0)]
-        for like in family[SOME]:
-            budgets = allocate(family, like.mean_active)
-            if len(set(budgets)) > 1:
-                add(divided(like.policy, dict(zip(engine.about.layer_numbers, budgets, strict=True))))
-            advance(1)
-    engine.count_all(False)
+def grid(num_experts: int, top_k: int, drafts: int = 0) -> list[Policy]:
+    """Guarantees, prices, and warm-ups below k with budgets up to half of the experts, by all votes; with drafts
+    request budgets, too."""
+    budgets = list(dict.fromkeys(round(share * num_experts) for share in SHARES))[1:]
+    found = [Policy(coverage=rho) for rho in COVERAGES]
+    found += [Policy(price=float(f"{share / top_k**2:.2g}"), power=2) for share in PRICES]
+    found += [Policy(warmup=k0) for k0 in range(1, min(4, top_k))]
+    # Beyond a warm-up of 2 little is left to be chosen, and with one of 2 not much.
+    for k0, votes in ((1, VOTES), (2, VOTES[:1])):
+        if k0 < top_k:
+            found += [Policy(warmup=k0, batch_budget=m, **own) for own in votes for m in budgets[: 6 // k0 + 1]]
+            found += [Policy(warmup=k0, request_budget=mr, **own) for own in votes for mr in REQUESTED if drafts]
     return found
 
 
-def divided(policy: Policy, budgets: dict[int, int]) -> Policy:
-    """Alike but for m, which every layer has its own of."""
-    return policy.model_copy(update={"batch_budget": 0}).with_layer_budgets(budgets)
+def families(policies: Sequence[Policy]) -> list[list[Policy]]:
+    """Those that are alike but for m: their budgets can be divided among the layers."""
+    by_votes: dict[Policy, list[Policy]] = {}
+    for policy in policies:
+        if policy.warmup and policy.batch_budget and not policy.request_budget and policy.power == VOTES[0]["power"]:
+            by_votes.setdefault(policy.model_copy(update={"batch_budget": 0}), []).append(policy)
+    return list(by_votes.values())
 
 
-def looks(num_experts: int, top_k: int, drafts: int = 0) -> int:
-    """How often `scan` calls `advance`."""
-    policies = grid(num_experts, top_k, drafts)
-    return len(policies) + sum(len(family_of(policies, k0)[SOME]) for k0 in DIVIDED)
+def weighed(kl: dict[int, float], top_k: int) -> Iterator[Policy]:
+    """Guarantees and prices with weights of layers, from the KL of pruning each alone."""
+    for power in FOLLOWED:
+        if weights := layer_weights(kl, power):
+            for rho in WEIGHED:
+                yield Policy(coverage=rho, layer_weights=weights)
+            for share in PRICES[1:4]:
+                yield Policy(price=float(f"{share / top_k**2:.2g}"), power=2, layer_weights=weights)
 
 
-def allocate(family: Sequence[Candidate], target: float) -> list[int]:
-    """Budgets by layer whose mean of active experts is at most `target`, keeping the most gating weight.
+class Scan:
+    """`known` were looked at before; `keep` gets every new one."""
 
-    `family` differs in m alone. Every layer takes the m at which one expert more keeps less than a price; the price is
-    the same for all of them, and as low as the target allows. Layers differ in how much weight a budget keeps.
-    """
-    layers = range(len(family[0].active))
+    def __init__(
+        self,
+        engine: Engine,
+        prompts: Sequence[Sequence[int]],
+        *,
+        batch: int,
+        limit: int,
+        advance: Advance = quiet,
+        known: Sequence[Candidate] = (),
+        keep: Callable[[Candidate], None] = lambda found: None,
+    ) -> None:
+        self.engine, self.prompts, self.batch, self.limit = engine, prompts, batch, limit
+        self.advance, self.keep = advance, keep
+        self.there = {each.policy: each for each in known}
+        about = engine.about
+        self.policies = grid(about.experts, about.top_k, about.drafts or 0)
+        self.forced = cache(self._forced)
 
-    def at(price: float) -> list[int]:
-        return [max(range(len(family)), key=lambda i: family[i].mass[n] - price * family[i].active[n]) for n in layers]
+    @property
+    def most(self) -> int:
+        """How often `advance` is called, at most."""
+        by_layer = sum(len(family[SOME]) for family in families(self.policies))
+        weights = len(FOLLOWED) * (len(WEIGHED) + len(PRICES[1:4]))
+        return len(self.policies) + by_layer + len(self.engine.about.layer_numbers) + weights
 
-    low, high = 0.0, 1.0  # an expert never keeps more than all
-    for _ in range(40):
-        price = (low + high) / 2
-        loaded = sum(family[i].active[n] for n, i in enumerate(at(price))) / len(layers)
-        low, high = (price, high) if loaded > target else (low, price)
-    return [family[i].policy.batch_budget for i in at(high)]
+    def run(self) -> list[Candidate]:
+        """The grid; budgets by layer that load as much as some of it and keep more; and layers weighed."""
+        about = self.engine.about
+        layers = about.layer_numbers
+        self.engine.count_all(True)
+        found = {policy: self.look(policy) for policy in self.policies}
+        for family in families(self.policies):
+            for like in family[SOME]:
+                budgets = allocate([found[policy] for policy in family], found[like].mean_active)
+                if len(set(budgets)) > 1:
+                    policy = divided(like, dict(zip(layers, budgets, strict=True)))
+                    found[policy] = self.look(policy)
+        if self.engine.forces and len(layers) > 1:
+            warmup = max(1, min(2, about.top_k - 1))
+            kl = {layer: self.look(alone(layer, layers, about.experts, warmup)).kl for layer in layers}
+            known = {layer: own for layer, own in kl.items() if own is not None}
+            for policy in weighed(known, about.top_k) if len(known) == len(layers) else ():
+                found[policy] = self.look(policy)
+        self.engine.count_all(False)
+        return list(found.values())
 
+    def look(self, policy: Policy) -> Candidate:
+        """Native's answers, decoded under the policy, or some tokens where nobody can be forced."""
+        if policy not in self.there:
+            self.there[policy] = self._look(policy)
+            self.keep(self.there[policy])
+        self.advance(1)
+        return self.there[policy]
 
-def front(found: Sequence[Candidate]) -> list[Candidate]:
-    """Those that no other beats in both experts and harm, fewest experts first."""
-    best: list[Candidate] = []
-    for candidate in sorted(found, key=lambda c: (c.mean_active, c.harm)):
-        if not best or candidate.harm < best[-1].harm:
-            best.append(candidate)
-    return best
+    def _look(self, policy: Policy) -> Candidate:
+        prompts, answers = self.forced()
+        self.engine.use(policy)
+        kl = None
+        if answers:
+            forced = self.engine.diverge(prompts, answers, self.batch)
+            kl = forced.kl / forced.tokens
+        else:
+            self.engine.run(prompts, limit=min(CUT, self.limit), batch=self.batch, to_the_end=True)
+        stats = self.engine.stats()
+        if not stats.mean.get("experts_active"):
+            raise XShareError(
+                f"no step of {policy} was counted: its answers are too short, or the engine routes natively"
+            )
+        names = ("experts_active", "experts_native", "mass_kept")
+        active, native, mass = (tuple(stats.by_layer[name]) for name in names)
+        return Candidate(policy, active, native, mass, kl)
+
+    def _forced(self) -> tuple[Sequence[Sequence[int]], list[list[int]]]:
+        """Prompts with native's answers, or one batch of them and no answers where the engine cannot be forced."""
+        if not self.engine.forces:
+            return self.prompts[: self.batch], []
+        self.engine.use(None)
+        answers = [
+            answer.tokens for answer in self.engine.run(self.prompts, limit=self.limit, batch=self.batch).answers
+        ]
+        long = [i for i, answer in enumerate(answers) if len(answer) > 1]  # the first token comes with the prompt
+        if not long:
+            return self.prompts[: self.batch], []
+        return [self.prompts[i] for i in long], [answers[i] for i in long]

@@ -21,7 +21,7 @@ from xshare.engines.base import Engine
 from xshare.quality.files import Task, TaskError
 from xshare.quality.measure import answer
 from xshare.quality.paired import Paired, bounds, needed, paired
-from xshare.tune.scan import Candidate
+from xshare.tune.candidate import Candidate
 
 CHANCE = 0.05  # that one of all policies is said to hold and does not
 State = Literal["holds", "fails", "undecided"]
@@ -202,17 +202,28 @@ class Search:
     def judge(self, candidate: Candidate, trial: Trial) -> State:
         """Rounds of questions until the bounds say something, or they are used up."""
         while trial.state(self.max_drop) == "undecided" and (tasks := self.next_round(trial)):
-            trial.native += self.answers(None, tasks, trial).right
-            if sum(trial.native) < 0.1 * len(trial.native):
-                raise TaskError(
-                    f"native routing answers {sum(trial.native)} of {len(trial.native)} questions: harm could not be "
-                    f"seen in these tasks, expected at least a tenth to be right"
-                )
+            trial.native += self.native(tasks, trial)
             found = self.answers(candidate, tasks, trial)
             trial.right += found.right
             trial.loads.append((found.steps, found.rows, found.mean))
             trial.looks += 1
         return trial.state(self.max_drop)
+
+    def check_tasks(self) -> None:
+        """Refuse questions that show no harm before anything else is measured."""
+        first = Trial(False)
+        self.native(self.rounds(first.unseen, first.looks), first)
+
+    def native(self, tasks: list[Task], trial: Trial) -> list[bool]:
+        """Which of a round's questions native routing answers."""
+        right = self.answers(None, tasks, trial).right
+        all_ = trial.native + right
+        if sum(all_) < 0.1 * len(all_):
+            raise TaskError(
+                f"native routing answers {sum(all_)} of {len(all_)} questions: harm could not be seen in these tasks, "
+                f"expected at least a tenth to be right"
+            )
+        return right
 
     def answers(self, candidate: Candidate | None, tasks: list[Task], trial: Trial) -> Round:
         """Of one round, decoded or as they were kept."""

@@ -9,7 +9,7 @@ from xshare.bench.sample import measure, warm
 from xshare.bench.workload import Workload
 from xshare.engines.base import Engine
 from xshare.progress import Advance, quiet
-from xshare.tune.scan import Candidate
+from xshare.tune.candidate import Candidate
 
 REPEATS = 7  # of fewer the interval of a median says little
 

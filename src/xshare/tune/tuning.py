@@ -9,19 +9,20 @@ from typing import Any, Literal
 
 from xshare.bench.workload import Workload
 from xshare.engines.base import Engine
-from xshare.policy import Policy, Score
+from xshare.policy import Policy
 from xshare.profile import Profile
 from xshare.progress import Advance
 from xshare.results import Results, Row, provenance
 from xshare.statistics import median_interval, share_interval
 from xshare.tune.before import as_today
+from xshare.tune.candidate import Candidate, front
 from xshare.tune.doctor import Decoded, Examination, examine, runs, waves
 from xshare.tune.questions import Questions
-from xshare.tune.scan import Candidate, front, looks, scan
+from xshare.tune.scan import Scan
 from xshare.tune.search import Round, Search, Tried
 from xshare.tune.speed import Timed, ratios
 
-SCANNED = 48  # tokens of an answer, when candidates are looked at
+TIMED = 48  # tokens of an answer, when candidates are timed
 Objective = Literal["otps", "experts"]
 Progress = Callable[[str, int], AbstractContextManager[Advance]]
 
@@ -43,7 +44,6 @@ class Tuning:
         *,
         max_drop: float,
         objective: Objective,
-        score: Score,
         most: int,
         batch: int,
         limit: int,
@@ -54,7 +54,7 @@ class Tuning:
         """`most`: questions a candidate may take in each set. `results` may have samples of an earlier run, and gets
         the new ones."""
         self.engine, self.questions, self.max_drop, self.objective = engine, questions, max_drop, objective
-        self.score, self.most, self.batch, self.limit = score, most, batch, limit
+        self.most, self.batch, self.limit = most, batch, limit
         self.results, self.samples, self.progress, self.say = results, results.samples, progress, say
         self.tried: list[Tried] = []
         self.candidates: list[Candidate] = []
@@ -62,25 +62,25 @@ class Tuning:
         self.speed: dict[str, tuple[float, float, float]] = {}  # measured, by candidate
 
     def run(self) -> None:
+        search = Search(
+            self.engine,
+            self.questions.round,
+            max_drop=self.max_drop,
+            most=self.most,
+            batch=self.batch,
+            limit=self.limit,
+            kept=[Round(**sample) for sample in self.kept("right")],
+            keep=lambda found: self.keep(asdict(found)),
+        )
+        with self.progress("native", self.questions.first) as search.advance:
+            search.check_tasks()
         self.candidates = self.scanned()
         if self.objective == "otps":
             self.law = self.examined()
         bold = [c for c in front(self.candidates) if self.gain(c) > 1.0]
-        answered = [Round(**sample) for sample in self.kept("right")]
-        with self.progress("answers", 2 * len(bold).bit_length() * self.most) as advance:
-            search = Search(
-                self.engine,
-                self.questions.round,
-                max_drop=self.max_drop,
-                most=self.most,
-                batch=self.batch,
-                limit=self.limit,
-                kept=answered,
-                keep=lambda found: self.keep(asdict(found)),
-                advance=advance,
-            )
-            if not search.could_hold():
-                self.say(self.first_look(search))
+        if not search.could_hold():
+            self.say(self.first_look(search))
+        with self.progress("answers", 2 * len(bold).bit_length() * self.most) as search.advance:
             for tried in search.run(bold):
                 self.tried.append(tried)
                 self.write()
@@ -99,24 +99,21 @@ class Tuning:
         return f"{asked} questions cannot show a loss below {self.max_drop:.1%}, even without one that is lost{enough}."
 
     def scanned(self) -> list[Candidate]:
-        known = [from_sample(sample) for sample in self.kept("scan")]
-        about = self.engine.about
-        prompts = [self.engine.encode(task.prompt) for task in self.questions.round(False, 0)[: self.batch]]
-        with self.progress("policies", looks(about.experts, about.top_k, about.drafts or 0)) as advance:
-            return scan(
-                self.engine,
-                prompts,
-                SCANNED,
-                advance,
-                score=self.score,
-                known=known,
-                keep=lambda found: self.keep(to_sample(found)),
-            )
+        scan = Scan(
+            self.engine,
+            [self.engine.encode(task.prompt) for task in self.questions.round(False, 0)],
+            batch=self.batch,
+            limit=self.limit,
+            known=[from_sample(sample) for sample in self.kept("scan")],
+            keep=lambda found: self.keep(to_sample(found)),
+        )
+        with self.progress("policies", scan.most) as scan.advance:
+            return scan.run()
 
     def time(self) -> None:
         """How fast those are that may hold."""
         open_ = [each.candidate for each in self.tried if each.state != "fails"]
-        workload = Workload(self.batch, self.batch, None, 48, SCANNED, "questions", 0)
+        workload = Workload(self.batch, self.batch, None, 48, TIMED, "questions", 0)
         with self.progress("speed", len(open_)) as advance:
             for candidate in open_:
                 known = [Timed(**sample) for sample in self.kept("timed")]

@@ -8,12 +8,21 @@ from xshare.engines.opening import open_engine
 from xshare.engines.vllm.settings import SettingsError
 from xshare.errors import ModelError, PolicyError
 from xshare.policy import Policy
-from xshare.tune.scan import scan
+from xshare.tune.scan import Scan
 
 pytestmark = pytest.mark.engine
 
 OPTIONS = {"dtype": "float32", "enforce_eager": True, "max_model_len": 128, "kv_cache_memory_bytes": 64 << 20}
 OPTIONS |= {"additional_config": {"xshare": {"metrics": {"every": 1}}}}
+
+
+@pytest.fixture(autouse=True)
+def few(monkeypatch):
+    """Of tune's grid one or two of every kind."""
+    texts = ["k0=0,rho=0.7", "k0=0,lam=0.04,p=2", "k0=1,m=0", "k0=1,m=2,p=3", "k0=1,m=4,p=3", "k0=1,m=4,score=full"]
+    requested = ["k0=1,m=0,mr=2", "k0=1,m=0,mr=8"]
+    kinds = lambda experts, top_k, drafts: [Policy.parse(text) for text in texts + (requested if drafts else [])]  # noqa: E731
+    monkeypatch.setattr("xshare.tune.scan.grid", kinds)
 
 
 def scanned(engine):
@@ -23,7 +32,7 @@ def scanned(engine):
     engine.use(PRUNED)
     engine.run(prompts, limit=4, batch=4, to_the_end=True)
     assert engine.stats().samples == 1  # the first step after a change
-    found = scan(engine, prompts, 8)
+    found = Scan(engine, prompts, batch=4, limit=8).run()
     assert len({round(each.native[0], 6) for each in found}) == 1  # later layers see what became of the first
     assert all(0 < a <= n for each in found for a, n in zip(each.active, each.native, strict=True))
     assert engine.llm.collective_rpc("xshare_stats")[0]["samples"] > 1
@@ -65,7 +74,8 @@ def test_in_process_with_drafts(started):
     assert run.drafted == pytest.approx(2 * 7 * 11, abs=14)  # none for the last token
     assert 0 <= run.accepted < run.drafted
     assert run.steps * 4 * 3 >= run.rows  # at most four requests in a step, at most three tokens each
-    found = {str(each.policy): each for each in scan(started, [[number] for number in range(5, 9)], 8)}
+    scan = Scan(started, [[number] for number in range(5, 9)], batch=4, limit=8)
+    found = {str(each.policy): each for each in scan.run()}
     assert found["k0=1,m=0"].mean_active <= found["k0=1,m=0,mr=2"].mean_active <= found["k0=1,m=0,mr=8"].mean_active
     assert all(each.kl is None for each in found.values())
 

@@ -10,7 +10,7 @@ from xshare.engines.base import About, Answer, Divergence, Run
 from xshare.engines.counting import FIGURES, Stats
 from xshare.engines.transformers.attach import Attached, apply, remove
 from xshare.engines.transformers.decode import decode
-from xshare.engines.transformers.forced import diverge
+from xshare.engines.transformers.forced import TOGETHER, Texts, diverge, texts
 from xshare.engines.transformers.routers import Router, find
 from xshare.errors import ModelError
 from xshare.policy import Policy
@@ -38,6 +38,7 @@ class TransformersEngine:
         that go through one pass: no way to serve, but to find out sooner what becomes of many answers."""
         self.model, self.tokenizer, self.lanes = model, tokenizer, lanes
         self.drafter, self.drafts = drafter, drafts
+        self._forced: tuple[object, list[Texts]] = (None, [])
         _, routers = find(model)
         self.vocab = int(model.config.get_text_config().vocab_size)
         if drafts and drafter.config.vocab_size != model.config.get_text_config().vocab_size:
@@ -114,7 +115,12 @@ class TransformersEngine:
         batch: int,
         advance: Advance = quiet,
     ) -> Divergence:
-        return diverge(self.attached, prompts, answers, batch, advance, self.drafts)
+        how = (prompts, answers, batch, self.drafts)
+        if len(prompts) > 2 * TOGETHER * batch:
+            return diverge(self.attached, texts(self.attached, *how), advance)
+        if self._forced[0] != how:  # a few batches, which one policy after the other is compared with, are read once
+            self._forced = how, list(texts(self.attached, *how))
+        return diverge(self.attached, self._forced[1], advance)
 
     def stats(self) -> Stats:
         found = self.attached.stats()
@@ -129,6 +135,7 @@ class TransformersEngine:
         return ids
 
     def close(self) -> None:
+        self._forced = (None, [])
         remove(self.model)
         self._share(False)
 

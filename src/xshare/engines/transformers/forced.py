@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from heapq import heapreplace
 from typing import Any
@@ -18,6 +18,8 @@ from xshare.engines.transformers.attach import Attached
 from xshare.engines.transformers.decode import read_prompts
 from xshare.engines.transformers.places import Places
 from xshare.progress import Advance, quiet
+
+TOGETHER = 3  # batches in a pass: more leave fewer steps at the end that are not full, and cost memory
 
 
 @dataclass(frozen=True)
@@ -90,25 +92,32 @@ class Texts:
         return Compared(step, kl, surprise, surprise_native, same)
 
 
-def diverge(
+def texts(
     attached: Attached,
     prompts: Sequence[Sequence[int]],
     answers: Sequence[Sequence[int]],
     batch: int,
-    advance: Advance = quiet,
     drafts: int = 0,
-) -> Divergence:
-    """Score the answers under the policy at work and natively, `batch` sequences at a time."""
+) -> Iterator[Texts]:
+    """All of them, a few batches in a pass: in its steps `batch` of the answers are decoded side by side, the next one
+    as soon as one has ended."""
+    for start in range(0, len(prompts), TOGETHER * batch):
+        some = slice(start, start + TOGETHER * batch)
+        starts = in_turn(answers[some], batch, drafts)
+        yield Texts(attached, prompts[some], answers[some], starts=starts, drafts=drafts)
+
+
+def diverge(attached: Attached, laid_out: Iterable[Texts], advance: Advance = quiet) -> Divergence:
+    """Score answers under the policy at work and natively."""
     found = Divergence()
-    for start in range(0, len(prompts), batch):
-        some = slice(start, start + batch)
-        for text in Texts(attached, prompts[some], answers[some], drafts=drafts).compare(attached):
+    for some in laid_out:
+        for text in some.compare(attached):
             found.tokens += len(text.kl)
             found.kl += float(text.kl.sum())
             found.surprise += float(text.surprise.sum())
             found.surprise_native += float(text.surprise_native.sum())
             found.same += int(text.same.sum())
-        advance(len(prompts[some]))
+        advance(len(some.answers))
     return found
 
 
