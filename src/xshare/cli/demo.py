@@ -18,7 +18,7 @@ from xshare.results import Results, Row, check_replaced
 from xshare.tasks import ASKED, LONGEST
 from xshare.workers import Workers
 
-POLICIES = ["k0=2,m=12", "k0=2,m=0", "k0=1,m=16", "k0=1,m=0", "logit-sum:m=16", "topk:k=2", "random:k0=0,m=16"]
+POLICIES = ["careful", "balanced", "fast", "k0=1,m=16,score=full", "k0=1,m=0", "logit-sum:m=16", "topk:k=2"]
 
 
 def demo(

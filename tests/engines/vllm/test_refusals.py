@@ -53,7 +53,7 @@ def test_the_policy_is_given_by_its_fields_or_as_a_string():
         ({}, "policy selects nothing: at least one of k0, m, mr, mg, tau, rho and lam must be above zero"),
         ({"warmup": 1, "mass": 0.9, "batch_budget": 2}, "mass .* and batch_budget .* exclude each other"),
         ({"policy": "k0=1,m=2", "warmup": 1}, "policy in xshare must be a string .*, without other policy fields"),
-        ({"policy": {"warmup": 1}}, "policy in xshare must be a string such as 'k0=1,m=24'"),
+        ({"policy": {"warmup": 1}}, "policy in xshare must be a string such as 'rho=0.7'"),
         ({"policy": "k9=1"}, "unknown letter 'k9'"),
         (GOOD | {"gates": {"min_row": 2}}, "gates.min_row in xshare: .*not permitted"),
         (GOOD | {"gates": {"min_rows": 0}}, "gates.min_rows in xshare: .*greater than or equal to 1, not 0"),
