@@ -4,19 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from xshare.algorithms import load, refine
 from xshare.batch import BatchLayout, Placement
 from xshare.errors import LayoutError, PolicyError, RouterError
-from xshare.kernels import fused_set
+from xshare.kernels import cpu, fused_set
+from xshare.kernels.cpu.numbers import Figure
 from xshare.methods import Native, Selection, Step, decide, decide_routing
 from xshare.policy import Policy
 from xshare.router import RouterSpec
 
+HALF = 0.5 - 1e-9  # rounding does not decide about a row that keeps exactly half
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
@@ -95,9 +100,53 @@ def route(
     given = layout
     layout, placement = fit(logits, layout, placement)
     table = None if cost is None else cost_table(cost, logits)
+    check_router(logits, router)
+    if not tables and cpu.serves(logits, policy):
+        return routed(logits, _ready(router, policy, placement, table), layout)
     step = prepare(logits, router, layout, placement, tables, table)
     keep = fused_set(logits, policy, given, placement, router, table)
     return apply(step, router, policy, torch.promote_types(logits.dtype, torch.float32), keep)
+
+
+def routed(logits: Tensor, steps: cpu.Steps, layout: BatchLayout) -> Routing:
+    """The same on a CPU in one call, of what has been checked."""
+    found, lead = steps(logits, layout), logits.shape[:-2]
+
+    def as_tensor(array: NDArray[Any]) -> Tensor:
+        return torch.from_numpy(array.reshape((*lead, *array.shape[1:])))  # NumPy's reshape is the cheaper one
+
+    def figure(which: Figure) -> NDArray[Any]:
+        values: NDArray[Any] = found.figures[which]
+        return values
+
+    dtype = np.float64 if logits.dtype == torch.float64 else np.float32
+    return Routing(
+        ids=as_tensor(found.ids),
+        weights=as_tensor(found.weights.astype(dtype, copy=False)),
+        selected=as_tensor(found.selected),
+        active=as_tensor(found.active),
+        active_native=as_tensor(found.active_native),
+        mass=as_tensor(figure(Figure.MASS)),
+        below_half=as_tensor(figure(Figure.BELOW_HALF)),
+        smallest_kept=as_tensor(figure(Figure.SMALLEST_KEPT)),
+        top1_kept=as_tensor(figure(Figure.TOP1_KEPT)),
+        max_load=as_tensor(figure(Figure.MAX_LOAD).astype(np.int64)),
+        excluded=as_tensor(figure(Figure.EXCLUDED).astype(np.int64)),
+    )
+
+
+_latest: list[tuple[tuple[Any, ...], cpu.Steps]] = []  # of the last calls
+
+
+def _ready(router: RouterSpec, policy: Policy, placement: Placement, cost: Tensor | None) -> cpu.Steps:
+    """Made ready once for those who call again with the same objects."""
+    key = (router, policy, placement, cost)
+    for known, steps in _latest:
+        if all(a is b for a, b in zip(known, key, strict=True)):
+            return steps
+    _latest.insert(0, (key, cpu.Steps(*key)))
+    del _latest[8:]
+    return _latest[0][1]
 
 
 def check_policy(policy: Policy, placement: Placement | None, num_experts: int) -> None:
@@ -133,16 +182,36 @@ def fit(rows: Tensor, layout: BatchLayout | None, placement: Placement | None) -
         if value is not None and not isinstance(value, kind):
             raise LayoutError(f"{name} must be an xshare.{kind.__name__}, not {type(value).__name__}")
     *lead, n, N = rows.shape
-    layout = BatchLayout.one_per_row(n, rows.device) if layout is None else layout.to(rows.device)
+    layout = _one_per_row(n, rows.device) if layout is None else layout.to(rows.device)
     given = tuple(layout.requests.shape)
-    if layout.rows != n or not _broadcasts(given, (*lead, n)):
+    if given != (n,) and (layout.rows != n or not _broadcasts(given, (*lead, n))):
         raise LayoutError(f"requests must hold one id for each of the {n} rows of {tuple(rows.shape)}, not {given}")
     if placement is None:
-        placement = Placement(torch.zeros(N, dtype=torch.int64, device=rows.device), 1)
-    if placement.num_experts != N or not _broadcasts(tuple(placement.devices.shape), (*lead, N)):
+        placement = _one_device(N, rows.device)
+    spread = tuple(placement.devices.shape)
+    if spread != (N,) and (placement.num_experts != N or not _broadcasts(spread, (*lead, N))):
         got = list(placement.devices.shape)
         raise LayoutError(f"placement must name a device for each of the {N} experts of {list(rows.shape)}, not {got}")
     return layout, placement.to(rows.device)
+
+
+@lru_cache(maxsize=64)  # a step of a few microseconds should not make them again; nobody writes into them
+def _one_per_row(n: int, device: torch.device) -> BatchLayout:
+    return BatchLayout.one_per_row(n, device)
+
+
+@lru_cache(maxsize=64)
+def _one_device(num_experts: int, device: torch.device) -> Placement:
+    return Placement(torch.zeros(num_experts, dtype=torch.int64, device=device), 1)
+
+
+def check_router(logits: Tensor, router: RouterSpec) -> None:
+    """Refuse a router that cannot have made the logits [..., n, N]."""
+    *lead, _, N = logits.shape
+    router.check(N)
+    if router.correction_bias is not None and not _broadcasts(tuple(router.correction_bias.shape), (*lead, N)):
+        got = list(router.correction_bias.shape)
+        raise RouterError(f"correction_bias must have the shape [{N}] or {[*lead, N]}, not {got}")
 
 
 def prepare(
@@ -154,11 +223,7 @@ def prepare(
     cost: Tensor | None = None,
 ) -> Step:
     """All of a step that does not depend on the policy, so that many policies can share it."""
-    *lead, _, N = logits.shape
-    router.check(N)
-    if router.correction_bias is not None and not _broadcasts(tuple(router.correction_bias.shape), (*lead, N)):
-        got = list(router.correction_bias.shape)
-        raise RouterError(f"correction_bias must have the shape [{N}] or {[*lead, N]}, not {got}")
+    check_router(logits, router)
     usable = _usable(logits)
     logits = logits.double().masked_fill(~usable.unsqueeze(-1), 0)
     score = router.score(logits)
@@ -217,7 +282,7 @@ def report(step: Step, selection: Selection, active: Tensor) -> Report:
         active=active,
         active_native=mark(ids, step.voting, step.num_experts),
         mass=_share(kept, step.native.weights * voting),
-        below_half=(share < 0.5).double().sum(-1) / step.voting.sum(-1).clamp(min=1),
+        below_half=(share < HALF).double().sum(-1) / step.voting.sum(-1).clamp(min=1),
         smallest_kept=share.amin(-1) if share.shape[-1] else torch.ones_like(total.sum(-1)),
         top1_kept=_share(kept[..., :1], voting.double()),
         max_load=load(selection.keep, placement.devices, placement.num_devices).amax(-1),

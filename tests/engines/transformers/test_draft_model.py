@@ -11,7 +11,7 @@ from xshare import Policy
 from xshare.engines.opening import open_engine
 from xshare.engines.transformers.decode import decode, read, read_prompts
 from xshare.engines.transformers.engine import TransformersEngine
-from xshare.engines.transformers.forced import Texts, diverge, in_turn
+from xshare.engines.transformers.forced import Texts, diverge, in_turn, texts
 from xshare.engines.transformers.layer import FIGURES
 from xshare.errors import ModelError
 from xshare.models.loading import load
@@ -169,13 +169,14 @@ def test_a_method_that_looks_at_one_token_knows_no_neighbours(engine, prompts, p
     """Neither their answers nor when they come: prompts are read natively, whoever decodes beside them."""
     answers = [tokens[: 5 + 4 * i] for i, tokens in enumerate(plain[:6])]
     engine.use(Policy.parse("topk:k=2"))
-    alone = diverge(engine.attached, prompts[:6], answers, batch=1)
-    together = diverge(engine.attached, prompts[:6], answers, batch=6)
-    texts = Texts(engine.attached, prompts[:6], answers, starts=in_turn(answers, batch=2)).compare(engine.attached)
+    alone, together = (
+        diverge(engine.attached, texts(engine.attached, prompts[:6], answers, batch)) for batch in (1, 6)
+    )
+    pairs = Texts(engine.attached, prompts[:6], answers, starts=in_turn(answers, batch=2)).compare(engine.attached)
     assert alone.kl > 0
     assert together.kl == pytest.approx(alone.kl, rel=1e-4)
-    assert sum(float(text.kl.sum()) for text in texts) == pytest.approx(alone.kl, rel=1e-4)
-    assert sum(float(text.surprise.sum()) for text in texts) == pytest.approx(alone.surprise, rel=1e-4)
+    assert sum(float(text.kl.sum()) for text in pairs) == pytest.approx(alone.kl, rel=1e-4)
+    assert sum(float(text.surprise.sum()) for text in pairs) == pytest.approx(alone.surprise, rel=1e-4)
 
 
 def test_opened_with_a_draft_model(small, loaded):

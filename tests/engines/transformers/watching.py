@@ -40,7 +40,7 @@ def watched(model):
     """Yields the list of passes. Enter it before `apply`: hooks run in the order in which they were made."""
     steps, hooks = [], []
     decoder = model.model
-    route = engine.route
+    route, call = engine.route, engine.cpu.Steps.__call__
 
     def begin(module, args, kwargs):
         cache = kwargs.get("past_key_values")
@@ -60,17 +60,22 @@ def watched(model):
         steps[-1].layers[-1].selected = [set(S.nonzero().flatten().tolist()) for S in routing.selected]
         return routing
 
+    def selecting_compiled(*args, **kwargs):
+        found = call(*args, **kwargs)
+        steps[-1].layers[-1].selected = [set(S.nonzero()[0].tolist()) for S in found.selected]
+        return found
+
     hooks.append(decoder.register_forward_pre_hook(begin, with_kwargs=True))
     for block in (each.mlp for each in decoder.layers):
         router = getattr(block, "router", None) or getattr(block, "gate", None)
         if router is not None:
             hooks.append(router.register_forward_hook(routed))
             hooks.append(block.experts.register_forward_pre_hook(experts, with_kwargs=True))
-    engine.route = selecting
+    engine.route, engine.cpu.Steps.__call__ = selecting, selecting_compiled
     try:
         yield steps
     finally:
-        engine.route = route
+        engine.route, engine.cpu.Steps.__call__ = route, call
         for hook in hooks:
             hook.remove()
 

@@ -11,6 +11,8 @@ from xshare.algorithms import load
 from xshare.engines.counting import FIGURES
 from xshare.engines.transformers.routers import Router
 from xshare.engines.transformers.state import State
+from xshare.kernels import cpu
+from xshare.kernels.cpu.call import rounding
 from xshare.policy import Policy
 from xshare.routing import Routing, fit, mark, prepare, route
 
@@ -21,6 +23,7 @@ class Layer:
     def __init__(self, state: State, router: Router, policy: Policy) -> None:
         """`policy`: this layer's own."""
         self.state, self.router, self.policy = state, router, policy
+        self.steps_for: tuple[Tensor | None, cpu.Steps] | None = None  # on a CPU: ready for a correction bias
         self.clear()
 
     def clear(self) -> None:
@@ -44,12 +47,25 @@ class Layer:
         if self.policy.method == "native":
             self._count_native(rows)
             return None
+        if cpu.serves(rows, self.policy):
+            steps = self._ready()
+            found = steps(rows, state.layout)
+            self._add(torch.from_numpy(found.figures))
+            own_weights, own_ids = cpu.settled(found, places.by_step(weights), places.by_step(ids))
+            return logits, places.by_row(own_weights), places.by_row(own_ids)
         routing = route(rows, self.router.spec(), self.policy, layout=state.layout, placement=state.placement)
         counts = (routing.active_native.sum(-1), routing.selected.sum(-1), routing.active.sum(-1))
         kept = (routing.mass, routing.below_half, routing.smallest_kept, routing.top1_kept)
         self._count(*counts, *kept, routing.max_load, routing.excluded)
         own_weights, own_ids = settle(routing, places.by_step(weights), places.by_step(ids))
         return logits, places.by_row(own_weights), places.by_row(own_ids)
+
+    def _ready(self) -> cpu.Steps:
+        """Made once, and again where the model was moved, which gives a correction bias another tensor."""
+        bias = self.router.bias
+        if self.steps_for is None or self.steps_for[0] is not bias:
+            self.steps_for = bias, cpu.Steps(self.router.spec(), self.policy, self.state.placement)
+        return self.steps_for[1]
 
     def _count_native(self, rows: Tensor) -> None:
         """What `route` would report of a policy that changes nothing, without routing again."""
@@ -63,7 +79,10 @@ class Layer:
         self._count(experts, experts, experts, all_kept, 1 - all_kept, all_kept, all_kept, max_load, excluded)
 
     def _count(self, *each: Tensor) -> None:
-        figures = torch.stack(each).double()  # [figures, steps]
+        self._add(torch.stack(each).double())
+
+    def _add(self, figures: Tensor) -> None:
+        """float64 [figures, steps]"""
         if self.state.open is not None:
             figures = figures * self.state.open.to(figures.device)
         self.latest = figures
@@ -88,8 +107,9 @@ def settle(routing: Routing, weights: Tensor, ids: Tensor) -> tuple[Tensor, Tens
     """
     inside = routing.selected.unsqueeze(-2).expand(*ids.shape[:-1], -1).gather(-1, ids.long()).all(-1)
     ours, theirs = (w.double().sort(dim=-1).values for w in (routing.weights, weights))
-    rounding = max(1e-5, 4 * torch.finfo(weights.dtype).eps)
-    same = inside & ((ours - theirs).abs() <= rounding * theirs).all(-1)  # isclose is slower, and they are positive
+    same = inside & ((ours - theirs).abs() <= rounding(weights.dtype) * theirs).all(
+        -1
+    )  # isclose is slower, and they are positive
     keep = same.unsqueeze(-1)
     return torch.where(keep, weights, routing.weights.to(weights.dtype)), torch.where(
         keep, ids, routing.ids.to(ids.dtype)

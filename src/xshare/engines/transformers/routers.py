@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from xshare.errors import ModelError
 from xshare.router import RouterSpec
@@ -38,8 +38,14 @@ class Router:
     def num_experts(self) -> int:
         return int(self.module.num_experts)
 
+    @property
+    def bias(self) -> Tensor | None:
+        """Its correction bias: a model that is moved gets another tensor."""
+        found: Tensor | None = getattr(self.module, "e_score_correction_bias", None)
+        return found
+
     def spec(self) -> RouterSpec:
-        """Its rule. Read afresh where there is a correction bias: a model that is moved gets another tensor."""
+        """Its rule, read afresh."""
         router = self.module
         renormalize = RENORMALIZE[type(router).__name__]
         if renormalize is None:
@@ -48,7 +54,7 @@ class Router:
             return RouterSpec.softmax(router.top_k, renormalize=renormalize, num_experts=self.num_experts)
         return RouterSpec.sigmoid(
             router.top_k,
-            correction_bias=router.e_score_correction_bias.detach(),
+            correction_bias=None if self.bias is None else self.bias.detach(),
             n_group=router.num_group,
             topk_group=router.topk_group,
             routed_scaling_factor=router.routed_scaling_factor,

@@ -91,7 +91,9 @@ def settings_of(additional_config: Any) -> Settings | None:
             own["gates"] = {"max_rows": rows, "max_requests": profile.batch, **gates}
     if "policy" in rest:  # the string form, or a preset's name
         if not isinstance(rest["policy"], str) or len(rest) > 1:
-            raise SettingsError("policy in xshare must be a string such as 'rho=0.7', or a preset's name, without other policy fields")
+            raise SettingsError(
+                "policy in xshare must be a string such as 'rho=0.7', or a preset's name, without other policy fields"
+            )
         policy = Policy.parse(rest["policy"])
     else:
         policy = Policy(**rest)

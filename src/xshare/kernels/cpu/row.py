@@ -1,0 +1,176 @@
+"""One row, compiled: its scores, its ranking, its native experts and what is sure to stay of them."""
+
+from math import exp, inf, isfinite, isnan, log
+
+import numba
+import numpy as np
+
+from xshare.router import ABSENT, LOWEST
+
+HIGHEST = -LOWEST
+ONE = 4294967296.0  # a vote of 1.0 as an integer: algorithms.greedy.ONE
+# Loops rather than array expressions: those take Numba ten times as long to compile.
+jit = numba.njit(cache=True, nogil=True, error_model="numpy")
+
+
+@jit
+def usable(logits):
+    """Whether a row can vote: no NaN, no +inf, and not nothing but -inf."""
+    top = -inf
+    for j in range(len(logits)):
+        if isnan(logits[j]):
+            return False
+        top = max(top, logits[j])
+    return isfinite(top)
+
+
+@jit
+def softmax(values, count):
+    """In place, of the first `count`; RouterSpec's softmax, in the same order of operations."""
+    top = -inf
+    for j in range(count):
+        top = max(top, values[j])
+    total = 0.0
+    for j in range(count):
+        values[j] = exp(values[j] - top)
+        total += values[j]
+    for j in range(count):
+        values[j] /= total
+
+
+@jit
+def sigmoid(x):
+    """As a softmax over (x, 0), which is what RouterSpec takes."""
+    top = max(x, 0.0)
+    a, b = exp(x - top), exp(-top)
+    return a / (a + b)
+
+
+@jit
+def log_sigmoid(x):
+    top = max(x, 0.0)
+    return x - top - log(exp(x - top) + exp(-top))
+
+
+@jit
+def score_row(logits, is_sigmoid, score):
+    """RouterSpec.score of a row whose logits can be read."""
+    if is_sigmoid:
+        for j in range(len(logits)):
+            score[j] = sigmoid(logits[j])
+    else:
+        for j in range(len(logits)):
+            score[j] = logits[j]
+        softmax(score, len(score))
+
+
+@jit
+def choose_row(logits, score, is_sigmoid, bias, choice):
+    """RouterSpec.choice: what ranks the row's experts, before the group rule. An empty bias is none."""
+    for j in range(len(logits)):
+        if not is_sigmoid:
+            choice[j] = max(logits[j], LOWEST)
+        elif len(bias) == 0:
+            choice[j] = score[j]
+        else:
+            value = score[j] + bias[j]
+            choice[j] = LOWEST if isnan(value) else min(max(value, LOWEST), HIGHEST)
+
+
+@jit
+def limit_groups(choice, groups, keep, limited):
+    """RouterSpec.limit_groups: outside the `keep` best groups, ABSENT."""
+    for j in range(len(choice)):
+        limited[j] = choice[j]
+    if groups == 1:
+        return
+    size = len(choice) // groups
+    value = np.empty(groups)
+    for g in range(groups):
+        first, second = ABSENT, ABSENT
+        for j in range(g * size, (g + 1) * size):
+            if choice[j] > first:
+                first, second = choice[j], first
+            elif choice[j] > second:
+                second = choice[j]
+        if first == ABSENT:
+            value[g] = ABSENT
+        else:
+            value[g] = max(first if second == ABSENT else first + second, LOWEST)
+    for g in range(groups):
+        ahead = 0
+        for other in range(groups):
+            ahead += value[other] > value[g] or (value[other] == value[g] and other < g)
+        if ahead >= keep:
+            for j in range(g * size, (g + 1) * size):
+                limited[j] = ABSENT
+
+
+@jit
+def best_first(choice, count, ids):
+    """The `count` best columns, ties to the lower, into `ids` -> how many there are; the others repeat the best."""
+    found = 0
+    for j in range(len(choice)):
+        value = choice[j]
+        if value == ABSENT or (found == count and value <= choice[ids[found - 1]]):
+            continue
+        place = found if found < count else count - 1
+        while place > 0 and value > choice[ids[place - 1]]:
+            ids[place] = ids[place - 1]
+            place -= 1
+        ids[place] = j
+        found = min(found + 1, count)
+    for place in range(found, count):
+        ids[place] = ids[0] if found else 0
+    return found
+
+
+@jit
+def weigh(logits, score, ids, real, is_sigmoid, renormalize, weights):
+    """RouterSpec.weight of the chosen; a slot that is not real, from `real` on, gets 0."""
+    for t in range(len(ids)):
+        if not renormalize:
+            weights[t] = score[ids[t]] if t < real else 0.0
+        elif t < real:
+            x = logits[ids[t]]
+            weights[t] = max(log_sigmoid(x) if is_sigmoid else x, LOWEST)
+        else:
+            weights[t] = 0.0
+    if renormalize:
+        softmax(weights, real)
+
+
+@jit
+def to_power(value, power):
+    """By multiplication, so that every implementation rounds alike."""
+    found = value
+    for _ in range(power - 1):
+        found *= value
+    return found
+
+
+@jit
+def fixed(value):
+    return np.int64(np.rint(value * ONE))
+
+
+@jit
+def mark_own(ranking, real, ids, weights, k0, rho, is_protected, own):
+    """W_i, added to `own`: the row's best k0, what covers rho of its native weight, all natively its own if protected.
+
+    `ranking`: its best columns, of which `real` are there. `ids`, `weights`: native, best first.
+    """
+    for t in range(min(k0, real)):
+        own[ranking[t]] = True
+    if rho >= 0:
+        total = np.int64(0)
+        for t in range(len(ids)):
+            total += fixed(weights[t])
+        held = np.int64(0)
+        for t in range(len(ids)):
+            if rho >= 1 or float(held) < rho * float(total):
+                own[ids[t]] = True
+            held += fixed(weights[t])
+    if is_protected:
+        for t in range(len(ids)):
+            own[ids[t]] = True

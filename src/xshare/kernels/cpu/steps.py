@@ -1,0 +1,268 @@
+"""Whole steps, compiled: logits -> S, ids and weights inside it, and what the step leaves of itself."""
+
+import numpy as np
+
+from xshare.kernels.cpu.numbers import Figure, Real, Whole
+from xshare.kernels.cpu.row import (
+    best_first,
+    choose_row,
+    fixed,
+    jit,
+    limit_groups,
+    mark_own,
+    score_row,
+    to_power,
+    usable,
+    weigh,
+)
+from xshare.kernels.cpu.sets import (
+    add_best,
+    add_mass,
+    add_worth,
+    add_worth_by_cost,
+    fill_devices,
+    in_order,
+    size_of,
+    snap,
+    top_up,
+)
+from xshare.router import ABSENT
+
+(
+    TOP_K, SIGMOID, RENORMALIZE, RENORMALIZE_OURS, GROUPS, KEEP_GROUPS, WARMUP, BUDGET, REQUEST_BUDGET, DEVICE_BUDGET,
+    ROUNDS, NUM_DEVICES, FULL, POWER, FULL_AFTER, POWER_AFTER,
+) = map(int, Whole)  # fmt: skip
+MASS, COVERAGE, PRICE, SCALE = map(int, Real)
+NATIVE, SELECTED, ACTIVE, KEPT, BELOW_HALF, SMALLEST_KEPT, TOP1_KEPT, MAX_LOAD, EXCLUDED = map(int, Figure)
+HALF = 0.5 - 1e-9  # rounding does not decide about a row that keeps exactly half
+
+
+@jit
+def route_steps(
+    all_logits, all_bias, all_requests, all_slots, num_slots, all_protected, all_devices, cost, whole, real,
+    all_ids, all_weights, all_S, all_active, all_native, all_figures,
+):  # fmt: skip
+    """Every step by itself.
+
+    logits [B, n, N] float64; requests [B or 1, n], -1 does not vote; slots the same as consecutive numbers below
+    num_slots; protected bool, devices [B or 1, N], bias [B or 1, N or 0] and cost [N + 1 or 0] float64
+    -> ids int64 and weights float64 [B, n, k]; S, active, active_native bool [B, N]; figures float64 [9, B]
+    """
+    n, N = all_logits.shape[1:]
+    k, k0 = whole[TOP_K], whole[WARMUP]
+    is_sigmoid, groups, keep_groups = whole[SIGMOID] != 0, whole[GROUPS], whole[KEEP_GROUPS]
+    # A softmax over all experts is most of the work, and seldom needed.
+    scored = is_sigmoid or whole[FULL] != 0 or whole[FULL_AFTER] != 0
+    scored |= whole[RENORMALIZE] == 0 or whole[RENORMALIZE_OURS] == 0
+    for b in range(len(all_logits)):
+        logits, ids, weights = all_logits[b], all_ids[b], all_weights[b]
+        S, active, active_native = all_S[b], all_active[b], all_native[b]
+        bias, devices = all_bias[b if len(all_bias) > 1 else 0], all_devices[b if len(all_devices) > 1 else 0]
+        requests, slots = all_requests[b if len(all_requests) > 1 else 0], all_slots[b if len(all_slots) > 1 else 0]
+        protected = all_protected[b if len(all_protected) > 1 else 0]
+        readable, voting = np.empty(n, np.bool_), np.empty(n, np.bool_)
+        score, choice = np.zeros((n, N)), np.empty((n, N))
+        native, native_weights = np.empty((n, k), np.int64), np.empty((n, k))
+        own = np.zeros((n if whole[REQUEST_BUDGET] else 1, N), np.bool_)  # by row, or all together
+        limited, ranking = np.empty(N), np.empty(max(k, k0), np.int64)
+        excluded = 0
+        for i in range(n):
+            readable[i] = usable(logits[i])
+            voting[i] = readable[i] and requests[i] >= 0
+            excluded += requests[i] >= 0 and not readable[i]
+            if not readable[i]:
+                continue
+            if scored:
+                score_row(logits[i], is_sigmoid, score[i])
+            choose_row(logits[i], score[i], is_sigmoid, bias, choice[i])
+            limit_groups(choice[i], groups, keep_groups, limited)
+            there = best_first(limited, len(ranking), ranking)
+            for t in range(k):
+                native[i, t] = ranking[t]
+            weigh(logits[i], score[i], native[i], min(there, k), is_sigmoid, whole[RENORMALIZE] != 0, native_weights[i])
+            if voting[i]:
+                mine = own[i if whole[REQUEST_BUDGET] else 0]
+                mark_own(ranking, there, native[i], native_weights[i], k0, real[COVERAGE], protected[i], mine)
+        u = sums(score, native, native_weights, voting, whole[FULL] != 0, whole[POWER])
+        if whole[REQUEST_BUDGET]:
+            by_request(score, native, native_weights, voting, own, slots, num_slots, whole, S)
+        else:
+            for j in range(N):
+                S[j] = own[0, j]
+        choose(u, S, devices, cost, whole, real)
+        if whole[FULL_AFTER] != whole[FULL] or whole[POWER_AFTER] != whole[POWER]:
+            u = sums(score, native, native_weights, voting, whole[FULL_AFTER] != 0, whole[POWER_AFTER])
+        top_up(u, S, k)
+        voters, all_readable = 0, True
+        for i in range(n):
+            voters += voting[i]
+            all_readable &= readable[i]
+        for j in range(N):
+            S[j] |= voters == 0  # nobody votes: routing is native
+            active[j] = active_native[j] = False
+        spare, spares = ranking, 0
+        if not all_readable:  # where rows go that cannot be read: the best of S
+            outside = np.empty(N, np.bool_)
+            for j in range(N):
+                outside[j] = not S[j]
+            spare = in_order(u, outside)
+            spares = min(k, len(spare))
+        for i in range(n):
+            if not readable[i]:
+                for t in range(k):
+                    ids[i, t] = spare[t if t < spares else 0]
+                    weights[i, t] = real[SCALE] * (1 / spares) if t < spares else 0.0
+                continue
+            refine(
+                logits[i], score[i], choice[i], S, native[i], native_weights[i], whole, limited, ids[i], weights[i]
+            )  # fmt: skip
+            for t in range(k):
+                weights[i, t] *= real[SCALE]
+                if voting[i]:
+                    active[ids[i, t]] = True
+                    active_native[native[i, t]] = True
+        report(native, native_weights, voting, S, devices, whole[NUM_DEVICES], all_figures, b)
+        all_figures[NATIVE, b], all_figures[ACTIVE, b] = size_of(active_native), size_of(active)
+        all_figures[SELECTED, b], all_figures[EXCLUDED, b] = size_of(S), excluded
+
+
+@jit
+def sums(score, native, native_weights, voting, full, power):
+    """u, the votes of the voting rows, int64 [N]."""
+    u = np.zeros(score.shape[1], np.int64)
+    for i in range(len(voting)):
+        if voting[i]:
+            add_votes(u, score[i], native[i], native_weights[i], full, power)
+    return u
+
+
+@jit
+def add_votes(u, score, native, native_weights, full, power):
+    if full:
+        for j in range(len(u)):
+            u[j] += fixed(to_power(score[j], power))
+    else:
+        for t in range(len(native)):
+            u[native[t]] += fixed(to_power(native_weights[t], power))
+
+
+@jit
+def by_request(score, native, native_weights, voting, own, slots, num_slots, whole, S):
+    """Algorithm 4's first half: the union of what each request brings, its rows' own and its m_r best others."""
+    N = score.shape[1]
+    u, mine = np.zeros((num_slots, N), np.int64), np.zeros((num_slots, N), np.bool_)
+    votes = np.zeros(num_slots, np.bool_)
+    for i in range(len(voting)):
+        if voting[i]:
+            votes[slots[i]] = True
+            for j in range(N):
+                mine[slots[i], j] |= own[i, j]
+            add_votes(u[slots[i]], score[i], native[i], native_weights[i], whole[FULL] != 0, whole[POWER])
+    for j in range(N):
+        S[j] = False
+    for r in range(num_slots):
+        if votes[r]:
+            add_best(u[r], mine[r], whole[REQUEST_BUDGET])
+            for j in range(N):
+                S[j] |= mine[r, j]
+
+
+@jit
+def choose(u, S, devices, cost, whole, real):
+    """S0 -> S, by what the policy sets."""
+    if whole[DEVICE_BUDGET] >= 0:
+        fill_devices(u, S, devices, whole[NUM_DEVICES], whole[DEVICE_BUDGET], whole[ROUNDS] != 0)
+    elif real[PRICE] >= 0:
+        if len(cost):
+            add_worth_by_cost(u, S, real[PRICE], cost)
+        else:
+            add_worth(u, S, real[PRICE])
+    else:
+        if real[MASS] >= 0:
+            add_mass(u, S, real[MASS])
+        else:
+            add_best(u, S, whole[BUDGET])
+        if len(cost):
+            snap(u, S, cost)
+
+
+@jit
+def refine(logits, score, choice, S, native, native_weights, whole, inside, ids, weights):
+    """The row's top-k inside S, best first, and their weights."""
+    k, groups = whole[TOP_K], whole[GROUPS]
+    kept = 0
+    for t in range(k):
+        kept += S[native[t]]
+    if kept == k and whole[RENORMALIZE] == whole[RENORMALIZE_OURS]:  # nothing is lost
+        for t in range(k):
+            ids[t], weights[t] = native[t], native_weights[t]
+        return
+    masked = np.empty(len(S))
+    for j in range(len(S)):
+        masked[j] = choice[j] if S[j] else ABSENT
+    limit_groups(masked, groups, whole[KEEP_GROUPS], inside)
+    if groups > 1:  # native experts in S keep their slots, and others take what is free
+        for t in range(k):
+            inside[native[t]] = ABSENT
+        more = best_first(inside, k, ids)
+        for j in range(len(S)):
+            inside[j] = ABSENT
+        for t in range(min(more, k - kept)):
+            inside[ids[t]] = choice[ids[t]]
+        for t in range(k):
+            if S[native[t]]:
+                inside[native[t]] = choice[native[t]]
+    real = best_first(inside, k, ids)
+    weigh(logits, score, ids, real, whole[SIGMOID] != 0, whole[RENORMALIZE_OURS] != 0, weights)
+
+
+@jit
+def report(native, native_weights, voting, S, devices, num_devices, figures, b):
+    """What became of the voting rows' native weight: routing.Report."""
+    kept_all, all_, below, smallest, best, rows = 0.0, 0.0, 0, 1.0, 0, 0
+    for i in range(len(voting)):
+        if not voting[i]:
+            continue
+        kept, total = 0.0, 0.0
+        for t in range(native.shape[1]):
+            total += native_weights[i, t]
+            if S[native[i, t]]:
+                kept += native_weights[i, t]
+        share = kept / total if total > 0 else 1.0
+        kept_all, all_, rows = kept_all + kept, all_ + total, rows + 1
+        below += share < HALF
+        smallest = min(smallest, share)
+        best += S[native[i, 0]]
+    figures[KEPT, b] = kept_all / all_ if all_ > 0 else 1.0
+    figures[BELOW_HALF, b] = below / max(rows, 1)
+    figures[SMALLEST_KEPT, b] = smallest
+    figures[TOP1_KEPT, b] = best / rows if rows else 1.0
+    load = np.zeros(num_devices, np.int64)
+    for j in range(len(S)):
+        load[devices[j]] += S[j]
+    most = 0
+    for g in range(num_devices):
+        most = max(most, load[g])
+    figures[MAX_LOAD, b] = most
+
+
+@jit
+def settle_rows(S, theirs, their_ids, rounding, weights, ids):
+    """Rows [B, n, k] whose experts all lie in S, with the model's weights but for rounding, stay as the model has them:
+    with S = E, where it may also break ties in its own way, all is as it was."""
+    B, n, k = ids.shape
+    a, b = np.empty(k), np.empty(k)
+    for step in range(B):
+        for i in range(n):
+            same = True
+            for t in range(k):
+                same &= S[step, their_ids[step, i, t]]
+                a[t], b[t] = weights[step, i, t], theirs[step, i, t]
+            if same:
+                a.sort()
+                b.sort()
+                for t in range(k):
+                    same &= abs(a[t] - b[t]) <= rounding * b[t]
+            if same:
+                for t in range(k):
+                    weights[step, i, t], ids[step, i, t] = theirs[step, i, t], their_ids[step, i, t]

@@ -1,0 +1,141 @@
+"""The compiled steps on a CPU are the reference: the same sets, ids and counts, weights to the last few bits."""
+
+import logging
+import random
+import time
+from functools import partial
+
+import cases
+import pytest
+import torch
+
+import xshare
+from xshare.kernels import cpu
+from xshare.kernels.cpu import call
+from xshare.routing import apply, cost_table, fit, prepare, route, routed
+
+pytest.importorskip("numba")
+SAME = ("ids", "selected", "active", "active_native", "max_load", "excluded")
+CLOSE = ("weights", "mass", "below_half", "smallest_kept", "top1_kept")
+
+
+def reference(logits, router, policy, layout=None, placement=None, cost=None, dtype=torch.float64):
+    layout, placement = fit(logits, layout, placement)
+    table = None if cost is None else cost_table(cost, logits)
+    return apply(prepare(logits, router, layout, placement, None, table), router, policy, dtype)
+
+
+def compiled(logits, router, policy, layout=None, placement=None, cost=None):
+    layout, placement = fit(logits, layout, placement)
+    table = None if cost is None else cost_table(cost, logits)
+    return routed(logits, cpu.Steps(router, policy, placement, table), layout)
+
+
+def assert_same(ours, theirs, what=""):
+    for name in SAME:
+        assert torch.equal(getattr(ours, name), getattr(theirs, name)), f"{what}: {name}"
+    for name in CLOSE:
+        torch.testing.assert_close(getattr(ours, name), getattr(theirs, name), rtol=1e-13, atol=1e-15, msg=f"{what}")
+
+
+@pytest.mark.parametrize("block", range(4))
+def test_random_cases(block):
+    """10,000 of them were compared once; those of the oracle in test_routing go through the compiled steps as well."""
+    for seed in range(150 * block, 150 * (block + 1)):
+        case = cases.make(seed)
+        given = (case.tensor(), case.spec(), case.xshare_policy())
+        assert_same(compiled(*given, **case.keywords()), reference(*given, **case.keywords()), f"seed {seed}")
+
+
+def test_many_steps_each_by_itself():
+    """Leading dimensions: a layout, a placement and a bias for each step, or one for all."""
+    torch.manual_seed(0)
+    logits = torch.randn(5, 3, 12, 16, dtype=torch.float64) * 2
+    requests = torch.randint(-1, 4, (5, 1, 12))
+    layout = xshare.BatchLayout(requests, protected=(requests >= 0) & (torch.rand(5, 1, 12) < 0.2))
+    devices = xshare.Placement(torch.randint(0, 4, (3, 16)), 4)
+    router = xshare.RouterSpec.sigmoid(4, correction_bias=torch.randn(3, 16), n_group=4, topk_group=2)
+    for text in ("rho=0.6,mr=2", "k0=1,mg=3,fill=rounds,score=full", "k0=1,tau=0.7", "lam=0.3,p=2"):
+        given = (logits, router, xshare.Policy.parse(text))
+        assert_same(compiled(*given, layout, devices), reference(*given, layout, devices), text)
+        assert_same(compiled(*given), reference(*given), text)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_any_type_of_logits(dtype):
+    torch.manual_seed(1)
+    logits = (torch.randn(16, 64) * 2).to(dtype)
+    given = (logits, xshare.RouterSpec.softmax(4), xshare.Policy.parse("rho=0.7"))
+    ours = route(*given)
+    assert ours.weights.dtype == torch.float32
+    theirs = reference(*given, dtype=torch.float32)
+    assert all(torch.equal(getattr(ours, name), getattr(theirs, name)) for name in SAME)
+    torch.testing.assert_close(ours.weights, theirs.weights)
+
+
+def test_oea_renormalises_whatever_the_model_does():
+    logits = torch.randn(8, 32, dtype=torch.float64)
+    given = (logits, xshare.RouterSpec.softmax(4, renormalize=False), xshare.Policy.parse("oea:rho=0.5"))
+    assert_same(compiled(*given), reference(*given))
+
+
+def test_other_methods_take_the_reference():
+    logits = torch.randn(8, 32)
+    for text in ("native", "topk:k=2", "lynx:drop=3", "random:k0=1,m=4"):
+        assert not cpu.serves(logits, xshare.Policy.parse(text))
+    assert cpu.serves(logits, xshare.Policy.parse("rho=0.7"))
+    assert not cpu.serves(logits[:0], xshare.Policy.parse("rho=0.7"))
+
+
+def test_without_numba_the_reference_runs_and_one_line_says_so(monkeypatch, caplog):
+    monkeypatch.setattr(call, "find_spec", lambda name: None)
+    call.installed.cache_clear()
+    logits, router = torch.randn(8, 32), xshare.RouterSpec.softmax(4)
+    with caplog.at_level(logging.WARNING, "xshare"):
+        found = [route(logits, router, xshare.Policy.parse("rho=0.7")) for _ in range(3)]
+    assert [record.message for record in caplog.records].count(caplog.records[0].message) == 1
+    assert "pip install numba" in caplog.records[0].message
+    monkeypatch.undo()
+    call.installed.cache_clear()
+    assert torch.equal(found[0].ids, route(logits, router, xshare.Policy.parse("rho=0.7")).ids)
+
+
+def best_of(call, repeats):
+    call()
+    times = []
+    for _ in range(repeats):
+        began = time.perf_counter()
+        call()
+        times.append(time.perf_counter() - began)
+    return min(times)
+
+
+@pytest.mark.parametrize("text", ["rho=0.7", "k0=1,m=12", "k0=1,mr=4,score=full", "lam=0.04,p=2"])
+def test_selection_takes_a_fraction_of_the_reference(text):
+    """1/25 by evidence/cpu_selection.json; here less is asked for, because tests run side by side."""
+    logits, router, policy = torch.randn(16, 64) * 2, xshare.RouterSpec.softmax(4), xshare.Policy.parse(text)
+    layout, steps = xshare.BatchLayout(torch.arange(16) // 4), cpu.Steps(router, policy)
+    fast = best_of(partial(steps, logits, layout), 200)
+    slow = best_of(partial(reference, logits, router, policy, layout), 20)
+    assert slow / fast > 12, f"{slow * 1e6:.0f} us and {fast * 1e6:.0f} us"
+
+
+def test_rows_settle_as_the_reference_has_them():
+    """A row that keeps its native experts keeps the model's bits."""
+    from xshare.engines.transformers.layer import settle
+
+    rng = random.Random(3)
+    for seed in range(40):
+        torch.manual_seed(seed)
+        logits, router = torch.randn(6, 16) * 2, xshare.RouterSpec.softmax(4)
+        policy = xshare.Policy.parse(rng.choice(["rho=0.6", "k0=1,m=3", "k0=1,m=16"]))
+        native = route(logits, router, xshare.Policy.parse("native"))
+        order = torch.stack([torch.randperm(4) for _ in range(6)])  # a model may list them in another order
+        weights = (native.weights.gather(1, order) * (1 + 1e-7)).to(torch.bfloat16 if seed % 2 else torch.float32)
+        ids = native.ids.gather(1, order).int()
+        theirs = settle(reference(logits, router, policy), weights, ids)
+        found = cpu.Steps(router, policy)(logits)
+        ours = cpu.settled(found, weights.unsqueeze(0), ids.unsqueeze(0))
+        for mine, other in zip(ours, theirs, strict=True):
+            assert mine.dtype == other.dtype
+            assert torch.equal(mine.squeeze(0), other)
