@@ -19,7 +19,7 @@ import torch
 from xshare.engines.opening import open_engine
 from xshare.engines.transformers import Prompt, record
 from xshare.engines.transformers.engine import TransformersEngine
-from xshare.engines.transformers.forced import TOGETHER, Compared, Texts, in_turn
+from xshare.engines.transformers.forced import Compared, Texts, in_turn
 from xshare.policy import Policy
 from xshare.progress import Advance, quiet
 from xshare.quality.files import Task
@@ -27,6 +27,7 @@ from xshare.quality.measure import Outcome, answer, ordered, row_of
 from xshare.results import Row
 from xshare.trace import Trace
 
+TOGETHER = 3  # texts in a forced pass, in batches: more leave fewer steps at the end that are not full, and cost memory
 RECORDED = 16  # answers of each kind in a trace
 
 

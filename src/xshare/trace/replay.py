@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -11,10 +12,11 @@ from numpy.typing import NDArray
 
 from xshare.batch import BatchLayout, Placement
 from xshare.errors import PolicyError
+from xshare.kernels import cpu
 from xshare.methods import Native, Step, decide_routing
 from xshare.policy import Policy
 from xshare.router import ABSENT
-from xshare.routing import Report, apply, check_policy, fit, prepare, report
+from xshare.routing import Report, apply, check_policy, fit, prepare, report, routed
 from xshare.trace.file import Trace
 from xshare.trace.sample import Batches
 
@@ -51,36 +53,44 @@ def replay(
     with torch.inference_mode():
         for start in range(0, len(batches), chunk):
             piece = Batches(batches.tokens[start : start + chunk], batches.requests[start : start + chunk])
-            step = make_step(trace, piece, placement)
+            rows = Rows(trace, piece, placement)
             for results, policy in zip(parts, policies, strict=True):
-                results.append(run(step, trace, policy))
+                results.append(run(rows, policy))
             advance(len(piece))
     return [Replayed(policy, _collect(results)) for policy, results in zip(policies, parts, strict=True)]
 
 
-def make_step(trace: Trace, batches: Batches, placement: Placement | None) -> Step:
+class Rows:
     """The rows of some batches, [batches, layers, n, N], ready for any policy."""
-    index = torch.from_numpy(batches.tokens).clamp(min=0)  # empty rows read token 0 and do not vote
-    layout = BatchLayout(torch.from_numpy(batches.requests).unsqueeze(1))  # [batches, 1, n]
-    if trace.logits is not None:
-        logits = trace.logits[index].transpose(1, 2)
-        layout, placement = fit(logits, layout, placement)
-        return prepare(logits, trace.router(), layout, placement)
-    assert trace.experts is not None
-    assert trace.weights is not None
-    ids = trace.experts[index].transpose(1, 2).long()  # [batches, layers, n, k]
-    native = Native(ids, trace.weights[index].transpose(1, 2).double())
-    score = native.scatter(trace.header.num_experts)
-    order = torch.arange(trace.header.top_k, 0, -1, dtype=torch.float64)  # logged best first
-    choice = torch.full_like(score, ABSENT).scatter_(-1, ids, order.expand(ids.shape))
-    layout, placement = fit(score, layout, placement)
-    return Step(score, choice, torch.ones(score.shape[:-1], dtype=torch.bool), layout, placement, native)
+
+    def __init__(self, trace: Trace, batches: Batches, placement: Placement | None) -> None:
+        self.trace = trace
+        self.index = torch.from_numpy(batches.tokens).clamp(min=0)  # empty rows read token 0 and do not vote
+        layout = BatchLayout(torch.from_numpy(batches.requests).unsqueeze(1))  # [batches, 1, n]
+        self.logits = None if trace.logits is None else trace.logits[self.index].transpose(1, 2)
+        shape = (len(batches), len(trace.header.layers), self.index.shape[1], trace.header.num_experts)
+        self.layout, self.placement = fit(torch.empty(()).expand(shape), layout, placement)
+
+    @cached_property
+    def step(self) -> Step:
+        """For the reference: what its policies share."""
+        if self.logits is not None:
+            return prepare(self.logits, self.trace.router(), self.layout, self.placement)
+        trace = self.trace
+        assert trace.experts is not None
+        assert trace.weights is not None
+        ids = trace.experts[self.index].transpose(1, 2).long()  # [batches, layers, n, k]
+        native = Native(ids, trace.weights[self.index].transpose(1, 2).double())
+        score = native.scatter(trace.header.num_experts)
+        order = torch.arange(trace.header.top_k, 0, -1, dtype=torch.float64)  # logged best first
+        choice = torch.full_like(score, ABSENT).scatter_(-1, ids, order.expand(ids.shape))
+        return Step(score, choice, torch.ones(score.shape[:-1], dtype=torch.bool), self.layout, self.placement, native)
 
 
-def run(step: Step, trace: Trace, policy: Policy) -> Report:
-    """One policy on prepared rows, in each layer its own."""
-    own = policy.by_layer(trace.header.layers)
-    found = {each: run_one(step, trace, each) for each in dict.fromkeys(own)}
+def run(rows: Rows, policy: Policy) -> Report:
+    """One policy, in each layer its own."""
+    own = policy.by_layer(rows.trace.header.layers)
+    found = {each: run_one(rows, each) for each in dict.fromkeys(own)}
     if len(found) == 1:
         return found[own[0]]
 
@@ -90,10 +100,14 @@ def run(step: Step, trace: Trace, policy: Policy) -> Report:
     return Report(**{field.name: pick(field.name) for field in fields(Report)})
 
 
-def run_one(step: Step, trace: Trace, policy: Policy) -> Report:
+def run_one(rows: Rows, policy: Policy) -> Report:
     """The same policy in all layers. Where only chosen experts are known, a row routes to the kept ones of them."""
-    if step.logits is not None:
-        return apply(step, trace.router(), policy)
+    router = rows.trace.router()
+    if rows.logits is not None and cpu.serves(rows.logits, policy):
+        return routed(rows.logits, cpu.Steps(router, policy, rows.placement), rows.layout)
+    step = rows.step
+    if rows.logits is not None:
+        return apply(step, router, policy)
     selection = decide_routing(step, policy)
     return report(step, selection, step.union(step.native_mask & selection.allowed))
 

@@ -10,7 +10,7 @@ from xshare.engines.base import About, Answer, Divergence, Run
 from xshare.engines.counting import FIGURES, Stats
 from xshare.engines.transformers.attach import Attached, apply, remove
 from xshare.engines.transformers.decode import decode
-from xshare.engines.transformers.forced import TOGETHER, Texts, diverge, texts
+from xshare.engines.transformers.forced import Texts, diverge, texts
 from xshare.engines.transformers.routers import Router, find
 from xshare.errors import ModelError
 from xshare.policy import Policy
@@ -18,6 +18,7 @@ from xshare.profile import model_hash
 from xshare.progress import Advance, quiet
 
 NATIVE = Policy(method="native")
+AGAIN = 8  # batches that are kept, read natively, for the next policy to be compared with
 
 
 def expert_bytes(model: Any, routers: list[Router]) -> int:
@@ -116,9 +117,9 @@ class TransformersEngine:
         advance: Advance = quiet,
     ) -> Divergence:
         how = (prompts, answers, batch, self.drafts)
-        if len(prompts) > 2 * TOGETHER * batch:
+        if len(prompts) > AGAIN * batch:
             return diverge(self.attached, texts(self.attached, *how), advance)
-        if self._forced[0] != how:  # a few batches, which one policy after the other is compared with, are read once
+        if self._forced[0] != how:
             self._forced = how, list(texts(self.attached, *how))
         return diverge(self.attached, self._forced[1], advance)
 

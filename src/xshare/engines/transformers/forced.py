@@ -19,8 +19,6 @@ from xshare.engines.transformers.decode import read_prompts
 from xshare.engines.transformers.places import Places
 from xshare.progress import Advance, quiet
 
-TOGETHER = 3  # batches in a pass: more leave fewer steps at the end that are not full, and cost memory
-
 
 @dataclass(frozen=True)
 class Compared:
@@ -99,12 +97,10 @@ def texts(
     batch: int,
     drafts: int = 0,
 ) -> Iterator[Texts]:
-    """All of them, a few batches in a pass: in its steps `batch` of the answers are decoded side by side, the next one
-    as soon as one has ended."""
-    for start in range(0, len(prompts), TOGETHER * batch):
-        some = slice(start, start + TOGETHER * batch)
-        starts = in_turn(answers[some], batch, drafts)
-        yield Texts(attached, prompts[some], answers[some], starts=starts, drafts=drafts)
+    """All of them, `batch` in a pass, which begin together."""
+    for start in range(0, len(prompts), batch):
+        some = slice(start, start + batch)
+        yield Texts(attached, prompts[some], answers[some], drafts=drafts)
 
 
 def diverge(attached: Attached, laid_out: Iterable[Texts], advance: Advance = quiet) -> Divergence:

@@ -44,11 +44,15 @@ def masked(logits: Tensor, S: Tensor) -> Tensor:
 
 @torch.library.custom_op("xshare::mask_logits", mutates_args=())
 def mask_logits(logits: Tensor, layer: str) -> tuple[Tensor, Tensor]:
-    """-> logits with the lowest finite value outside S, and each row's share of the score inside S, float32 [n, 1]"""
+    """-> logits with the lowest finite value outside S, and each row's share of the score inside S, float32 [n, 1]; 1
+    where weights are renormalised"""
     routing = LAYERS[layer].decide(logits)
     if routing is None:
         return logits.clone(), torch.ones(len(logits), 1)
-    kept = LAYERS[layer].router.score(logits.double()).masked_fill(~routing.selected, 0).sum(-1, keepdim=True)
+    router = LAYERS[layer].router
+    if router.renormalize:  # nobody asks for the share
+        return masked(logits, routing.selected), torch.ones(len(logits), 1)
+    kept = router.score(logits.double()).masked_fill(~routing.selected, 0).sum(-1, keepdim=True)
     return masked(logits, routing.selected), kept.nan_to_num(1).float()
 
 

@@ -1,4 +1,4 @@
-"""Selection on a CPU: the reference, called through opaque operators that torch.compile does not look into."""
+"""Selection on a CPU: compiled or the reference, called through operators that torch.compile does not look into."""
 
 from __future__ import annotations
 
@@ -10,14 +10,17 @@ from xshare.engines.vllm import ops
 from xshare.engines.vllm.alike import Buffers
 from xshare.engines.vllm.site import Site
 from xshare.engines.vllm.step import Step
+from xshare.kernels import cpu
 from xshare.policy import Policy
-from xshare.routing import Routing, route
+from xshare.routing import Routing, route, routed
 
 
 class ReferenceSelector:
     def __init__(self, site: Site, buffers: Buffers, step: Step, tally: Tally, policy: Policy) -> None:
         self.name, self.router, self.placement = site.name, site.router, site.placement
-        self.buffers, self.step, self.tally, self.policy = buffers, step, tally, policy
+        self.buffers, self.step, self.tally = buffers, step, tally
+        self.policy = policy
+        self.steps: cpu.Steps | None = None  # made ready by the first step
         self.key = ops.enroll(self, site.name)
         bias = site.router.correction_bias
         self.bias = None if bias is None else bias.clone()  # where the masked one is left
@@ -31,7 +34,11 @@ class ReferenceSelector:
             self.tally.mismatch(len(logits), step.rows)
             return None
         layout = step.layout(len(logits))
-        routing = route(logits, self.router, self.policy, layout=layout, placement=self.placement)
+        if cpu.serves(logits, self.policy):
+            self.steps = self.steps or cpu.Steps(self.router, self.policy, self.placement)
+            routing = routed(logits, self.steps, layout)
+        else:
+            routing = route(logits, self.router, self.policy, layout=layout, placement=self.placement)
         self.buffers.keep.copy_(routing.selected)
         if step.sampling and self.buffers.seen is not None:
             self.buffers.seen[: len(logits)] = logits
@@ -54,7 +61,7 @@ class ReferenceSelector:
         """It follows any."""
 
     def set_policy(self, policy: Policy) -> None:
-        self.policy = policy
+        self.policy, self.steps = policy, None
 
     def move(self, devices: Tensor) -> None:
         """The placement itself was changed."""

@@ -78,6 +78,7 @@ class State:
         if self.samples is not None:
             self.samples.settle()
         was_open, now.rows = now.gate, int(starts[-1])
+        now.laid_out.clear()
         reason = self.why_not(decoding, now.rows, len(starts) - 1)
         now.gate, now.sampling = reason is None, False
         if reason is not None:

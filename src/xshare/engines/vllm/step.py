@@ -23,8 +23,15 @@ class Step:
     rows: int = 0
     starts: Array = field(default_factory=lambda: np.zeros(1, np.int32))  # boundaries of its requests, query_start_loc
 
+    laid_out: dict[int, BatchLayout] = field(default_factory=dict)  # by rows: of this step, for all its layers
+
     def layout(self, n: int) -> BatchLayout:
         """Requests of n rows, those after the voting ones -1."""
+        if n not in self.laid_out:
+            self.laid_out[n] = self._layout(n)
+        return self.laid_out[n]
+
+    def _layout(self, n: int) -> BatchLayout:
         requests = np.full(n, -1, np.int64)
         requests[: self.rows] = np.repeat(np.arange(len(self.starts) - 1), np.diff(self.starts))
         return BatchLayout(torch.from_numpy(requests).to(self.device))
