@@ -155,6 +155,16 @@ def nano_accepted_table(_: str) -> str:
     return markdown([*found], [[f"{length:.2f}" for length in found.values()]])
 
 
+def cpu_selection_table(name: str) -> str:
+    cells = [
+        [f"`{row['policy']}`"]
+        + [f"{row[column]:.0f}" for column in ("selection_us", "route_us", "reference_us")]
+        + [f"{row['times']:.0f} ({row['times_least']:.0f})"]
+        for row in rows_of(name)
+    ]
+    return markdown(["policy", "selection", "`route`", "reference", "reference / selection (least)"], cells)
+
+
 KERNELS = ["floor", "reference", "compiled", "fused", "fused-off"]
 TABLES: dict[str, Callable[[str], str]] = {
     "replay": replay_table,
@@ -172,6 +182,7 @@ TABLES: dict[str, Callable[[str], str]] = {
     "nano_curve_single": curve_table,
     "nano_overlap": overlap_table,
     "demo": demo_table,
+    "cpu_selection": cpu_selection_table,
     "nano_accuracy": nano_accuracy_table,
     "nano_loss": nano_loss_table,
     "nano_accepted": nano_accepted_table,
