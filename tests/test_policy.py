@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from xshare import Policy, PolicyError
-from xshare.policy import PRESETS
+from xshare.policy import LETTERS, PRESETS
 
 
 @pytest.mark.parametrize(
@@ -220,3 +220,10 @@ def test_a_layers_weight_divides_its_price_and_what_its_coverage_may_lose():
     assert Policy.parse("k0=1,rho=0.4,w=0:0.5").for_layer(0) == Policy(warmup=1)  # nothing is guaranteed there
     with pytest.raises(PolicyError, match=r"layer_weights \(w\) names layer 5, and the layers to act on are 0 to 3"):
         policy.by_layer(range(4))
+
+
+def test_help_explains_every_field():
+    lines = [line.split() for line in Policy.__doc__.splitlines() if line.startswith("      ")]
+    explained = {word.rstrip(",") for line in lines for word in line[:2]}
+    assert set(Policy.model_fields) <= explained
+    assert {f"({letter})" for letter, name in LETTERS.items() if letter != name} <= explained

@@ -56,3 +56,13 @@ def test_routing_one_layer_needs_that_layers_policy():
         xshare.select(rows.softmax(-1), policy)
     for layer, m in ((3, 5), (0, 2)):
         assert policy.for_layer(layer) == xshare.Policy(warmup=1, batch_budget=m)
+
+
+@pytest.mark.parametrize("given", ["balanced", "rho=0.7", {"coverage": 0.7}])
+def test_a_policy_as_a_string_or_a_mapping(given):
+    logits, router, policy = torch.randn(8, 16), xshare.RouterSpec.softmax(4), xshare.Policy(coverage=0.7)
+    assert torch.equal(xshare.route(logits, router, given).ids, xshare.route(logits, router, policy).ids)
+    scores, policy = logits.softmax(-1), xshare.Policy(warmup=1, batch_budget=3)
+    assert torch.equal(xshare.select(scores, "k0=1,m=3"), xshare.select(scores, policy))
+    with pytest.raises(xshare.PolicyError, match="a policy must be a string or a mapping of its fields, not 3"):
+        xshare.route(logits, router, 3)

@@ -128,7 +128,27 @@ LayerWeights = Annotated[
 
 
 class Policy(BaseModel):
-    """A selection policy. `Policy(warmup=1, batch_budget=24)` is the paper's Algorithm 2 with k0=1, m=24."""
+    """Which experts a batch may use. `Policy(coverage=0.7)` is `Policy.parse("rho=0.7")`, or the preset "balanced".
+
+    What every token is sure to keep:
+      warmup (k0)           its best k0 experts
+      coverage (rho)        as many of its own experts as hold this share of its routing weight, above 0 to 1
+    What is added for all, at most one of them (request_budget goes with any):
+      batch_budget (m)      so many experts, those with the most votes; the paper's Algorithm 2
+      request_budget (mr)   so many for each request; Algorithms 3 and 4
+      device_budget (mg)    each device is filled up to so many; Algorithms 5 and 6, needs a placement
+      mass (tau)            experts until this share of all votes is in the set, 0 to 1; Algorithm 1's threshold
+      price (lam)           every expert that has so many votes
+    What a vote is:
+      score                 "topk", a token's own routing weights, or "full", its scores of all experts
+      power (p)             votes to this power, 1 to 4: who leans on an expert outweighs who hardly uses it
+    What differs by layer, by the model's own layer numbers:
+      layer_budgets (ml)    another batch_budget, {0: 24, 3: 8}
+      layer_weights (w)     how much a layer matters, {0: 4.0}: divides its price, and what its coverage may lose
+    And:
+      fill                  how devices are filled, "level" or "rounds"
+      method, params        a rival in place of XShare, as "oea", and its own knobs: `xshare methods` lists them
+    """
 
     model_config: ClassVar[ConfigDict] = ConfigDict(frozen=True, extra="forbid", strict=True)
 

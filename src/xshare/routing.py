@@ -48,7 +48,7 @@ class Routing(Report):
 
 def select(
     scores: Tensor,
-    policy: Policy,
+    policy: Policy | str | Mapping[str, Any],
     *,
     layout: BatchLayout | None = None,
     placement: Placement | None = None,
@@ -56,9 +56,11 @@ def select(
 ) -> Tensor:
     """The set S for a batch of scores g. float [..., n, N] -> bool [..., N].
 
+    `policy`: a Policy, its string as `k0=1,m=24`, a preset's name, or a mapping of its fields.
     Scores are taken as they are (in [0, 1], see RouterSpec.score). Warm-up ranks a row's experts by `choice`, or by the
     scores where none is given. S may be smaller than k: topping up is routing's business.
     """
+    policy = Policy.of(policy)
     _check_rows(scores, "scores")
     if choice is not None:
         _check_rows(choice, "choice")
@@ -81,7 +83,7 @@ def select(
 def route(
     logits: Tensor,
     router: RouterSpec,
-    policy: Policy,
+    policy: Policy | str | Mapping[str, Any],
     *,
     layout: BatchLayout | None = None,
     placement: Placement | None = None,
@@ -90,9 +92,11 @@ def route(
 ) -> Routing:
     """Experts and weights for every row of a batch, and a report. float [..., n, N] -> ids, weights [..., n, k].
 
+    `policy`: a Policy, its string as `rho=0.7`, a preset's name as `balanced`, or a mapping of its fields.
     `tables` are a calibrated method's own, for this layer. `cost` says what 0 to N experts cost on this machine, in
     units of one expert: a price is then weighed against it, and any other choice filled up to the edge of its stair.
     """
+    policy = Policy.of(policy)
     _check_rows(logits, "logits")
     if not isinstance(router, RouterSpec):
         raise RouterError(f"router must be an xshare.RouterSpec, not {type(router).__name__}")
@@ -150,8 +154,6 @@ def _ready(router: RouterSpec, policy: Policy, placement: Placement, cost: Tenso
 
 
 def check_policy(policy: Policy, placement: Placement | None, num_experts: int) -> None:
-    if not isinstance(policy, Policy):
-        raise PolicyError(f"policy must be an xshare.Policy, not {type(policy).__name__}: see Policy.parse")
     if policy.differs_by_layer:
         name = "layer_budgets (ml)" if policy.layer_budgets else "layer_weights (w)"
         raise PolicyError(f"{name} need the layer's number: pass policy.for_layer(number) of {policy}")

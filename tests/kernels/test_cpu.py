@@ -139,3 +139,11 @@ def test_rows_settle_as_the_reference_has_them():
         for mine, other in zip(ours, theirs, strict=True):
             assert mine.dtype == other.dtype
             assert torch.equal(mine.squeeze(0), other)
+
+
+def test_llvmlite_has_a_dictionary_for_those_who_look_into_all_modules():
+    """vLLM 0.32 does, when it starts in a process that has compiled."""
+    from llvmlite.binding import ffi
+
+    cpu.Steps(xshare.RouterSpec.softmax(2), xshare.Policy.parse("rho=0.7"))
+    assert vars(ffi.lib).get("kernel") is None

@@ -39,14 +39,14 @@ def compare(
     """`keep` is given the samples of each repeat as soon as it is whole."""
     idle = workload.prompts_of(engine, -1)
     for policy in compared.values() if repeats else ():  # what is refused or compiled is so before time is taken
-        engine.use(policy)
+        engine.use(policy, timed=True)
         warm(engine, workload, idle)
     for repeat in repeats:
         prompts, arrivals = workload.prompts_of(engine, repeat), workload.arrivals_of(repeat)
         samples: dict[str, Row] = {}
         tokens: dict[str, list[list[int]]] = {}
         for place, name in enumerate(list(compared) if repeat % 2 == 0 else list(compared)[::-1]):
-            engine.use(compared[name])
+            engine.use(compared[name], timed=True)
             warm(engine, workload, idle)
             found, run = measure(engine, workload, prompts, arrivals, advance)
             samples[name] = {"policy": name, "repeat": repeat, "place": place} | found

@@ -116,8 +116,9 @@ class Engine(Protocol):
     forces: bool  # whether it can `diverge`: not behind a server, nor with drafts in vLLM
     serves: Policy | None  # what a server that can be changed was found with
 
-    def use(self, policy: Policy | None) -> None:
-        """From the next run on; counters start from zero."""
+    def use(self, policy: Policy | None, timed: bool = False) -> None:
+        """From the next run on; counters start from zero. `timed`: native routing is to be the model by itself, with
+        nothing attached that counts."""
 
     def run(
         self,

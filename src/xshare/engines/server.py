@@ -65,7 +65,7 @@ class ServerEngine:
 
     # The policy
 
-    def use(self, policy: Policy | None) -> None:
+    def use(self, policy: Policy | None, timed: bool = False) -> None:
         wanted = "native" if policy is None else str(policy)
         if self.live:
             calls: list[tuple[Any, ...]] = [("xshare_switch", policy is not None)]

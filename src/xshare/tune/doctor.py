@@ -141,7 +141,7 @@ def examine(
         fresh = []
         for way, policy in ways if repeat % 2 else ways[::-1]:
             if repeat in missing or (repeat == 0 and missing):
-                engine.use(policy)
+                engine.use(policy, timed=True)
                 asked = prompts[: batches * way.batch]
                 run = engine.run(asked, limit=tokens, batch=way.batch, to_the_end=True)
                 if repeat:

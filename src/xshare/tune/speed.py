@@ -40,7 +40,7 @@ def ratios(
     for repeat in (number for number in range(REPEATS) if number not in mine):
         prompts, otps = workload.prompts_of(engine, repeat), {}
         for native in (True, False) if repeat % 2 else (False, True):
-            engine.use(None if native else candidate.policy)
+            engine.use(None if native else candidate.policy, timed=True)
             warm(engine, workload, workload.prompts_of(engine, -1))
             otps[native] = measure(engine, workload, prompts, None, quiet)[0]["otps"]
         mine[repeat] = Timed(candidate.name, repeat, otps[False], otps[True])

@@ -198,3 +198,14 @@ def test_compiled_passes(native):
 def test_importing_the_package_does_not_import_transformers():
     code = "import sys, xshare; xshare.apply; sys.exit('transformers' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_handle_prints_what_it_does(native):
+    model, _ = native("qwen3")
+    handle = xshare.apply(model, "balanced")
+    generate(model, prompts(ROWS))
+    assert repr(handle).startswith("<XShare k0=0,rho=0.7 on Qwen3MoeForCausalLM, layers 0 to ")
+    assert f"{handle.stats()['steps_pruned']} steps pruned, 1 left alone>" in repr(handle)
+    handle.switch(False)
+    assert "switched off" in repr(handle)
+    xshare.remove(model)

@@ -20,6 +20,7 @@ from xshare.engines.transformers.state import State
 from xshare.errors import ModelError, PolicyError
 from xshare.policy import Policy
 from xshare.routing import check_policy
+from xshare.spelling import ranges
 
 KEY = "_xshare"  # the decoder's attribute that holds what is attached to it
 
@@ -42,6 +43,12 @@ class Attached:
     @property
     def policy(self) -> Policy:
         return self.state.policy
+
+    def __repr__(self) -> str:
+        state, layers = self.state, ranges([layer.router.number for layer in self.layers])
+        done = f"{state.tally.pruned} steps pruned, {sum(state.tally.bypassed.values())} left alone"
+        on = "" if state.on else ", switched off"
+        return f"<XShare {state.policy} on {type(self.model).__name__}, layers {layers}{on}: {done}>"
 
     @torch.compiler.disable
     def _before(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

@@ -39,6 +39,7 @@ class TransformersEngine:
         that go through one pass: no way to serve, but to find out sooner what becomes of many answers."""
         self.model, self.tokenizer, self.lanes = model, tokenizer, lanes
         self.drafter, self.drafts = drafter, drafts
+        self.hooked = False  # whether anything is attached
         self._forced: tuple[object, list[Texts]] = (None, [])
         _, routers = find(model)
         self.vocab = int(model.config.get_text_config().vocab_size)
@@ -63,11 +64,20 @@ class TransformersEngine:
         )
         self.use(None)
 
-    def use(self, policy: Policy | None) -> None:
+    def use(self, policy: Policy | None, timed: bool = False) -> None:
+        self._share(True)
+        if policy is None and timed:
+            self._detach()
+            return
         # Natively too the layers are counted: a policy that leaves all as it is.
         acting = NATIVE if policy is None else policy
         self.attached: Attached = apply(self.model, acting, bypass=False, drafts=self.drafts)
-        self._share(True)
+        self.hooked = True
+
+    def _detach(self) -> None:
+        if self.hooked:
+            remove(self.model)
+        self.hooked = False
 
     def run(
         self,
@@ -82,7 +92,7 @@ class TransformersEngine:
     ) -> Run:
         """`kinds`: of each prompt. No batch of a pass has two of them; for lanes."""
         ends = -1 if to_the_end else int(self.tokenizer.eos_token_id)
-        state = self.attached.state
+        state = self.attached.state  # nobody asks it where nothing is attached
         with state.in_batches(batch if self.lanes > 1 else None):
             found = decode(
                 self.model,
@@ -116,6 +126,8 @@ class TransformersEngine:
         batch: int,
         advance: Advance = quiet,
     ) -> Divergence:
+        if not self.hooked:
+            self.use(None)
         how = (prompts, answers, batch, self.drafts)
         if len(prompts) > AGAIN * batch:
             return diverge(self.attached, texts(self.attached, *how), advance)
@@ -124,6 +136,8 @@ class TransformersEngine:
         return diverge(self.attached, self._forced[1], advance)
 
     def stats(self) -> Stats:
+        if not self.hooked:
+            return Stats()
         found = self.attached.stats()
         by_layer = {name: found[name] for name in FIGURES}
         return Stats(found["steps_pruned"], found["steps_bypassed"], by_layer=by_layer, mean=found["mean"])
@@ -137,7 +151,7 @@ class TransformersEngine:
 
     def close(self) -> None:
         self._forced = (None, [])
-        remove(self.model)
+        self._detach()
         self._share(False)
 
     def _share(self, on: bool) -> None:

@@ -68,7 +68,7 @@ class VllmEngine:
         found: dict[str, Any] = self.llm.collective_rpc("xshare_stats")[0]
         return found
 
-    def use(self, policy: Policy | None) -> None:
+    def use(self, policy: Policy | None, timed: bool = False) -> None:
         if policy is not None:
             self.llm.collective_rpc("xshare_set", args=(str(policy),))  # may refuse, and then nothing has changed
         self._acts = policy is not None

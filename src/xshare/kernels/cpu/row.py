@@ -4,8 +4,14 @@ from math import exp, inf, isfinite, isnan, log
 
 import numba
 import numpy as np
+from llvmlite.binding import ffi
 
 from xshare.router import ABSENT, LOWEST
+
+# vLLM 0.32 looks into the __dict__ of everything in every module, and breaks where llvmlite, for which any name is a
+# function of its library, answers with one.
+if isinstance(found := getattr(ffi.lib, "_fntab", None), dict):
+    found.setdefault("__dict__", {})
 
 HIGHEST = -LOWEST
 ONE = 4294967296.0  # a vote of 1.0 as an integer: algorithms.greedy.ONE
