@@ -22,6 +22,7 @@ setup: .venv/.ready
 # The main job: nano answers questions by itself and under policies; demo/report.html shows it all.
 demo: setup
 	mkdir -p demo
+	rm -f demo/demo.json
 	$(BIN)/xshare demo --json demo/demo.json
 	$(BIN)/xshare report demo --out demo/report.html
 
@@ -82,6 +83,7 @@ nano-evidence: setup
 	$(NANO) --curve --mix single --policy k0=1,m=12 --json evidence/nano_curve_single.json \
 	  --plot docs/plots/nano_curve_single.svg
 	$(NANO) --overlap --json evidence/nano_overlap.json --plot docs/plots/nano_overlap.svg
+	rm -f evidence/demo.json
 	$(BIN)/xshare demo --json evidence/demo.json
 	$(BIN)/python recipes/nano/accepted.py > recipes/nano/accepted.json
 	$(MAKE) docs

@@ -1,11 +1,13 @@
 import json
+from functools import partial
 
 import pytest
 from typer.testing import CliRunner
 
 import xshare.models
-from xshare.cli import app
-from xshare.errors import PolicyError
+from xshare.cli import app, demo
+from xshare.errors import PolicyError, XShareError
+from xshare.policy import Policy
 
 COLUMNS = {"policy", "active", "active_native", "mass", "accuracy", "agreement", "tokens_per_s"}
 
@@ -29,6 +31,7 @@ def test_one_table_and_one_file(in_the_box, tmp_path):
         "k0=1,m=2",
         "--policy",
         "k0=1,m=16",
+        "--no-speed",
         "--json",
         str(path),
     ]
@@ -47,9 +50,60 @@ def test_one_table_and_one_file(in_the_box, tmp_path):
     assert pruned["active"] < native["active"]
     assert pruned["mass"] < 1
     assert all(row["accuracy_low"] <= row["accuracy"] <= row["accuracy_high"] for row in found["rows"])
+    again = CliRunner().invoke(app, words)
+    assert isinstance(again.exception, XShareError)
+    assert "is there already: remove it, or name another file" in str(again.exception)
+    assert json.loads(path.read_text()) == found
 
 
 def test_a_policy_that_cannot_be_read_is_refused_before_anything_runs(in_the_box, tmp_path):
     result = CliRunner().invoke(app, ["demo", "--policy", "k0=x", "--json", str(tmp_path / "demo.json")])
     assert isinstance(result.exception, PolicyError)
     assert not (tmp_path / "demo.json").exists()
+
+
+def test_both_parts_and_what_to_type_next(in_the_box, tmp_path, monkeypatch):
+    path = tmp_path / "demo.json"
+    small = partial(demo.time_presets, steps=3, repeats=3, hidden=64, width=32)
+    monkeypatch.setattr(demo, "time_presets", lambda batch: small(4))
+    monkeypatch.setattr(demo, "POLICIES", [*demo.PRESETS, "topk:k=2"])
+    words = ["demo", "--questions", "1", "--tokens", "6", "--jobs", "1", "--json", str(path)]
+    result = CliRunner().invoke(app, words)
+    assert result.exit_code == 0, result.output
+    assert "speed on this machine: 4 rows, experts of 0.0 MB" in result.output
+    assert "of a step here" in result.output
+    last = " ".join(result.output.strip().splitlines()[-3:])
+    assert "next: xshare.apply(model, " in last or "none of the presets is worth it" in last
+    rows = json.loads(path.read_text())["rows"]
+    timed = [row for row in rows if row["model"] == "large"]
+    assert [row["policy"] for row in timed] == ["native", "k0=0,rho=0.8", "k0=0,rho=0.7", "k0=0,rho=0.6"]
+    native, *others = timed
+    assert (native["ratio"], native["ratio_low"], native["ratio_high"]) == (1, 1, 1)
+    assert native["active"] == native["active_native"]
+    assert all(row["active"] < row["active_native"] == native["active"] for row in others)
+    assert [row["active"] for row in others] == sorted((row["active"] for row in others), reverse=True)
+
+
+def timed_row(policy, ratio, low):
+    return {"policy": str(Policy.parse(policy)), "ratio": ratio, "ratio_low": low}
+
+
+def answered(policy, change):
+    return {"policy": str(Policy.parse(policy)), "change": change, "questions": 40}
+
+
+@pytest.mark.parametrize(
+    ("changes", "ratios", "name"),
+    [
+        ((0, 0, -0.1), (1.2, 1.4, 1.6), "balanced"),  # fast loses answers
+        ((0, 0, 0), (1.2, 1.4, 1.6), "fast"),
+        ((-0.025, -0.05, -0.1), (1.2, 1.4, 1.6), "careful"),  # one answer of forty
+        ((-0.1, -0.1, -0.1), (1.2, 1.4, 1.6), "careful"),  # none keeps them: the mildest
+        ((0, 0, 0), (1.0, 1.01, 1.02), None),
+    ],
+)
+def test_the_preset_that_the_measurements_favour(changes, ratios, name):
+    answers = [answered(preset, change) for preset, change in zip(demo.PRESETS, changes, strict=True)]
+    timed = [timed_row(preset, ratio, ratio) for preset, ratio in zip(demo.PRESETS, ratios, strict=True)]
+    said = demo.advice(answers, timed)
+    assert f'"{name}"' in said if name else "none of the presets is worth it" in said

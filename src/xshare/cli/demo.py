@@ -1,4 +1,4 @@
-"""xshare demo: a real mixture of experts answers questions, by itself and under policies: what is saved, and lost."""
+"""xshare demo: both sides on this machine. What policies do to a trained model's answers, and what speed they gain."""
 
 from __future__ import annotations
 
@@ -8,17 +8,24 @@ from typing import Annotated
 import typer
 
 from xshare import models
+from xshare.bench.turns import in_turns
 from xshare.cli.output import number_table, progress_bar, wide_console
-from xshare.engines.opening import open_engine
+from xshare.engines.opening import open_engine, open_large
+from xshare.errors import XShareError
+from xshare.files import check_writable
+from xshare.law import fit
 from xshare.policy import Policy
 from xshare.progress import Advance
 from xshare.quality.files import Task, built_in
 from xshare.quality.measure import Outcome, answer, ordered, row_of
-from xshare.results import Results, Row, check_replaced
+from xshare.results import Results, Row
 from xshare.tasks import ASKED, LONGEST
 from xshare.workers import Workers
 
-POLICIES = ["careful", "balanced", "fast", "k0=1,m=16,score=full", "k0=1,m=0", "logit-sum:m=16", "topk:k=2"]
+PRESETS = ("careful", "balanced", "fast")
+# The paper's own for half of its experts, and rivals: vLLM's pull request 35551, a smaller k, Lynx.
+POLICIES = [*PRESETS, "k0=1,m=12,score=full", "logit-sum:m=16", "topk:k=2", "lynx:drop=12"]
+WORTH = 1.03  # a smaller gain is not worth a risk to the answers
 
 
 def demo(
@@ -29,12 +36,17 @@ def demo(
     batch: Annotated[int, typer.Option(min=1, help="Questions decoded together.")] = 16,
     tokens: Annotated[int, typer.Option(min=2, help="Tokens of an answer, at most.")] = LONGEST,
     jobs: Annotated[int, typer.Option(min=1, help="Policies at once, each on one core.")] = 2,
+    speed: Annotated[
+        bool, typer.Option(help="Time presets too, on a model of 1.6 GB with random weights that routes as nano does.")
+    ] = True,
     json: Annotated[Path | None, typer.Option(help="Write the results here.")] = None,
 ) -> None:
-    """Decode held-out questions with nano, natively and under policies: experts saved, answers kept or lost."""
+    """Answers of nano under policies and rivals, the speed of the presets on this machine, and what to type next."""
     policies = [None, *map(Policy.parse, policy or POLICIES)]
+    if json is not None and json.exists():
+        raise XShareError(f"{str(json)!r} is there already: remove it, or name another file")
     if json is not None:
-        check_replaced(json)
+        check_writable(json)
     models.check(models.folder("nano"))
     asked = ordered(built_in(questions), mixed=True)
     found: dict[Policy | None, Outcome] = {}
@@ -49,7 +61,7 @@ def demo(
             found[which] = outcome
             if None not in found:  # native is what the others are held against
                 continue
-            rows = [row_of(found[each], found[None]) for each in policies if each in found]
+            rows = [{"model": "nano"} | row_of(found[each], found[None]) for each in policies if each in found]
             if results is None:
                 setting = {"batch": batch, "questions": len(asked), "seed": 0, "jobs": jobs}
                 results = Results(json, None, about | setting, lists=())
@@ -57,8 +69,17 @@ def demo(
             results.write()  # what was measured stays, whatever comes after
     workers.close()
     show(rows, len(asked), batch)
+    timed: list[Row] = []
+    if speed:
+        timed = time_presets(batch)
+        show_speed(timed)
+        if results is not None:
+            results.rows = rows + timed
+            results.write()
     if json is not None:
         wide_console().print(f"results: {json}")
+    if speed and policy is None:
+        wide_console().print(advice(rows, timed))
 
 
 class Nano:
@@ -92,5 +113,58 @@ def show(rows: list[Row], asked: int, batch: int) -> None:
     wide_console().print(table)
     wide_console().print(
         "experts: loaded a layer and step; mass: gating weight they keep; agreement: share of native's tokens decoded "
-        "before the first that differs. Tokens/s are this CPU's, where a step hardly gets faster: see docs/vllm.md."
+        "before the first that differs. nano fits into a CPU's cache, so that fewer experts gain little here."
+    )
+
+
+def time_presets(batch: int, steps: int = 12, repeats: int = 9, **size: int) -> list[Row]:
+    """Native routing and the presets in turns, on experts that fit no cache -> a row each."""
+    policies = {name: Policy.parse(name) for name in PRESETS}
+    with progress_bar("speed", 4 + (repeats + 1) * (1 + len(policies))) as advance:
+        texts = [task.prompt for task in ordered(built_in(-(-batch // len(ASKED))), mixed=True)[:batch]]
+        engine = open_large(texts, steps, **size)
+        advance(4)
+        rows = in_turns(engine, policies, batch=batch, steps=steps, repeats=repeats, advance=advance)
+    about = engine.about
+    return [row | {"expert_mb": (about.expert_bytes or 0) / about.layers / 1e6} for row in rows]
+
+
+def show_speed(rows: list[Row]) -> None:
+    title = f"speed on this machine: {rows[0]['batch']} rows, experts of {rows[0]['expert_mb']:.1f} MB, random weights"
+    table = number_table(title, "policy", "experts", "of native", "ms a step", "times native", "95 %")
+    for row in rows:
+        table.add_row(
+            row["policy"],
+            f"{row['active']:.1f}",
+            f"{row['active'] / row['active_native']:.0%}",
+            f"{row['step_ms']:.0f}",
+            f"{row['ratio']:.2f}x",
+            f"{row['ratio_low']:.2f} to {row['ratio_high']:.2f}",
+        )
+    wide_console().print(table)
+    wide_console().print(verdict(rows))
+
+
+def verdict(rows: list[Row]) -> str:
+    """The doctor's, for this CPU: which part of a step its experts are."""
+    law = fit([row["active"] for row in rows], [row["step_ms"] for row in rows])
+    share = max(0.0, law.share(rows[0]["active"])) if law.b > 0 else 0.0
+    return f"law: {law}; experts are {share:.0%} of a step here"
+
+
+def advice(answers: list[Row], timed: list[Row]) -> str:
+    """What to type next: the fastest preset that is faster for sure and costs nano hardly an answer."""
+    change = {row["policy"]: row["change"] for row in answers}
+    asked = answers[0]["questions"]
+    names = {str(Policy.parse(name)): name for name in PRESETS}
+    good = [row for row in timed if row["policy"] in names and row["ratio_low"] > WORTH]
+    kept = [row for row in good if change.get(row["policy"], -1.0) >= -1.01 / asked]  # at most one answer
+    if not good:
+        return "none of the presets is worth it on this machine: ask `xshare doctor` about the one that serves"
+    best = max(kept or good[:1], key=lambda row: row["ratio"])
+    name = names[best["policy"]]
+    lost = f"{change[best['policy']]:+.1%} of nano's answers"
+    return (
+        f'next: xshare.apply(model, "{name}"), or vllm serve MODEL --additional-config '
+        f'\'{{"xshare": {{"policy": "{name}"}}}}\': {best["ratio"]:.2f}x here, {lost}'
     )

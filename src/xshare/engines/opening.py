@@ -81,6 +81,13 @@ def open_engine(
     return _tried(opened, policies)
 
 
+def open_large(texts: Sequence[str], steps: int, **size: int) -> Engine:
+    """A model with random weights, whose experts fit no cache and which routes as nano does: see its file."""
+    from xshare.engines.transformers.large import large_engine
+
+    return large_engine(texts, steps, **size)
+
+
 def _tried(engine: Engine, policies: Sequence[Policy]) -> Engine:
     """What the engine refuses, it refuses now, and not after native's answers."""
     try:

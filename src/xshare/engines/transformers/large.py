@@ -1,0 +1,116 @@
+"""A mixture of experts whose experts fit no cache, to feel on any machine what loading them costs.
+
+Its weights are random and its answers nonsense. It routes as nano does: the logits of nano's own routers, decoding
+questions, stand in for those of its own, so that load and overlap are a trained model's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from xshare import models
+from xshare.engines.transformers.decode import decode
+from xshare.engines.transformers.engine import TransformersEngine
+from xshare.engines.transformers.routers import find
+
+HIDDEN, WIDTH, LAYERS = 1024, 1024, 2  # 12.6 MB an expert in float32, 0.8 GB a layer of 64
+
+
+def large_engine(texts: Sequence[str], steps: int, hidden: int = HIDDEN, width: int = WIDTH) -> TransformersEngine:
+    """The model as an engine, for batches of as many prompts as there are `texts`, which nano is asked for `steps` of
+    its routing."""
+    nano, tokenizer = models.load("nano")
+    logits = recorded(nano, [tokenizer(text).input_ids for text in texts], steps)
+    model = build(nano.config.num_experts, nano.config.num_experts_per_tok, hidden, width)
+    Carried(model, logits)
+    return TransformersEngine(model, NoTokenizer(), "large")
+
+
+def build(experts: int, top_k: int, hidden: int = HIDDEN, width: int = WIDTH, layers: int = LAYERS) -> Any:
+    """In float32, one loop over the loaded experts a layer, as Transformers' eager experts have it."""
+    from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+    config = Qwen3MoeConfig(
+        vocab_size=256,
+        hidden_size=hidden,
+        num_hidden_layers=layers,
+        num_attention_heads=max(1, hidden // 128),
+        num_key_value_heads=1,
+        head_dim=64,
+        num_experts=experts,
+        num_experts_per_tok=top_k,
+        moe_intermediate_size=width,
+        norm_topk_prob=True,
+        experts_implementation="eager",
+    )
+    with torch.device("meta"):
+        model = Qwen3MoeForCausalLM(config)
+    model = model.to_empty(device="cpu").eval()
+    once = torch.randn(1 << 20, generator=torch.Generator().manual_seed(0)) * 0.02
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "norm" in name:
+                parameter.fill_(1)
+            else:  # the same numbers over and over: what they are does not matter, where they lie does
+                flat = parameter.view(-1)
+                for start in range(0, len(flat), len(once)):
+                    flat[start : start + len(once)] = once[: len(flat) - start]
+        for name, buffer in model.named_buffers():
+            if name.endswith("inv_freq"):
+                buffer.copy_(1 / 10000 ** (torch.arange(0, 64, 2) / 64))
+    return model
+
+
+class Carried:
+    """Puts recorded logits in place of a model's own, decode step by decode step."""
+
+    def __init__(self, model: Any, logits: Tensor) -> None:
+        """logits: [steps, layers, rows, N]; layers and steps are gone through again where the model has more."""
+        self.logits, self.step = logits, -1
+        model.model.register_forward_pre_hook(self._begin, with_kwargs=True)
+        for number, layer in enumerate(model.model.layers):
+            layer.mlp.gate.register_forward_hook(self._at(number % logits.shape[1]))
+
+    def _begin(self, module: Any, args: Any, kwargs: Any) -> None:
+        cache = kwargs.get("past_key_values")
+        decoding = cache is not None and int(cache.get_seq_length()) > 0
+        self.step = self.step + 1 if decoding else -1  # a prompt: the next step is the first
+
+    def _at(self, layer: int) -> Any:
+        def carry(module: Any, args: Any, output: tuple[Tensor, Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+            if self.step < 0:
+                return output
+            own = self.logits[self.step % len(self.logits), layer]  # [rows, N]
+            rows = torch.arange(len(output[0])) % len(own)
+            logits = own[rows]
+            weights, ids = logits.softmax(-1).topk(module.top_k, dim=-1)
+            return logits, weights / weights.sum(-1, keepdim=True), ids
+
+        return carry
+
+
+def recorded(model: Any, prompts: Sequence[Sequence[int]], steps: int) -> Tensor:
+    """A model's own router logits while it decodes these prompts. -> [steps, layers, rows, N]"""
+    _, routers = find(model)
+    seen: list[Tensor] = []
+    hooks = [r.module.register_forward_hook(lambda module, args, output: seen.append(output[0])) for r in routers]
+    try:
+        decode(model, prompts, ends=-1, limit=steps + 1, batch=len(prompts))
+    finally:
+        for hook in hooks:
+            hook.remove()
+    decoded = [logits.float() for logits in seen if len(logits) == len(prompts)]
+    return torch.stack(decoded[-steps * len(routers) :]).view(steps, len(routers), len(prompts), -1)
+
+
+class NoTokenizer:
+    """Its tokens mean nothing."""
+
+    eos_token_id = -1
+
+    def batch_decode(self, tokens: Sequence[Sequence[int]], skip_special_tokens: bool = True) -> list[str]:
+        return [""] * len(tokens)
