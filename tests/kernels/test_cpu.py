@@ -81,9 +81,29 @@ def test_oea_renormalises_whatever_the_model_does():
     assert_same(compiled(*given), reference(*given))
 
 
+def test_native_routing_too():
+    """With the same arithmetic, so that a policy that keeps everything gives its bits."""
+    torch.manual_seed(2)
+    logits = torch.randn(3, 9, 16, dtype=torch.float64)
+    logits[0, 2], logits[1, 4, 3] = float("nan"), float("-inf")
+    layout = xshare.BatchLayout([0, 0, 1, -1, 2, 3, -1, 4, 5])
+    for router in (
+        xshare.RouterSpec.softmax(4),
+        xshare.RouterSpec.softmax(4, renormalize=False),
+        xshare.RouterSpec.sigmoid(4, correction_bias=torch.randn(16), n_group=4, topk_group=2),
+    ):
+        given = (logits, router, xshare.Policy.parse("native"))
+        assert_same(compiled(*given, layout), reference(*given, layout))
+        everything = route(logits, router, "k0=1,m=16", layout=layout)
+        readable = ~logits.isnan().any(-1)
+        for name in ("ids", "weights"):
+            ours, theirs = (getattr(each, name)[readable] for each in (everything, route(*given, layout=layout)))
+            assert torch.equal(ours, theirs), name
+
+
 def test_other_methods_take_the_reference():
     logits = torch.randn(8, 32)
-    for text in ("native", "topk:k=2", "lynx:drop=3", "random:k0=1,m=4"):
+    for text in ("topk:k=2", "lynx:drop=3", "random:k0=1,m=4"):
         assert not cpu.serves(logits, xshare.Policy.parse(text))
     assert cpu.serves(logits, xshare.Policy.parse("rho=0.7"))
     assert not cpu.serves(logits[:0], xshare.Policy.parse("rho=0.7"))

@@ -22,6 +22,7 @@ KINDS = (
     ("routing fitted to a trace", {"quantity", "target", "reached"}),
     ("load of the experts", {"layer", "entropy", "load"}),
     ("time of the selection on a GPU", {"impl", "policy", "n", "marginal_us"}),
+    ("time of the selection on a CPU", {"policy", "rows", "selection_us", "reference_us"}),
     ("cost of the selection on a CPU", {"question", "policy", "n", "ratio"}),
     ("checks", {"check", "passed"}),
 )

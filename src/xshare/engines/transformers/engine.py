@@ -66,7 +66,8 @@ class TransformersEngine:
 
     def use(self, policy: Policy | None, timed: bool = False) -> None:
         self._share(True)
-        if policy is None and timed:
+        self.counted = policy is not None or not timed
+        if not self.counted:
             self._detach()
             return
         # Natively too the layers are counted: a policy that leaves all as it is.
@@ -136,7 +137,7 @@ class TransformersEngine:
         return diverge(self.attached, self._forced[1], advance)
 
     def stats(self) -> Stats:
-        if not self.hooked:
+        if not self.counted:
             return Stats()
         found = self.attached.stats()
         by_layer = {name: found[name] for name in FIGURES}

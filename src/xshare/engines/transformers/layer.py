@@ -44,15 +44,16 @@ class Layer:
             return None
         places = state.places
         rows = places.by_step(logits).detach()  # [steps, n, N]
+        if cpu.serves(rows, self.policy):
+            found = self._ready()(rows, state.layout)
+            self._add(torch.from_numpy(found.figures))
+            if self.policy.method == "native":
+                return None
+            own_weights, own_ids = cpu.settled(found, places.by_step(weights), places.by_step(ids))
+            return logits, places.by_row(own_weights), places.by_row(own_ids)
         if self.policy.method == "native":
             self._count_native(rows)
             return None
-        if cpu.serves(rows, self.policy):
-            steps = self._ready()
-            found = steps(rows, state.layout)
-            self._add(torch.from_numpy(found.figures))
-            own_weights, own_ids = cpu.settled(found, places.by_step(weights), places.by_step(ids))
-            return logits, places.by_row(own_weights), places.by_row(own_ids)
         routing = route(rows, self.router.spec(), self.policy, layout=state.layout, placement=state.placement)
         counts = (routing.active_native.sum(-1), routing.selected.sum(-1), routing.active.sum(-1))
         kept = (routing.mass, routing.below_half, routing.smallest_kept, routing.top1_kept)

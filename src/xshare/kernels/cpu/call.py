@@ -19,7 +19,7 @@ from xshare.kernels.cpu.numbers import Figure, Real, Whole
 from xshare.policy import Policy
 from xshare.router import RouterSpec
 
-METHODS = {"xshare": None, "oea": True}  # whether weights inside S are renormalised; None: as natively
+METHODS = {"xshare": None, "native": None, "oea": True}  # whether weights inside S are renormalised; None: as natively
 FIGURES = len(Figure)
 Array = NDArray[Any]
 log = logging.getLogger("xshare")
@@ -136,6 +136,7 @@ def numbers(policy: Policy, router: RouterSpec, devices: int) -> tuple[Array, Ar
     """As the compiled steps read them, in the order of Whole and Real."""
     own = METHODS[policy.method]
     score_after, power_after = policy.votes
+    native = policy.method == "native"  # its set is the union of what the rows want
     whole = {
         Whole.TOP_K: router.top_k,
         Whole.SIGMOID: router.scoring == "sigmoid",
@@ -153,10 +154,11 @@ def numbers(policy: Policy, router: RouterSpec, devices: int) -> tuple[Array, Ar
         Whole.POWER: policy.power,
         Whole.FULL_AFTER: score_after == "full",
         Whole.POWER_AFTER: power_after,
+        Whole.NATIVE: native,
     }
     real = {
         Real.MASS: policy.mass,
-        Real.COVERAGE: policy.coverage,
+        Real.COVERAGE: 1.0 if native else policy.coverage,
         Real.PRICE: policy.price,
         Real.SCALE: router.routed_scaling_factor,
     }

@@ -20,6 +20,7 @@ class Whole(IntEnum):
     POWER = auto()
     FULL_AFTER = auto()  # the same two for what S is topped up by
     POWER_AFTER = auto()
+    NATIVE = auto()  # 1: every row keeps its native experts, whatever S is
 
 
 class Real(IntEnum):

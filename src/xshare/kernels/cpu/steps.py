@@ -30,7 +30,7 @@ from xshare.router import ABSENT
 
 (
     TOP_K, SIGMOID, RENORMALIZE, RENORMALIZE_OURS, GROUPS, KEEP_GROUPS, WARMUP, BUDGET, REQUEST_BUDGET, DEVICE_BUDGET,
-    ROUNDS, NUM_DEVICES, FULL, POWER, FULL_AFTER, POWER_AFTER,
+    ROUNDS, NUM_DEVICES, FULL, POWER, FULL_AFTER, POWER_AFTER, ALL_NATIVE,
 ) = map(int, Whole)  # fmt: skip
 MASS, COVERAGE, PRICE, SCALE = map(int, Real)
 NATIVE, SELECTED, ACTIVE, KEPT, BELOW_HALF, SMALLEST_KEPT, TOP1_KEPT, MAX_LOAD, EXCLUDED = map(int, Figure)
@@ -193,7 +193,7 @@ def refine(logits, score, choice, S, native, native_weights, whole, inside, ids,
     kept = 0
     for t in range(k):
         kept += S[native[t]]
-    if kept == k and whole[RENORMALIZE] == whole[RENORMALIZE_OURS]:  # nothing is lost
+    if whole[ALL_NATIVE] or (kept == k and whole[RENORMALIZE] == whole[RENORMALIZE_OURS]):  # nothing is lost
         for t in range(k):
             ids[t], weights[t] = native[t], native_weights[t]
         return
