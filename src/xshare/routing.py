@@ -16,12 +16,11 @@ from xshare.algorithms import load, refine
 from xshare.batch import BatchLayout, Placement
 from xshare.errors import LayoutError, PolicyError, RouterError
 from xshare.kernels import cpu, fused_set
-from xshare.kernels.cpu.numbers import Figure
+from xshare.kernels.cpu.numbers import HALF, Figure
 from xshare.methods import Native, Selection, Step, decide, decide_routing
 from xshare.policy import Policy
 from xshare.router import RouterSpec
 
-HALF = 0.5 - 1e-9  # rounding does not decide about a row that keeps exactly half
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 

@@ -14,18 +14,18 @@ from xshare.engines.opening import open_engine, open_large
 from xshare.errors import XShareError
 from xshare.files import check_writable
 from xshare.law import fit
-from xshare.policy import Policy
+from xshare.policy import RECOMMENDED, Policy
 from xshare.progress import Advance
 from xshare.quality.files import Task, built_in
 from xshare.quality.measure import Outcome, answer, ordered, row_of
 from xshare.results import Results, Row
 from xshare.tasks import ASKED, LONGEST
+from xshare.tune.doctor import WORTH
 from xshare.workers import Workers
 
-PRESETS = ("careful", "balanced", "fast")
+PRESETS = tuple(RECOMMENDED)
 # The paper's own for half of its experts, and rivals: vLLM's pull request 35551, a smaller k, Lynx.
 POLICIES = [*PRESETS, "k0=1,m=12,score=full", "logit-sum:m=16", "topk:k=2", "lynx:drop=12"]
-WORTH = 1.03  # a smaller gain is not worth a risk to the answers
 
 
 def demo(

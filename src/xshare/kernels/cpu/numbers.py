@@ -2,6 +2,8 @@
 
 from enum import IntEnum, auto
 
+HALF = 0.5 - 1e-9  # rounding does not decide about a row that keeps exactly half
+
 
 class Whole(IntEnum):
     TOP_K = 0

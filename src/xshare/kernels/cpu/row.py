@@ -6,6 +6,7 @@ import numba
 import numpy as np
 from llvmlite.binding import ffi
 
+from xshare.algorithms.greedy import ONE as VOTE
 from xshare.router import ABSENT, LOWEST
 
 # vLLM 0.32 looks into the __dict__ of everything in every module, and breaks where llvmlite, for which any name is a
@@ -14,7 +15,7 @@ if isinstance(found := getattr(ffi.lib, "_fntab", None), dict):
     found.setdefault("__dict__", {})
 
 HIGHEST = -LOWEST
-ONE = 4294967296.0  # a vote of 1.0 as an integer: algorithms.greedy.ONE
+ONE = float(VOTE)  # a vote of 1.0 as an integer
 # Loops rather than array expressions: those take Numba ten times as long to compile.
 jit = numba.njit(cache=True, nogil=True, error_model="numpy")
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from xshare.kernels.cpu.numbers import Figure, Real, Whole
+from xshare.kernels.cpu.numbers import HALF, Figure, Real, Whole
 from xshare.kernels.cpu.row import (
     best_first,
     choose_row,
@@ -34,7 +34,6 @@ from xshare.router import ABSENT
 ) = map(int, Whole)  # fmt: skip
 MASS, COVERAGE, PRICE, SCALE = map(int, Real)
 NATIVE, SELECTED, ACTIVE, KEPT, BELOW_HALF, SMALLEST_KEPT, TOP1_KEPT, MAX_LOAD, EXCLUDED = map(int, Figure)
-HALF = 0.5 - 1e-9  # rounding does not decide about a row that keeps exactly half
 
 
 @jit
