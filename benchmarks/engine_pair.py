@@ -33,6 +33,8 @@ ON_CPU = {"OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
 class Engine:
     """The parent's end. `options`: tiny, layers, weights, drafter, drafts, sizes (captured), and
 
+    shape  of shapes.SHAPES, gpt-oss-120b where nothing is said; offload, GB of experts in host memory; every, steps
+           between two of which experts are counted; compilation, more of vLLM's compilation_config
     runner V1 or V2, vLLM's model runner; a machine without a GPU has V1 only
     rule   None (unmodified vLLM, the plugin not loaded), "xshare" (beside it `xshare`, the plugin's key, or None: no
            key), "logit-sum" (pull request 35551 with a budget of `budget`)
@@ -116,8 +118,10 @@ class Child:
         }
 
     def policy(self, policy: str) -> None:
-        """Another one from the next step on; what was counted is counted from here."""
-        self.llm.collective_rpc("xshare_set", args=(policy,))
+        """Another one from the next step on, or native; what was counted is counted from here."""
+        if policy != "native":
+            self.llm.collective_rpc("xshare_set", args=(policy,))
+        self.llm.collective_rpc("xshare_switch", args=(policy != "native",))
         self.before = self.llm.collective_rpc("xshare_stats")[0]
 
     def counted(self, batch: int) -> dict[str, Any]:
@@ -133,6 +137,18 @@ class Child:
             "active": now.mean.get("experts_active"),
             "native": now.mean.get("experts_native"),
         }
+
+    def host_layers(self) -> int:
+        found: int = self.llm.collective_rpc("xshare_stats")[0]["host_layers"]
+        return found
+
+    def bus(self) -> float | None:
+        """GB a second at which this card reads host memory; None without a card."""
+        import torch
+
+        from xshare.tune.doctor import bus_gbps
+
+        return bus_gbps(COPIED) if torch.cuda.is_available() else None
 
     def weights(self, weights: dict[str, float]) -> int:
         from xshare.engines.vllm.dummy import refill
@@ -211,10 +227,10 @@ def load_alone() -> None:
 
 def arguments(options: dict[str, Any], folder: Path) -> dict[str, Any]:
     """What vLLM's LLM is started with."""
-    from shapes import eagle3_head, gpt_oss_120b, write
+    from shapes import SHAPES, eagle3_head, write
 
     tiny, drafts = options["tiny"], options["drafts"]
-    shape = gpt_oss_120b(options["layers"], tiny)
+    shape = SHAPES[options.get("shape", "gpt-oss-120b")](options["layers"], tiny)
     given: dict[str, Any] = {
         "model": str(write(shape, folder / "target")),
         "load_format": "xshare_dummy",
@@ -231,7 +247,9 @@ def arguments(options: dict[str, Any], folder: Path) -> dict[str, Any]:
     }
     given |= {"dtype": "float32", "enforce_eager": True, "kv_cache_memory_bytes": 1 << 26} if tiny else {}
     if not tiny:
-        given["compilation_config"] = {"cudagraph_capture_sizes": options["sizes"]}
+        given["compilation_config"] = {"cudagraph_capture_sizes": options["sizes"]} | options.get("compilation", {})
+    if options.get("offload") and not tiny:
+        given |= {"cpu_offload_gb": options["offload"], "cpu_offload_params": ["experts"]}
     if drafts:
         drafter = {"method": "custom_class", "model": "xshare.engines.vllm.drafter.FixedDrafter"}
         if options["drafter"] == "eagle3":
@@ -240,7 +258,9 @@ def arguments(options: dict[str, Any], folder: Path) -> dict[str, Any]:
         accepted = {"rejection_sample_method": "synthetic", "synthetic_acceptance_length": ACCEPTED}
         given["speculative_config"] = drafter | {"num_speculative_tokens": drafts} | ({} if tiny else accepted)
     if options.get("xshare") is not None:
-        given["additional_config"] = {"xshare": options["xshare"] | {"metrics": {"every": 3 if tiny else EVERY}}}
+        given["additional_config"] = {
+            "xshare": options["xshare"] | {"metrics": {"every": options.get("every", 3 if tiny else EVERY)}}
+        }
     return given
 
 

@@ -17,6 +17,7 @@ come to is not chosen. Columns are those of paper_quality.py.
 
 from __future__ import annotations
 
+import hashlib
 import time
 from functools import partial
 from pathlib import Path
@@ -28,6 +29,7 @@ from kept import Kept
 from paper_policies import no_op
 from study import CONTROL, KEY, Cell, Study, run, show, tasks_of
 
+from xshare import models
 from xshare.cli.output import engine_arguments
 from xshare.policy import RECOMMENDED, Policy
 from xshare.quality.files import Task
@@ -85,6 +87,15 @@ def chosen(rows: list[Row], setting: Setting) -> list[Policy]:
     return list(dict.fromkeys(map(Policy.parse, [*RECOMMENDED, *(row["policy"] for row in found)])))
 
 
+def weights_of(model: str) -> str:
+    """What tells a model from the same one trained anew, wherever and whenever it was copied."""
+    sums = hashlib.sha256()
+    for file in sorted((models.folder(model) if model in models.NAMES else Path(model)).glob("*.safetensors")):
+        with file.open("rb") as opened:
+            sums.update(hashlib.file_digest(opened, "sha256").digest())
+    return sums.hexdigest()[:16]
+
+
 def share(row: Row) -> float:
     """Of native's experts that are loaded."""
     return float(row["active"] / row["active_native"])
@@ -116,7 +127,7 @@ def main(
         job = Job(model, options, asked, tokens, forced, 0, alone, together, drafts=drafts)
         bench = Bench(job)
         about = bench.engine(0).about
-        part: Row = {"model": about.model, "weights": about.files, "device": about.device, "dtype": about.dtype}
+        part: Row = {"model": about.model, "weights": weights_of(model), "device": about.device, "dtype": about.dtype}
         kept = Kept(
             json, about.record(), job.setting(), KEY, part=part | {"set": name, "tasks": job.setting()["tasks"]}
         )

@@ -132,3 +132,6 @@ def write(config: Config, folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config))
     return folder
+
+
+SHAPES = {"gpt-oss-120b": gpt_oss_120b, "qwen3-30b-a3b": qwen3_30b_a3b}

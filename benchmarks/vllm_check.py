@@ -29,6 +29,8 @@ SAME = [
     ("V1 eager", "V1 full, not compiled"),
     ("V1 full", "V1 piecewise"),
     ("V1 full", "V2 full"),
+    ("V1 full", "V1 full, in host memory"),
+    ("V1 full, in host memory", "V2 full, in host memory"),
 ]
 CASES: dict[str, dict[str, Any]] = {
     "gpt-oss V1 eager": {"shape": "gpt-oss", "eager": True},
@@ -44,6 +46,8 @@ CASES: dict[str, dict[str, Any]] = {
     "qwen3 V1 piecewise": {"shape": "qwen3", "graphs": "PIECEWISE"},
     "qwen3 V1 full": {"shape": "qwen3", "graphs": "FULL_AND_PIECEWISE"},
     "qwen3 V2 full": {"shape": "qwen3", "graphs": "FULL_AND_PIECEWISE", "v2": True},
+    "qwen3 V1 full, in host memory": {"shape": "qwen3", "graphs": "FULL_AND_PIECEWISE", "host": True},
+    "qwen3 V2 full, in host memory": {"shape": "qwen3", "graphs": "FULL_AND_PIECEWISE", "v2": True, "host": True},
 }
 
 
@@ -58,6 +62,8 @@ def engine(case: dict[str, Any], tiny: bool, folder: Path) -> Any:
     if case.get("drafts"):
         policy = {"warmup": 1, "request_budget": 4}
     options: dict[str, Any] = {"dtype": "float32"} if tiny else {}
+    if case.get("host") and not tiny:
+        options |= {"cpu_offload_gb": 8, "cpu_offload_params": {"experts"}}
     if case.get("eager"):
         options["enforce_eager"] = True
     elif not tiny:
@@ -148,6 +154,8 @@ def run_case(name: str, tiny: bool) -> dict[str, Any]:
         state = state_of(llm)
         paths = sorted({f"{layer.site.path}/{layer.hook.mode}" for layer in state.layers})
         check("attached", len(state.layers) == 4, f"{len(state.layers)} of 4 layers, {', '.join(paths)}")
+        if case.get("host") and not tiny:
+            check("experts are in host memory", state.host_layers == 4, f"those of {state.host_layers} of 4 layers")
         witness = Witness(state)
         witness.take()  # what warming up the engine left
         drafts = case.get("drafts", 0)

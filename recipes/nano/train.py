@@ -156,7 +156,9 @@ def main(
     rows: Annotated[int | None, typer.Option(help="Rows a step.")] = None,
     seconds: Annotated[float, typer.Option(help="Stop after these, with a checkpoint.")] = math.inf,
     short: Annotated[bool, typer.Option("--short", help="Short questions only, as nano's first steps.")] = False,
-    short_for: Annotated[float, typer.Option(help="Short questions only for so many seconds, then of all sizes.")] = 0,
+    short_steps: Annotated[
+        int, typer.Option(min=0, help="Short questions for so many steps, then all sizes.")
+    ] = 0,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the checkpoint in OUT.")] = False,
     workers: Annotated[int, typer.Option(help="Processes that make tasks.")] = 8,
     questions: Annotated[int, typer.Option(help="Questions of each kind and size in the evaluation; 0: none.")] = 32,
@@ -177,8 +179,8 @@ def main(
     masters = Masters(net, settings, fused=device == "cuda")
     first = masters.load(out / f"checkpoint-{model}.safetensors") if resume else 0
     if not steps or first < steps:
-        feed = Feed(model, corpus, rows or settings.rows, settings.seed + first, workers, short or short_for > 0)
-        lengthen = math.inf if short else began + short_for
+        feed = Feed(model, corpus, rows or settings.rows, settings.seed + first, workers, short or first < short_steps)
+        lengthen = math.inf if short else short_steps
         steps = train(net, masters, model, feed, out, first, steps, began + seconds, lengthen)
     net.config.architectures = [type(net).__name__]
     net.generation_config.eos_token_id, net.generation_config.pad_token_id = 0, 0
@@ -199,7 +201,7 @@ def train(
     lengthen: float,
 ) -> int:
     """From step `first` to the last, or until the time is up; a checkpoint at the end of either, and now and then.
-    Questions of all sizes from the time `lengthen` on.
+    Questions of all sizes from step `lengthen` on.
 
     -> the number of steps, which is chosen after `TIMED` more of them where it is 0
     """
@@ -212,7 +214,7 @@ def train(
         since, tokens = time.monotonic(), 0
         step, fitted = first - 1, not steps
         while (step := step + 1) < steps or not steps:
-            feed.short = time.monotonic() < lengthen
+            feed.short = step < lengthen
             batch = feed.batch()
             inputs, targets = (t.pin_memory().to(device, non_blocking=True) if device == "cuda" else t for t in batch)
             loss, balance, spread = compiled(inputs, targets)

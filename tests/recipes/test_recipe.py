@@ -46,7 +46,7 @@ def test_it_trains_and_goes_on(tmp_path, train):
             file.write(
                 "\n<|endoftext|>\n".join(f"{number} " + "A sentence of some words. " * 400 for number in range(30))
             )
-    out, more = tmp_path / "out", ["--resume", "--short-for", "0.001"]
+    out, more = tmp_path / "out", ["--resume", "--short-steps", "1"]
     for steps, options in ((2, ["--short"]), (3, more)):
         ended = train(tmp_path, "--out", out, *OPTIONS, "--steps", steps, *options)
         assert ended.exit_code == 0, ended.output

@@ -123,10 +123,16 @@ def show(found: Examination, about: About, worth: bool, why: str) -> None:
         console.print("bandwidth  not known: this engine keeps its experts in a form whose size cannot be told")
     elif found.bandwidth_gbps is not None and found.law.r2 >= FITS:
         share = found.bandwidth_gbps / found.copy_gbps
+        whose = "the bus to host memory, where they lie:" if found.on_host else "this device's"
         console.print(
-            f"bandwidth  experts are read at {found.bandwidth_gbps:.0f} GB/s, {share:.0%} of this device's "
+            f"bandwidth  experts are read at {found.bandwidth_gbps:.0f} GB/s, {share:.0%} of {whose} "
             f"{found.copy_gbps:.0f} GB/s in a copy"
         )
+        if found.on_host and found.expert_bytes:
+            least = found.wanted * found.expert_bytes / found.copy_gbps / 1e6
+            console.print(
+                f"bus        {found.wanted:.1f} experts take at least {least:.0f} ms to read, a step natively"
+            )
     for note in made_up(about):
         console.print(note)
     console.print(f"[bold]{'worth it' if worth else 'not worth it'}[/bold]: {why}")

@@ -34,6 +34,7 @@ class About:
     layers: int = 0  # with experts
     layer_numbers: tuple[int, ...] = ()  # the model's own, of those layers; not in the record
     expert_bytes: int | None = None  # of one expert, in all layers together
+    host_layers: int = 0  # whose experts a GPU reads from host memory
     drafts: int | None = None  # a request and step
     drafter: str | None = None
     drafter_files: str | None = None
@@ -47,7 +48,7 @@ class About:
         """Flat, as it stands in files and must agree for a file to be gone on from: with what is known."""
         # Of these files say, and always have said, that they are not known.
         said = {"version", "drafter", "expert_bytes"} if self.engine == "vllm" else {"version"}
-        sizes = {"experts", "top_k", "layers"}
+        sizes = {"experts", "top_k", "layers", "host_layers"}
         values = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "layer_numbers"}
         return {
             name: value

@@ -71,6 +71,7 @@ class Examination:
     top_k: int
     copy_gbps: float
     expert_bytes: int | None = None  # of one expert, in all layers together
+    on_host: bool = False  # whether most experts are read over the bus, whose speed is then `copy_gbps`
 
     @property
     def law(self) -> Law:
@@ -155,6 +156,7 @@ def examine(
         if fresh:
             keep(fresh)
     measured = [way for way, _ in ways]
+    on_host = engine.about.host_layers * 2 > engine.about.layers
     forced = len(sizes(N, k))
     return Examination(
         native=measured[0],
@@ -163,8 +165,9 @@ def examine(
         policies=measured[2 + forced : 2 + forced + len(policies)],
         by_batch=measured[2 + forced + len(policies) :],
         top_k=k,
-        copy_gbps=copy_gbps("cpu" if engine.about.device == "cpu" else "cuda"),
+        copy_gbps=bus_gbps() if on_host else copy_gbps("cpu" if engine.about.device == "cpu" else "cuda"),
         expert_bytes=engine.about.expert_bytes,
+        on_host=on_host,
     )
 
 
@@ -194,6 +197,20 @@ def copy_gbps(device: str, megabytes: int = 256) -> float:
 
     once()
     return 2 * source.numel() / median(once() for _ in range(7)) / 1e9
+
+
+def bus_gbps(megabytes: int = 256) -> float:
+    """At which a GPU reads host memory."""
+    source = torch.ones(megabytes << 20, dtype=torch.uint8).pin_memory()
+    target = torch.empty_like(source, device="cuda")
+    times = []
+    for _ in range(5):
+        torch.cuda.synchronize()
+        began = time.perf_counter()
+        target.copy_(source, non_blocking=True)
+        torch.cuda.synchronize()
+        times.append(time.perf_counter() - began)
+    return source.numel() / min(times) / 1e9
 
 
 def verdict(found: Examination) -> tuple[bool, str]:

@@ -60,6 +60,7 @@ class VllmEngine:
         self.about.experts, self.about.top_k = self._before["experts"], self._before["top_k"]
         self.about.layers, self.about.layer_numbers = len(self._before["layers"]), layer_numbers(self._before["layers"])
         self.about.expert_bytes = self._before["expert_bytes"]
+        self.about.host_layers = self._before["host_layers"]
         self.forces = not self.about.drafts
         self.use(None)
 

@@ -54,6 +54,7 @@ def attach(runner: Any, v2: bool) -> None:
         runner._prepare_inputs = _reading_v1(runner, state)
     if state.policy.method == "xshare" and not names_score(config.additional_config):
         log.info(NO_SCORE)
+    say_where_experts_are(state, config)
     log.info("xshare: %s on %d layers (vLLM %s: %s)", state.policy, len(state.layers), vllm_version(), verified())
 
 
@@ -85,6 +86,21 @@ def make_state(model: Any, settings: Settings, device: torch.device, config: Any
             top_k,
         )  # fmt: skip
     return state
+
+
+def say_where_experts_are(state: State, config: Any) -> None:
+    """Of an engine that was told to keep some in host memory, which is where it pays most to load fewer."""
+    offload = getattr(config, "offload_config", None)  # 0.26 and later
+    if not getattr(getattr(offload, "uva", None), "cpu_offload_gb", 0):
+        return
+    there, layers = state.host_layers, len(state.layers)
+    if there:
+        log.info("xshare: the experts of %d of %d layers lie in host memory, and are read from there", there, layers)
+    else:
+        log.warning(
+            "xshare: vLLM was given --cpu-offload-gb, but all experts lie on the GPU: either --cpu-offload-params "
+            "names other weights, or the experts' kernel keeps a copy of its own form, as those for MXFP4 do"
+        )
 
 
 def start_reporter(state: State, config: Any) -> None:

@@ -60,6 +60,11 @@ class State:
         found = [layer.site.expert_bytes for layer in self.layers]
         return sum(size for size in found if size is not None) if None not in found else None
 
+    @property
+    def host_layers(self) -> int:
+        """Layers whose experts lie in host memory."""
+        return sum(layer.site.in_host_memory for layer in self.layers)
+
     # Every step
 
     def one_row_each(self, requests: int) -> Array:
@@ -163,6 +168,7 @@ class State:
             "experts": max((layer.site.num_experts for layer in self.layers), default=0),
             "top_k": self.top_k if self.layers else 0,
             "expert_bytes": self.expert_bytes,
+            "host_layers": self.host_layers,
             **(self.samples.means() if self.samples is not None else {}),
         }
 

@@ -24,6 +24,15 @@ def expert_bytes(runner: Any) -> int | None:
     return round(size) if FEWEST_BITS <= bits <= SLACK * 8 * moe.in_dtype.itemsize else None
 
 
+def in_host_memory(runner: Any) -> bool:
+    """Whether the GPU reads this layer's experts from host memory, where they lie (`--cpu-offload-gb`)."""
+    experts = list(runner.routed_experts.parameters())
+    large = max((weight.nbytes for weight in experts), default=0) / 2  # not scales and biases
+    return bool(experts) and all(
+        getattr(weight, "_vllm_is_uva_offloaded", False) for weight in experts if weight.nbytes >= large
+    )
+
+
 def _swizzled(holder: Any) -> list[Tensor]:
     """Tensors inside the attributes that are a triton_kernels Tensor."""
     inside = [getattr(getattr(value, "storage", None), "data", None) for value in vars(holder).values()]
