@@ -20,6 +20,7 @@ from __future__ import annotations
 import hashlib
 import time
 from functools import partial
+from itertools import zip_longest
 from pathlib import Path
 from typing import Annotated
 
@@ -48,7 +49,8 @@ PLAN = {
     """,
     DRAFTED: """
         rho=0.7 rho=0.6 k0=1,m=0,mr=4,score=full k0=1,m=0,mr=4 rho=0.65 rho=0.75 rho=0.65,w=0:4 lam=0.04,p=2
-        k0=1,m=0,mr=3,p=3 k0=1,m=0,mr=4,p=3 k0=1,m=12,p=3 rho=0.7,w=0:4 oea:rho=0.65 k0=2,m=0 rho=0.8 rho=0.6,w=0:4
+        k0=1,m=0,mr=3,p=3 k0=1,m=0,mr=4,p=3 k0=1,m=12,p=3 rho=0.6,m=4,p=3 rho=0.7,w=0:4 oea:rho=0.65 k0=2,m=0 rho=0.8
+        rho=0.6,w=0:4 lam=0.02,p=2 rho=0.55
     """,
 }
 LOSSES = (0.01, 0.02, 0.05)  # of accuracy, that a policy is chosen for
@@ -134,7 +136,8 @@ def main(
         if name == "choosing":
             cells: dict[Cell, str] = {(setting, None): "native" for setting in settings}
             cells |= {(setting, no_op(about.experts)): CONTROL for setting in settings}
-            cells |= {(setting, policy): "" for setting in settings for policy in planned(setting, about.experts)}
+            plans = [[(setting, policy) for policy in planned(setting, about.experts)] for setting in settings]
+            cells |= {cell: "" for turn in zip_longest(*plans) for cell in turn if cell is not None}
         else:
             cells = {(setting, policy): "" for setting in settings for policy in [None, *chosen(rows, setting)]}
         workers = Workers(bench.told if jobs == 1 else partial(Bench, job), jobs)

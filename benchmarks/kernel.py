@@ -10,7 +10,8 @@ replays; `spread_us` is the middle half of the paired differences.
   floor      an empty kernel instead of selection: what any launch costs
   reference  the torch implementation, captured
   compiled   the same under torch.compile (10 s of compiling a shape; --compile 0 leaves it out)
-  fused      the kernel, gate open
+  fused      the kernel as a server with that policy has it, gate open
+  fused-any  as one has it that may change to any policy (`live: any`)
   fused-off  the kernel, gate closed
 
 --cold reads 128 MiB before every router GEMM, as a model's experts do: neither the control nor the kernel is then in
@@ -34,6 +35,7 @@ from xshare import BatchLayout, Placement, Policy, RouterSpec
 from xshare.cli.output import number_table, progress_bar, wide_console
 from xshare.kernels.control import Control
 from xshare.kernels.launch import FusedSelection
+from xshare.kernels.limits import THRESHOLDS, thresholds_of
 from xshare.methods import decide_routing
 from xshare.report.plot import check_plot, plot_kernel
 from xshare.results import Results, Row
@@ -74,13 +76,17 @@ class Shape:
         self.logits = torch.empty(n, experts, device="cuda", dtype=torch.bfloat16)
         self.stairs = (torch.arange(experts + 1, dtype=torch.float64, device="cuda") / 6).ceil() * 6
         self.flood = torch.zeros(2**25, device="cuda") if cold else None
-        self.selection = FusedSelection(
-            num_experts=experts,
-            rows=n,
-            device="cuda",
-            router=self.spec,
-            rows_per_request=each,
-            cost=self.stairs.unsqueeze(0) if cost else None,
+        self.selection, self.selection_any = (
+            FusedSelection(
+                num_experts=experts,
+                rows=n,
+                device="cuda",
+                router=self.spec,
+                rows_per_request=each,
+                cost=self.stairs.unsqueeze(0) if cost else None,
+                thresholds=thresholds,
+            )
+            for thresholds in (thresholds_of([self.policy]), THRESHOLDS)
         )
         self.control = Control("cuda")
         self.control.set_policy(self.policy)
@@ -95,6 +101,9 @@ class Shape:
 
     def fused(self, logits: Tensor) -> None:
         self.selection.launch(logits, self.control)
+
+    def fused_any(self, logits: Tensor) -> None:
+        self.selection_any.launch(logits, self.control)
 
     def chain(self, select: Call | None) -> Callable[[], None]:
         def layers() -> None:
@@ -195,7 +204,7 @@ def measured(json: Path | None, points: list[Point], compile: int, cold: bool) -
             if number < compile:
                 torch._dynamo.reset()  # of the shapes before: beyond a number of them it gives up and runs uncompiled
                 impls["compiled"] = torch.compile(shape.reference, dynamic=False)
-            impls |= {"fused": shape.fused, "fused-off": shape.fused}
+            impls |= {"fused": shape.fused, "fused-any": shape.fused_any, "fused-off": shape.fused}
             results.rows += [measure(shape, impl, select) for impl, select in impls.items()]
             advance(1)
             results.write()  # a long run leaves what it has

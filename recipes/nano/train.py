@@ -156,9 +156,7 @@ def main(
     rows: Annotated[int | None, typer.Option(help="Rows a step.")] = None,
     seconds: Annotated[float, typer.Option(help="Stop after these, with a checkpoint.")] = math.inf,
     short: Annotated[bool, typer.Option("--short", help="Short questions only, as nano's first steps.")] = False,
-    short_steps: Annotated[
-        int, typer.Option(min=0, help="Short questions for so many steps, then all sizes.")
-    ] = 0,
+    short_steps: Annotated[int, typer.Option(min=0, help="Short questions for so many steps, then all sizes.")] = 0,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the checkpoint in OUT.")] = False,
     workers: Annotated[int, typer.Option(help="Processes that make tasks.")] = 8,
     questions: Annotated[int, typer.Option(help="Questions of each kind and size in the evaluation; 0: none.")] = 32,

@@ -7,6 +7,7 @@ from fusing import DEVICE, TOP_4, fused, layout_of, of_shape
 import xshare
 from xshare import LayoutError, Placement, Policy, PolicyError, RouterError, RouterSpec
 from xshare.kernels.control import Control, own_numbers
+from xshare.kernels.limits import thresholds_of
 from xshare.kernels.words import Own
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # the interpreter computes with NaN as a GPU does
@@ -25,6 +26,20 @@ def test_many_blocks(text):
     got, masked = fused(router, policy, logits, starts, rows_per_request=4, placement=spread)
     assert torch.equal(got.keep.cpu(), want.selected)
     assert torch.equal(masked, logits.masked_fill(~want.selected, torch.finfo(torch.float32).min))
+
+
+@pytest.mark.parametrize("rows", [16, 40])  # one tile, and blocks
+@pytest.mark.parametrize("text", ["k0=1,m=8", "k0=0,rho=0.7", "k0=0,lam=0.04,p=2", "k0=1,tau=0.8"])
+def test_made_for_one_kind_of_policy(text, rows):
+    """Code that its policies never need is left out, and what is left chooses the same."""
+    policy = Policy.parse(text)
+    logits = torch.randn(rows, 64, generator=torch.Generator().manual_seed(2)) * 2
+    want = xshare.route(logits, TOP_4, policy).selected
+    got, _ = fused(TOP_4, policy, logits, list(range(rows + 1)), thresholds=thresholds_of([policy]))
+    assert torch.equal(got.keep.cpu(), want)
+    other = Policy.parse("k0=0,rho=0.7" if "rho" not in text else "k0=1,tau=0.8")
+    with pytest.raises(PolicyError, match="was made without: start an engine with such a policy, or with live 'any'"):
+        got.check(other)
 
 
 def test_scores_of_the_top_k_where_all_of_them_underflow():

@@ -14,7 +14,7 @@ from xshare.errors import LayoutError, PolicyError
 from xshare.kernels import rows
 from xshare.kernels import selection as kernel
 from xshare.kernels.control import Control
-from xshare.kernels.limits import DTYPES, unsupported_shape
+from xshare.kernels.limits import DTYPES, THRESHOLDS, thresholds_of, unsupported_shape
 from xshare.kernels.plan import Plan, Scratch
 from xshare.kernels.refinement import reroute_rows
 from xshare.kernels.words import Own
@@ -42,6 +42,7 @@ class FusedSelection:
     own: Tensor | None = None  # float64 [len(Own)]: this layer's own numbers in place of the control's
     protects: bool = False  # whether rows can be protected (Control.set_step)
     cost: Tensor | None = None  # float64 [tables, N + 1]: what so many experts cost here
+    thresholds: frozenset[str] = THRESHOLDS  # that policies may set: the others' code is left out, and costs nothing
     scratch: Scratch | None = None  # another layer's of the same plan, to share it
 
     def __post_init__(self) -> None:
@@ -88,6 +89,11 @@ class FusedSelection:
             raise PolicyError("request_budget (mr) needs a selection made with rows_per_request, and this one was not")
         if policy.device_budget is not None and self.placement is None:
             raise PolicyError("device_budget (mg) needs a selection made with a placement, and this one was not")
+        if left_out := thresholds_of([policy]) - self.thresholds:
+            raise PolicyError(
+                f"{min(left_out)} in {policy} needs a selection that was made for it, and this one was made without: "
+                f"start an engine with such a policy, or with live 'any'"
+            )
 
     def launch(self, logits: Tensor, control: Control) -> None:
         """Select for `logits` [rows, N], rows possibly strided; leaves keep, share, masked_bias and masked logits."""
@@ -144,6 +150,7 @@ class FusedSelection:
             "PROTECT": self.protects, "UNIQUE": logits.dtype == torch.bfloat16 and self._by_logit,
             "MASK_LOGITS": self.mask_logits, "MASK_BIAS": router is not None and router.scoring == "sigmoid",
             "SHARE": self.with_share, "SEEN": self.seen is not None,
+            **{name.upper(): name in self.thresholds for name in THRESHOLDS},
             "LOWEST": torch.finfo(logits.dtype).min, "num_warps": plan.warps,
         }  # fmt: skip
         return rules | ({"EARLY": True, "launch_pdl": True} if plan.early else {"EARLY": False})

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 
 from xshare.policy import Policy
 
 MAX_EXPERTS, MAX_ROWS, MAX_WARMUP = 512, 256, 4
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+THRESHOLDS = frozenset({"mass", "coverage", "price"})  # tau, rho, lam: Policy's names
+
+
+def thresholds_of(policies: Iterable[Policy]) -> frozenset[str]:
+    """Those that any of them sets."""
+    return frozenset(name for policy in policies for name in THRESHOLDS if getattr(policy, name) is not None)
 
 
 def unsupported_shape(num_experts: int, rows: int, n_group: int = 1) -> str | None:

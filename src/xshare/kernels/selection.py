@@ -98,6 +98,7 @@ def select_in_one_tile(
     TOP_K: tl.constexpr, SCORING: tl.constexpr, RENORMALIZE: tl.constexpr,
     GROUPS: tl.constexpr, KEEP_GROUPS: tl.constexpr,
     DEVICES: tl.constexpr, COST: tl.constexpr, PROTECT: tl.constexpr, UNIQUE: tl.constexpr,
+    MASS: tl.constexpr, COVERAGE: tl.constexpr, PRICE: tl.constexpr,
     MASK_LOGITS: tl.constexpr, MASK_BIAS: tl.constexpr, SHARE: tl.constexpr, SEEN: tl.constexpr,
     LOWEST: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
@@ -108,7 +109,8 @@ def select_in_one_tile(
     end = tl.minimum(tl.load(control + ROWS), present)
     k0, m_g, rounds = tl.load(control + K0), tl.load(control + MG), tl.load(control + ROUNDS)
     by_top_k, power = tl.load(control + TOPK), tl.load(control + POWER)
-    own_m, tau, own_rho, lam = tl.load(own + M), tl.load(own + TAU), tl.load(own + RHO), tl.load(own + LAM)
+    own_m, tau = tl.load(own + M), tl.load(own + TAU) if MASS else -1.0
+    own_rho, lam = tl.load(own + RHO) if COVERAGE else 0.0, tl.load(own + LAM) if PRICE else 0.0
     sample = tl.load(control + SAMPLE)
     table = tl.load(control + COST_TABLE) if COST else -1
     cols = tl.arange(0, BN)
@@ -118,7 +120,8 @@ def select_in_one_tile(
     if gate == 0:
         _leave_open(0, present, keep, bias, masked_bias, share, N, BR, BN, MASK_BIAS, SHARE)
     else:
-        m, rho = own_m.to(tl.int32), own_rho.to(tl.float32)  # not before the logits are asked for
+        m = own_m.to(tl.int32)  # not before the logits are asked for
+        rho = own_rho.to(tl.float32) if COVERAGE else 0.0
         value = tl.where((rows < end)[:, None], x.to(tl.float32), float("-inf"))
         score, key, best, usable, top, total = read_rows(value, bias, N, BR, BN, SCORING, GROUPS, KEEP_GROUPS, UNIQUE)
         protected = usable
@@ -156,6 +159,7 @@ def select_in_blocks(
     TOP_K: tl.constexpr, SCORING: tl.constexpr, RENORMALIZE: tl.constexpr,
     GROUPS: tl.constexpr, KEEP_GROUPS: tl.constexpr,
     DEVICES: tl.constexpr, COST: tl.constexpr, PROTECT: tl.constexpr, UNIQUE: tl.constexpr,
+    MASS: tl.constexpr, COVERAGE: tl.constexpr, PRICE: tl.constexpr,
     MASK_LOGITS: tl.constexpr, MASK_BIAS: tl.constexpr, SHARE: tl.constexpr, SEEN: tl.constexpr,
     LOWEST: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
@@ -170,7 +174,8 @@ def select_in_blocks(
     end = tl.minimum(tl.load(control + ROWS), present)
     k0, m_r, m_g = tl.load(control + K0), tl.load(control + MR), tl.load(control + MG)
     by_top_k, power, guarded = tl.load(control + TOPK), tl.load(control + POWER), tl.load(control + PROTECTED)
-    own_m, tau, own_rho, lam = tl.load(own + M), tl.load(own + TAU), tl.load(own + RHO), tl.load(own + LAM)
+    own_m, tau = tl.load(own + M), tl.load(own + TAU) if MASS else -1.0
+    own_rho, lam = tl.load(own + RHO) if COVERAGE else 0.0, tl.load(own + LAM) if PRICE else 0.0
     rounds, sample = tl.load(control + ROUNDS), tl.load(control + SAMPLE)
     table = tl.load(control + COST_TABLE) if COST else -1
     last = end if EACH == 0 else tl.load(control + REQUESTS)
@@ -182,7 +187,8 @@ def select_in_blocks(
     if gate == 0:
         _leave_open(block * BR, present, keep, bias, masked_bias, share, N, BR, BN, MASK_BIAS, SHARE)
     else:
-        m, rho = own_m.to(tl.int32), own_rho.to(tl.float32)  # not before the logits are asked for
+        m = own_m.to(tl.int32)  # not before the logits are asked for
+        rho = own_rho.to(tl.float32) if COVERAGE else 0.0
         if PART != 2:
             high, low, count = votes(
                 logits, stride, bias, starts, block * QUOTA, tl.minimum(last, (block + 1) * QUOTA), end,

@@ -28,13 +28,14 @@ class FusedSelector:
         policy: Policy,
         *,
         never_within: int,
+        thresholds: frozenset[str],
         mask_logits: bool,
         with_share: bool,
         reroutes: bool,
         pool: Pool,
     ) -> None:
         """`policy` is this layer's of the start. `never_within`: rows that are never acted on, because they natively
-        load no more than the budget."""
+        load no more than the budget. `thresholds`: see FusedSelection."""
         assert step.control is not None
         self.control, self.sizes, self.router, self.num_experts = step.control, sizes, site.router, site.num_experts
         self.never_within, self.reroutes = never_within, reroutes
@@ -58,6 +59,7 @@ class FusedSelector:
                 seen=None if buffers.seen is None else buffers.seen[:rows],
                 keep=buffers.keep,
                 own=self.own,
+                thresholds=thresholds,
                 scratch=pool[plan],
             )
         self.set_policy(policy)

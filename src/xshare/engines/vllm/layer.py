@@ -79,8 +79,9 @@ def make_layers(
     tally: Tally,
     *,
     never_within: int,
+    thresholds: frozenset[str],
 ) -> list[Layer]:
-    """A layer for each site, with the memory that its group has for it. `never_within`: see FusedSelector."""
+    """A layer for each site, with the memory that its group has for it. `never_within`, `thresholds`: FusedSelector."""
     buffers = {place: mine for group in groups for place, mine in group.buffers().items()}
     pool: dict[Any, Any] = {}
     layers = []
@@ -97,6 +98,7 @@ def make_layers(
                 sizes,
                 own,
                 never_within=never_within,
+                thresholds=thresholds,
                 mask_logits=mode == MaskLogits.mode,
                 with_share=mode == MaskLogits.mode and rescales(site),  # nobody else needs it
                 reroutes=mode == Reroute.mode,

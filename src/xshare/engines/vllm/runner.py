@@ -22,6 +22,7 @@ from xshare.engines.vllm.sizes import Sizes
 from xshare.engines.vllm.state import State, rows_within
 from xshare.engines.vllm.step import Step
 from xshare.kernels.control import Control
+from xshare.kernels.limits import THRESHOLDS, thresholds_of
 from xshare.profile import read_profile
 
 log = logging.getLogger("vllm.xshare")
@@ -77,7 +78,8 @@ def make_state(model: Any, settings: Settings, device: torch.device, config: Any
     now, tally = Step(device, control), Tally(log)
     groups = alike(sites, sizes.buckets[-1], device, sampled=settings.metrics.on)
     never_within = 0 if settings.at_every_size else rows_within(policy, numbers, top_k)
-    layers = make_layers(sites, policy, groups, now, sizes, tally, never_within=never_within)
+    thresholds = THRESHOLDS if settings.at_every_size else thresholds_of(policy.by_layer(numbers))
+    layers = make_layers(sites, policy, groups, now, sizes, tally, never_within=never_within, thresholds=thresholds)
     samples = Samples(groups, device) if settings.metrics.on else None
     state = State(settings, policy, layers, now, sizes, tally, samples)
     if state.why_not(True, sizes.max_rows) == "within_budget":
