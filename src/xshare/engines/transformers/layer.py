@@ -42,10 +42,15 @@ class Layer:
         if len(logits) != state.rows:
             state.tally.mismatch(len(logits), state.rows)
             return None
-        if len(logits) and cpu.knows(self.policy) and not capturing(logits):
-            return self._compiled(logits, weights, ids)
         places = state.places
         rows = places.by_step(logits).detach()  # [steps, n, N]
+        if cpu.serves(rows, self.policy):
+            found = self._ready()(rows, state.layout)
+            self._add(torch.from_numpy(found.figures))
+            if self.policy.method == "native":
+                return None
+            own_weights, own_ids = cpu.settled(found, places.by_step(weights), places.by_step(ids))
+            return logits, places.by_row(own_weights), places.by_row(own_ids)
         if self.policy.method == "native":
             self._count_native(rows)
             return None
@@ -55,18 +60,6 @@ class Layer:
         self._count(*counts, *kept, routing.max_load, routing.excluded)
         own_weights, own_ids = settle(routing, places.by_step(weights), places.by_step(ids))
         return logits, places.by_row(own_weights), places.by_row(own_ids)
-
-    def _compiled(self, logits: Tensor, weights: Tensor, ids: Tensor) -> Triple | None:
-        """In one call on the CPU. From a GPU too: logits go there and back sooner than the reference's hundred
-        operations are launched."""
-        places = self.state.places
-        found = self._ready()(places.by_step(logits).detach().cpu(), self.state.layout_on_host)
-        self._add(torch.from_numpy(found.figures))
-        if self.policy.method == "native":
-            return None
-        theirs = [places.by_step(each).cpu() for each in (weights, ids)]
-        own_weights, own_ids = (places.by_row(each.to(logits.device)) for each in cpu.settled(found, *theirs))
-        return logits, own_weights, own_ids
 
     def _ready(self) -> cpu.Steps:
         """Made once, and again where the model was moved, which gives a correction bias another tensor."""
@@ -105,11 +98,6 @@ class Layer:
             return [0.0] * len(FIGURES)
         means: list[float] = (self.sums / max(1, self.steps)).tolist()
         return means
-
-
-def capturing(logits: Tensor) -> bool:
-    """Whether a CUDA graph is being recorded, in which nothing can be read."""
-    return logits.is_cuda and torch.cuda.is_current_stream_capturing()
 
 
 def settle(routing: Routing, weights: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:

@@ -45,7 +45,6 @@ class State:
         self.rows = 1
         self.places = Places()
         self.layout: BatchLayout | None = None  # requests [steps, n]
-        self._on_host: BatchLayout | None = None  # the same on the CPU
         self.open: Tensor | None = None  # bool [steps], which are acted on; None for all
         self.counted = 0  # steps that are
         self.asked = False  # whether any layer's router has been
@@ -73,15 +72,7 @@ class State:
             if self.counted < len(requests):  # without a voting row a step is routed natively
                 self.open = torch.tensor([reason is None for reason in reasons], device=step.device)
                 requests = requests.where(self.open.unsqueeze(1), -1)
-            self.layout, self._on_host = BatchLayout(requests), None
-
-    @property
-    def layout_on_host(self) -> BatchLayout:
-        """Copied once a pass, for all layers."""
-        if self._on_host is None:
-            assert self.layout is not None
-            self._on_host = self.layout.to(torch.device("cpu"))
-        return self._on_host
+            self.layout = BatchLayout(requests)
 
     def _decoding(self, step: Pass) -> bool:
         now = self.generation

@@ -36,11 +36,7 @@ def installed() -> bool:
 
 def serves(rows: Tensor, policy: Policy) -> bool:
     """Whether the compiled steps can take them; otherwise the reference does."""
-    return rows.device.type == "cpu" and rows.numel() > 0 and knows(policy)
-
-
-def knows(policy: Policy) -> bool:
-    return policy.method in METHODS and installed()
+    return rows.device.type == "cpu" and policy.method in METHODS and rows.numel() > 0 and installed()
 
 
 @dataclass
@@ -64,9 +60,7 @@ class Steps:
         from xshare.kernels.cpu.steps import route_steps
 
         self.route_steps, self.top_k, self.by_request = route_steps, router.top_k, policy.request_budget > 0
-        bias = router.correction_bias
-        self.bias = None if bias is None else bias.cpu()
-        self.placement = None if placement is None else placement.to(torch.device("cpu"))
+        self.bias, self.placement = router.correction_bias, placement
         self.cost = NOTHING[0] if cost is None else cost.numpy()
         self.whole, self.real = numbers(policy, router, 1 if placement is None else placement.num_devices)
 
