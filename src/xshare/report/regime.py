@@ -8,7 +8,7 @@ from xshare.report.read import ResultFile
 from xshare.results import Row
 
 COLUMNS = (
-    *("model", "shape", "engine", "task", "dataset", "batch", "rows", "concurrency", "rate"),
+    *("model", "shape", "layers", "engine", "task", "dataset", "batch", "rows", "concurrency", "rate"),
     *("draft", "drafts", "devices", "drafter", "regime", "mix", "mixed", "skew", "correlation", "presence"),
 )
 BARE = {"model", "shape", "engine", "task", "dataset", "regime"}  # values that say by themselves what they are
@@ -49,6 +49,8 @@ def spelled(regime: Regime) -> str:
         if value is False
         else str(value)
         if name in BARE
+        else f"{value} layers"
+        if name == "layers"
         else f"{name} {value}"
         for name, value in regime.items()
         if {name: value} not in USUAL
