@@ -167,8 +167,12 @@ def save(figure: Any, path: Path) -> None:
 
 
 def compact(svg: str) -> str:
-    """The same picture: a hundredth of a point is enough of a coordinate, and a stroke needs no line of its own."""
+    """The same picture: a hundredth of a point is enough of a coordinate, nobody asks for a group by its id, one font
+    and what stands in for it are enough, and a stroke needs no line of its own."""
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
     svg = re.sub(r"(\d\.\d\d)\d+", r"\1", svg)
+    svg = re.sub(r"font-family: 'DejaVu Sans'[^;\"]*", "font-family: 'DejaVu Sans', Verdana, sans-serif", svg)
+    svg = re.sub(r' transform="rotate\(-0 [^"]*\)"', "", svg)
+    svg = re.sub(r'<g id="[^"]*"', "<g", svg)
     svg = re.sub(r"\s*\n\s*([MLCQz])\s*", r"\1", svg)
     return re.sub(r"\s*\n\s*", " ", re.sub(r">\s+<", "><", svg)) + "\n"
