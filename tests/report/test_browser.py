@@ -21,8 +21,11 @@ def pages(tmp_path_factory):
     results.one_of_each(folder)
     evil = "<script>document.title = 'taken'</script><img src=http://127.0.0.1:9/x onerror=\"document.title='taken'\">"
     results.write(folder, "evil.json", [row | {"policy": row["policy"] + evil} for row in results.demo_rows()])
+    worth = tmp_path_factory.mktemp("worth")
+    results.write(worth, "bench.json", results.timed(results.SPEEDS))
+    results.write(worth, "quality.json", results.answered(results.LOSSES))
     files = {}
-    for name, source in (("small", folder), ("evidence", EVIDENCE)):
+    for name, source in (("small", folder), ("evidence", EVIDENCE), ("worth", worth)):
         files[name] = folder / f"{name}.html"
         files[name].write_text(made(source))
     return files
@@ -79,8 +82,9 @@ def test_names_of_points_are_inside_their_plot(chromium, pages):
     assert outside == []
 
 
-def test_nothing_in_a_plot_covers_a_name_or_is_cut_off(chromium, pages):
-    chromium.open(pages["evidence"], 1280, "light")
+@pytest.mark.parametrize("name", ["small", "evidence", "worth"])
+def test_nothing_in_a_plot_covers_a_name_or_is_cut_off(name, chromium, pages):
+    chromium.open(pages[name], 1280, "light")
     chromium.value(UNFOLD)
     over = chromium.value(
         "[...document.querySelectorAll('.plot svg')].flatMap(svg => {"

@@ -5,40 +5,15 @@ import re
 import pytest
 import results
 from pages import EVIDENCE, made
-from results import write
+from results import BALANCED, CAREFUL, FAST, LOSSES, SPEEDS, answered, timed, write
 
-from xshare.policy import RECOMMENDED, Policy
 from xshare.report.read import read_folder, read_result
 from xshare.report.settings import settings
 from xshare.report.verdict import verdict
 
-CAREFUL, BALANCED, FAST = (str(Policy.parse(name)) for name in RECOMMENDED)
-
-
-def timed(ratios, spread=0.01, **more):
-    return [
-        {"policy": policy, "method": "xshare", "batch": 16, "drafts": 0, "otps": 100 * ratio, "ratio": ratio}
-        | {"ratio_low": ratio - spread, "ratio_high": ratio + spread, "active": 40 / ratio, "active_native": 40}
-        | more
-        for policy, ratio in ratios.items()
-    ]
-
-
-def answered(changes, spread=0.005, **more):
-    return [
-        {"policy": policy, "method": "xshare", "batch": 16, "drafts": 0, "accuracy": 0.9 + change, "change": change}
-        | {"change_low": change - spread, "change_high": change + spread, "active": 30, "active_native": 40}
-        | more
-        for policy, change in changes.items()
-    ]
-
 
 def judged(folder):
     return verdict(settings(read_folder(folder)[0])[0])
-
-
-SPEEDS = {CAREFUL: 1.1, BALANCED: 1.2, FAST: 1.4}
-LOSSES = {CAREFUL: -0.001, BALANCED: -0.01, FAST: -0.05}
 
 
 def test_the_fastest_that_loses_less_than_two_points_is_recommended_by_its_name(tmp_path):

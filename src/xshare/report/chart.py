@@ -12,7 +12,7 @@ from xshare.report.words import Value
 
 # In typographic points; small, so that text is still readable on a phone.
 WIDTH, HEIGHT = 374.0, 264.0
-LEFT, RIGHT, TOP, BOTTOM = 50.0, 18.0, 8.0, 38.0
+LEFT, RIGHT, TOP, BOTTOM = 57.0, 18.0, 8.0, 38.0
 NAME = 9.0  # size of a name beside a point
 LETTER = 0.64  # width of a letter, in sizes of its font: that of wide fonts
 # Beside colours: nothing is told by colour alone. Path in a plot, character in a legend.
@@ -68,9 +68,9 @@ class Chart:
         y = self.y.scale(heights + ([] if self.rule is None else [self.rule]), HEIGHT - BOTTOM, TOP)
         drawn = [self._axes(x, y), *(_line(s, x, y) for s in self.series if s.line)]
         drawn += [part for s in self.series if s.look is not None and s.markers for part in _points(s, x, y)]
-        if self.ring is not None:
-            drawn.append(tag("circle", cx=_n(x.at(self.ring[0])), cy=_n(y.at(self.ring[1])), r="8", class_="ring"))
         drawn += self._names(x, y)
+        if self.ring is not None:
+            drawn.append(tag("circle", cx=_n(x.at(self.ring[0])), cy=_n(y.at(self.ring[1])), r="7", class_="ring"))
         return tag("svg", *drawn, viewBox=f"0 0 {WIDTH:g} {HEIGHT:g}", aria_hidden="true")
 
     def _axes(self, x: Scale, y: Scale) -> Html:

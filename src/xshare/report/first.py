@@ -10,11 +10,11 @@ from xshare.report.pareto import SAVED, Judged, Plane, chart
 from xshare.report.read import ResultFile
 from xshare.report.settings import NATIVE, Choice, Setting, settings
 from xshare.report.tables import Cell, box
-from xshare.report.verdict import LIMIT, Verdict, verdict
+from xshare.report.verdict import LIMIT, Verdict, kept, verdict
 from xshare.report.words import PRESETS, Value, more, named, percent, points, within
 
 MEASURED = (Cell("speed", number=True, small="95 % interval"), Cell("points", number=True, small="95 % interval"))
-MOST = 5  # policies on the first screen
+MOST = 4  # policies on the first screen
 NOTHING = "These files measured neither the speed of policies nor their answers, so there is nothing to decide by."
 
 
@@ -46,11 +46,14 @@ def _turn_on(top: Verdict) -> Html:
 
 
 def _table(top: Verdict) -> Html:
-    """What is recommended or spoken of, and others that no policy beats."""
-    plane = _plane(top.setting)
-    front = [] if plane is None else [p.policy for p in plane.front()]
-    others = [choice for choice in top.setting.choices if choice is not top.shown and choice.policy in front]
-    shown = [c for c in top.setting.choices if c is top.shown or c in others[: MOST - 1]]  # the fastest first
+    """What is recommended or spoken of, and others that no policy beats, those that lose the least."""
+    choices, plane = top.setting.choices, _plane(top.setting)
+    front = (
+        {p.policy for p in plane.front()} if plane is not None and top.setting.answers else {c.policy for c in choices}
+    )
+    others = [choice for choice in choices if choice is not top.shown and choice.policy in front]
+    others = sorted(others, key=kept, reverse=True)[: MOST - 1]
+    shown = [choice for choice in choices if choice is top.shown or choice in others]  # the fastest first
     head = [Cell("policy"), *MEASURED, Cell("experts loaded", number=True)]
     rows = [_row(choice, top) for choice in shown]
     used = [any(row[column].text for row in rows) for column in range(len(head))]
@@ -96,7 +99,7 @@ def _picture(top: Verdict) -> Html:
     limited = plane.quality == "points"
     label = f"{plane.words()}. " + "; ".join(plane.title(p) for p in plane.points)
     caption = "Right and up is better. Bars are 95 % intervals."
-    caption += f" Dashed and red: {LIMIT:g} points lost." if limited else ""
+    caption += f" Dotted: {LIMIT:g} points lost." if limited else ""
     caption += " The ring is around what is recommended." if best else ""
     return chart(plane, best, -LIMIT if limited else None).figure(label, caption)
 

@@ -67,7 +67,7 @@ def _of_two_models(setting: Setting) -> list[str]:
 
 def _none(setting: Setting, faster: list[Choice]) -> Verdict:
     if faster:
-        shown = max(faster, key=_kept)
+        shown = max(faster, key=kept)
         reason = f"Every policy that is at least {FASTER} loses {LIMIT:g} points or more"
         reason += f"; {named(shown.policy)} loses the least"
     else:
@@ -85,13 +85,14 @@ def _untimed(setting: Setting) -> Verdict:
         words = f"Nothing here measured speed. Of the policies that lose less than {LIMIT:g} points, "
         words += f"{named(good[0].policy)} loads the fewest experts: {_numbers(good[0])}."
         return Verdict(setting, "Not known", words, [*_doubts(good[0]), NO_SPEED], good[0])
-    least = max(saving or setting.choices, key=_kept)
+    least = max(saving or setting.choices, key=kept)
     reason = f"Every policy that loads fewer experts loses {LIMIT:g} points or more"
     words = f"None is worth it here. {reason}; {named(least.policy)} loses the least: {_numbers(least)}."
     return Verdict(setting, "No", words, [], least)
 
 
-def _kept(choice: Choice) -> float:
+def kept(choice: Choice) -> float:
+    """To find what loses the least."""
     return -100.0 if choice.points is None else choice.points[0]
 
 
