@@ -17,9 +17,10 @@ def judged(folder):
 
 
 def test_the_fastest_that_loses_less_than_two_points_is_recommended_by_its_name(tmp_path):
-    write(tmp_path, "bench.json", timed(SPEEDS))
-    write(tmp_path, "quality.json", answered(LOSSES), model="/models/nano")  # elsewhere, but the same
+    write(tmp_path, "bench.json", timed(SPEEDS), engine="vllm")
+    write(tmp_path, "quality.json", answered(LOSSES), model="/models/nano", engine="transformers")  # the same model
     found = judged(tmp_path)
+    assert found.setting.where == "nano, vllm for speed, transformers for answers, batch 16"
     assert (found.answer, found.recommended, found.shown.policy) == ("Yes", True, BALANCED)
     assert "balanced (rho=0.7) is the fastest policy that loses less than 2 points" in found.words
     assert "+20.0 % speed (95 %: +19.0 % to +21.0 %), -1.0 points of accuracy (95 %: -1.5 to -0.5)" in found.words

@@ -113,10 +113,13 @@ class Setting:
 
     @property
     def where(self) -> str:
-        """The conditions in words."""
+        """The conditions in words: those of the speed, and what only the answers name."""
         regime = dict(self._only.regime)
         if self.answers is not None and self.one_model:
-            regime |= self.answers.regime
+            regime = self.answers.regime | regime
+            engines = dict.fromkeys(group.regime.get("engine") for group in (self._only, self.answers))
+            if None not in engines and len(engines) == 2:
+                regime["engine"] = " for speed, ".join(map(str, engines)) + " for answers"
         regime |= {"model": self._only.model} if "model" in regime else {}
         return spelled(regime)
 
