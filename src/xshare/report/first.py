@@ -112,6 +112,6 @@ def _others(found: list[Verdict]) -> Html:
     for each in found:
         setting, [policy, *numbers] = each.setting, _row(each.shown, each)[:3]
         whose = "" if setting.one_model or setting.answers is None else f"; answers of {setting.answers.model}"
-        rows.append([Cell(f"{setting.where}{whose} ({setting.files})"), Cell(each.answer), policy, *numbers])
+        rows.append([Cell(setting.where + whose, small=setting.files), Cell(each.answer), policy, *numbers])
     many = f"{len(found)} other setting{'s' if len(found) > 1 else ''}, less well measured or more favourable"
     return tag("details", tag("summary", many), box(head, rows, "The same question in other settings"))

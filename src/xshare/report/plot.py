@@ -29,10 +29,6 @@ def need_matplotlib() -> None:
 
 
 def plot_curve(rows: Sequence[Row], path: Path, title: str) -> None:
-    _save(*draw_curve(rows, title), path)
-
-
-def draw_curve(rows: Sequence[Row], title: str = "") -> tuple[Any, Any]:
     """Active experts against batch size, beside the closed form for independent uniform routing."""
     figure, axes = new_axes(title, "requests in the batch", "active experts a layer")
     sizes = sorted({row["batch"] for row in rows})
@@ -46,7 +42,7 @@ def draw_curve(rows: Sequence[Row], title: str = "") -> tuple[Any, Any]:
     axes.set_xscale("log", base=2)
     axes.set_xticks(sizes, [str(size) for size in sizes])
     axes.set_ylim(bottom=0)
-    return figure, axes
+    _save(figure, axes, path)
 
 
 def plot_overlap(rows: Sequence[Row], path: Path, title: str) -> None:

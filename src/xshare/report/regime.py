@@ -64,4 +64,8 @@ def spelled_all(file: ResultFile) -> str:
         for name, value in regime_of(row, file).items():
             values.setdefault(name, {})[value] = None
     lists = {name: sorted(found, key=lambda v: (isinstance(v, str), v)) for name, found in values.items()}
-    return spelled({name: found[0] if len(found) == 1 else ", ".join(map(str, found)) for name, found in lists.items()})
+    return spelled({name: found[0] if len(found) == 1 else _listed(found) for name, found in lists.items()})
+
+
+def _listed(found: list[Any]) -> str:
+    return "or not" if set(found) == {True, False} else ", ".join(map(str, found))
