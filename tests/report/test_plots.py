@@ -32,6 +32,15 @@ def name_boxes(svg):
         yield left, middle - 0.6 * NAME, left + width, middle + 0.6 * NAME
 
 
+def whole_points(svg):
+    """How many there are; all with their markers inside the frame."""
+    points = re.findall(r'translate\(([\d.]+) ([\d.]+)\)" class="point', svg)
+    assert all(LEFT + 4 < float(x) < WIDTH - RIGHT - 4 for x, _ in points)
+    assert all(TOP + 4 < float(y) < HEIGHT - BOTTOM - 4 for _, y in points)
+    assert "clip" not in svg
+    return len(points)
+
+
 @pytest.mark.parametrize("name", ["paper_ep.json", "paper_quality.json"])
 def test_names_cover_nothing_and_stay_inside(name):
     for plane in pareto.planes([read_result(EVIDENCE / name)]):
@@ -41,10 +50,7 @@ def test_names_cover_nothing_and_stay_inside(name):
         near = [(a, b) for a, b in combinations(boxes, 2) if overlap([a[0] + 0.2, a[1] + 0.2, *a[2:]], b)]
         assert near == []
         assert all(a[0] >= LEFT and a[2] <= WIDTH - RIGHT + 0.1 for a in boxes)
-        points = re.findall(r'translate\(([\d.]+) ([\d.]+)\)" class="point', svg)
-        assert len(points) == len(plane.points)
-        assert all(LEFT <= float(x) <= WIDTH - RIGHT and TOP <= float(y) <= HEIGHT - BOTTOM for x, y in points)
-        assert "clip" not in svg
+        assert whole_points(svg) == len(plane.points)
 
 
 def test_a_name_without_a_place_is_left_out():
@@ -57,6 +63,7 @@ def test_a_name_without_a_place_is_left_out():
 
 def test_a_legend_says_what_differs_and_is_never_cut():
     found = list(law.laws(read_result(EVIDENCE / "paper_speed.json")))
+    assert all(whole_points(law.chart([steps]).svg()) == len(steps.active) for steps in found)
     drafted = [steps for steps in found if "drafter eagle3" in steps.regime][:1]
     assert ">batch 4<" not in law.chart(drafted).figure("", "")  # of one line there is nothing to tell apart
     plain = [steps for steps in found if steps.but_batch == found[0].but_batch]
