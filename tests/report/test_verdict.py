@@ -45,6 +45,8 @@ def test_answers_of_another_model_are_told_and_are_perhaps(tmp_path):
     found = judged(tmp_path)
     assert found.answer == "Perhaps"
     assert "Speed is that of large, answers are those of small" in " ".join(found.doubts)
+    write(tmp_path, "quality.json", answered(LOSSES), model=None)
+    assert "answers are those of a model without a name" in " ".join(judged(tmp_path).doubts)
     write(tmp_path, "own.json", answered(LOSSES), model="large")  # then those of another are not needed
     assert judged(tmp_path).answer == "Yes"
     write(tmp_path, "own.json", answered(LOSSES, batch=64), model="large")  # of other batches

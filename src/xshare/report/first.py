@@ -48,16 +48,16 @@ def _turn_on(top: Verdict) -> Html:
 def _table(top: Verdict) -> Html:
     """What is recommended or spoken of, and others that no policy beats, those that lose the least."""
     choices, plane = top.setting.choices, _plane(top.setting)
-    front = (
-        {p.policy for p in plane.front()} if plane is not None and top.setting.answers else {c.policy for c in choices}
-    )
-    others = [choice for choice in choices if choice is not top.shown and choice.policy in front]
-    others = sorted(others, key=kept, reverse=True)[: MOST - 1]
+    others = [choice for choice in choices if choice is not top.shown]
+    if plane is not None and top.setting.answers is not None:
+        front = {p.policy for p in plane.front()}
+        others = sorted((choice for choice in others if choice.policy in front), key=kept, reverse=True)
+    others = others[: MOST - 1]
     shown = [choice for choice in choices if choice is top.shown or choice in others]  # the fastest first
     head = [Cell("policy"), *MEASURED, Cell("experts loaded", number=True)]
     rows = [_row(choice, top) for choice in shown]
     used = [any(row[column].text for row in rows) for column in range(len(head))]
-    cut = [[cell for cell, kept in zip(row, used, strict=True) if kept] for row in (head, *rows)]
+    cut = [[cell for cell, column in zip(row, used, strict=True) if column] for row in (head, *rows)]
     marked = [place for place, choice in enumerate(shown) if choice is top.shown]
     return box(cut[0], cut[1:], "What the policies gain and lose", marked)
 

@@ -14,7 +14,7 @@ from xshare.report.words import Value, value
 from xshare.results import Row
 
 NATIVE = "native"
-CONTROLS = {NATIVE, "plain", "unused", "noop"}  # methods of rows that no one would turn on
+CONTROLS = {NATIVE, "plain", "unused", "noop", "random"}  # methods of rows that no one would turn on
 RATES = ("otps", "tokens_per_s", "step_ms")  # a ratio beside none of these is of something else, such as one layer
 
 
@@ -108,8 +108,10 @@ class Setting:
 
     @property
     def one_model(self) -> bool:
-        """Whether speed and answers, if both were measured, are of the same model."""
-        return self.speed is None or self.answers is None or self.speed.model == self.answers.model
+        """Whether speed and answers, if both were measured, are of the same model. Without a name nobody knows."""
+        if self.speed is None or self.answers is None or self.speed.file is self.answers.file:
+            return True
+        return self.speed.model is not None and self.speed.model == self.answers.model
 
     @property
     def where(self) -> str:
