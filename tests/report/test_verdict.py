@@ -98,9 +98,10 @@ def test_speed_without_an_interval_is_perhaps(tmp_path):
 
 
 def test_controls_are_no_choice_and_the_speed_of_a_layer_is_none(tmp_path):
-    control = timed({"k0=1,m=64": 1.5}, method="noop") + answered({"native": 0.0})
-    write(tmp_path, "r.json", control + timed(SPEEDS))
+    control = timed({"k0=1,m=64": 1.5}, method="noop") + timed({"k0=1,m=48": 1.5}, active=40)  # either loads all
+    write(tmp_path, "r.json", control + answered({"native": 0.0}) + timed(SPEEDS), drafter="nano-draft")
     assert [choice.policy for choice in settings(read_folder(tmp_path)[0])[0].choices] == [FAST, BALANCED, CAREFUL]
+    assert "nano-draft" not in made(tmp_path).partition("<svg")[0]  # nothing was drafted
     assert settings([read_result(EVIDENCE / "paper_ep.json")]) == []
 
 

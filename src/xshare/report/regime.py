@@ -42,6 +42,8 @@ def by_regime(file: ResultFile, rows: list[Row], but: str | None = None) -> list
 
 def spelled(regime: Regime) -> str:
     """`gpt-oss-20b, batch 16, draft 3`"""
+    if regime.get("drafts") == 0:  # then the drafter has nothing to do
+        regime = {name: value for name, value in regime.items() if name != "drafter"}
     return ", ".join(
         name
         if value is True

@@ -97,7 +97,9 @@ class Setting:
         both = self.speed is not None and self.answers is not None
         wanted = [p for p in rows if (p in gains and p in points if both else p in gains or p in points)]
         found = [Choice(p, method_of(rows[p]), gains.get(p), points.get(p), saved(rows[p])) for p in wanted]
-        found = [choice for choice in found if choice.method not in CONTROLS and choice.policy != NATIVE]
+        found = [
+            c for c in found if c.method not in CONTROLS and c.policy != NATIVE and (c.saved is None or c.saved[0] > 0)
+        ]
         return sorted(found, key=lambda c: -((c.gain or c.saved or (0.0,))[0]))
 
     @property
