@@ -9,6 +9,8 @@ import numpy as np
 
 from xshare.errors import XShareError
 
+WORTH = 1.03  # a smaller gain is not worth a risk to the answers
+
 
 @dataclass(frozen=True)
 class Law:

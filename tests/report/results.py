@@ -2,6 +2,8 @@
 
 import json
 
+from xshare.policy import RECOMMENDED, Policy
+
 STAMP = {
     "argv": ["xshare", "demo"],
     "time": "2026-11-15T12:00:00+00:00",
@@ -13,6 +15,10 @@ STAMP = {
     "seed": 0,
 }
 POLICIES = [("native", 44.0, 0.94), ("k0=1,m=16", 30.0, 0.93), ("k0=1,m=0", 15.0, 0.80), ("topk:k=2", 31.0, 0.70)]
+
+CAREFUL, BALANCED, FAST = (str(Policy.parse(name)) for name in RECOMMENDED)
+SPEEDS = {CAREFUL: 1.1, BALANCED: 1.2, FAST: 1.4}
+LOSSES = {CAREFUL: -0.001, BALANCED: -0.01, FAST: -0.05}
 
 
 def write(folder, name, rows, **more):
@@ -76,3 +82,21 @@ def one_of_each(folder):
     write(folder, "d", curve_rows())  # no file is known by its name
     listed = [row | {"experts_active": [3, 5.5], "experts_native": [7, 8]} for row in demo_rows()]
     write(folder, "e.json", listed, batch=4)
+
+
+def timed(ratios, spread=0.01, **more):
+    return [
+        {"policy": policy, "method": "xshare", "batch": 16, "drafts": 0, "otps": 100 * ratio, "ratio": ratio}
+        | {"ratio_low": ratio - spread, "ratio_high": ratio + spread, "active": 40 / ratio, "active_native": 40}
+        | more
+        for policy, ratio in ratios.items()
+    ]
+
+
+def answered(changes, spread=0.005, **more):
+    return [
+        {"policy": policy, "method": "xshare", "batch": 16, "drafts": 0, "accuracy": 0.9 + change, "change": change}
+        | {"change_low": change - spread, "change_high": change + spread, "active": 30, "active_native": 40}
+        | more
+        for policy, change in changes.items()
+    ]

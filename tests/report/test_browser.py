@@ -21,8 +21,11 @@ def pages(tmp_path_factory):
     results.one_of_each(folder)
     evil = "<script>document.title = 'taken'</script><img src=http://127.0.0.1:9/x onerror=\"document.title='taken'\">"
     results.write(folder, "evil.json", [row | {"policy": row["policy"] + evil} for row in results.demo_rows()])
+    worth = tmp_path_factory.mktemp("worth")
+    results.write(worth, "bench.json", results.timed(results.SPEEDS))
+    results.write(worth, "quality.json", results.answered(results.LOSSES))
     files = {}
-    for name, source in (("small", folder), ("evidence", EVIDENCE)):
+    for name, source in (("small", folder), ("evidence", EVIDENCE), ("worth", worth)):
         files[name] = folder / f"{name}.html"
         files[name].write_text(made(source))
     return files
@@ -30,6 +33,9 @@ def pages(tmp_path_factory):
 
 def test_the_evidence_has_every_section(pages):  # here, where its page is drawn: that takes long
     assert sections(pages["evidence"].read_text()) == ["pareto", "layers", "law", "curve", "tables"]
+
+
+UNFOLD = "document.querySelectorAll('details').forEach(folded => folded.open = true)"
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -40,6 +46,12 @@ def test_it_shows(name, width, scheme, chromium, pages):
     assert chromium.errors() == []
     assert chromium.requests() == []
     assert chromium.value("document.title") == "Results"
+    assert chromium.value("document.documentElement.scrollWidth") <= width
+    answered = chromium.value("document.querySelector('.answer').getBoundingClientRect().bottom")
+    drawn = chromium.value("document.querySelector('.plot').getBoundingClientRect().bottom")
+    assert answered < 900 / 2  # the answer at once, on a large screen with its picture
+    assert drawn < (900 if width > 1000 else 1800)
+    chromium.value(UNFOLD)
     assert chromium.value("document.documentElement.scrollWidth") <= width
     boxes = chromium.value(
         "[...document.querySelectorAll('.plot svg')].map(svg => svg.getBoundingClientRect())"
@@ -60,6 +72,7 @@ def brightness(colour):
 
 def test_names_of_points_are_inside_their_plot(chromium, pages):
     chromium.open(pages["evidence"], 1280, "light")
+    chromium.value(UNFOLD)
     outside = chromium.value(
         "[...document.querySelectorAll('.plot svg')].flatMap(svg => { const all = svg.getBoundingClientRect();"
         " return [...svg.querySelectorAll('text')].filter(text => { const box = text.getBoundingClientRect();"
@@ -67,6 +80,46 @@ def test_names_of_points_are_inside_their_plot(chromium, pages):
         ".map(text => text.textContent) })"
     )
     assert outside == []
+
+
+@pytest.mark.parametrize("name", ["small", "evidence", "worth"])
+def test_nothing_in_a_plot_covers_a_name_or_is_cut_off(name, chromium, pages):
+    chromium.open(pages[name], 1280, "light")
+    chromium.value(UNFOLD)
+    over = chromium.value(
+        "[...document.querySelectorAll('.plot svg')].flatMap(svg => {"
+        " const boxes = [...svg.querySelectorAll('text')].map(t => [t.textContent, t.getBoundingClientRect()]);"
+        " return boxes.flatMap(([name, a], n) => boxes.slice(n + 1).filter(([, b]) => Math.min(a.right, b.right) >"
+        " Math.max(a.left, b.left) + 1 && Math.min(a.bottom, b.bottom) > Math.max(a.top, b.top) + 2)"
+        ".map(([other]) => name + ' over ' + other)) })"
+    )
+    assert over == []
+    outside = chromium.value(
+        "[...document.querySelectorAll('.plot svg')].flatMap(svg => { const frame = svg.querySelector('.axis')"
+        ".getBoundingClientRect(); return [...svg.querySelectorAll('.point')].map(p => p.getBoundingClientRect())"
+        ".filter(p => p.left < frame.left || p.right > frame.right + 1 || p.top < frame.top || p.bottom > frame.bottom)"
+        ".map(p => p.toJSON()) })"
+    )
+    assert outside == []
+    legends = chromium.value("[...document.querySelectorAll('.legend')].map(legend => legend.textContent)")
+    assert legends
+    assert not any("…" in legend for legend in legends)
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_a_table_that_goes_on_says_so_and_keeps_its_names_in_sight(width, chromium, pages):
+    chromium.open(pages["evidence"], width, "light")
+    chromium.value(UNFOLD)
+    wide = chromium.value(
+        "[...document.querySelectorAll('.scroll')].filter(box => box.scrollWidth > box.clientWidth).map(box => {"
+        " box.scrollLeft = 400; const style = getComputedStyle(box);"
+        " return [style.backgroundImage.split('gradient').length, style.backgroundAttachment,"
+        " box.querySelector('tbody th').getBoundingClientRect().left"
+        " - box.getBoundingClientRect().left] })"
+    )
+    assert wide
+    # A shade at the edge, and a cover that scrolls along: it is gone where the table ends.
+    assert all(shades == 3 and attached == "local, scroll" and abs(left) < 2 for shades, attached, left in wide)
 
 
 HEIGHT = "document.querySelector('details').getBoundingClientRect().height"

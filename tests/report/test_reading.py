@@ -136,6 +136,14 @@ def test_the_command_writes_the_page(tmp_path, report):
     assert json.loads((tmp_path / "a.json").read_text())
 
 
+def test_a_terminal_sees_how_far_it_is(tmp_path, report, monkeypatch):
+    write(tmp_path, "a.json", CHECKS)
+    monkeypatch.setenv("FORCE_COLOR", "1")  # as a terminal would
+    code, _, err = report(tmp_path, "--out", tmp_path / "p.html")
+    assert code == 0
+    assert "7/7" in err
+
+
 def test_the_page_itself_is_no_result_and_is_written_over(tmp_path, report):
     write(tmp_path, "a.json", CHECKS)
     for _ in range(2):

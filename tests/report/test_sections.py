@@ -4,13 +4,13 @@ from dataclasses import astuple
 
 import pytest
 import results
-from pages import made, sections
+from pages import EVIDENCE, made, sections
 from results import write
 
 from xshare.report.law import laws
 from xshare.report.layers import by_layer
 from xshare.report.pareto import planes
-from xshare.report.read import read_folder
+from xshare.report.read import read_folder, read_result
 
 
 def test_sections_are_there_when_there_is_data_for_them(tmp_path):
@@ -70,6 +70,15 @@ def test_the_law_is_fitted_for_each_regime_without_plain_runs(tmp_path):
     assert astuple(large.law) == pytest.approx((4.0, 0.1, 1.0))
     assert 44.0 not in small.active  # plain: no selection in its time
     assert "batch 16: step = 4 + 0.1 T ms, R² 1.000" in large.spelled()
+
+
+def test_no_law_goes_through_models_of_different_depth(tmp_path):
+    deep = [row | {"layers": 36, "step_ms": 1.5 * row["step_ms"]} for row in results.speed_rows(batches=(16,))]
+    write(tmp_path, "r.json", [row | {"layers": 24} for row in results.speed_rows(batches=(16,))] + deep)
+    assert [steps.law.r2 for steps in laws(read_folder(tmp_path)[0][0])] == pytest.approx([1, 1])
+    measured = [steps for steps in laws(read_result(EVIDENCE / "paper_speed.json")) if "batch 16" in steps.regime]
+    assert {f"{layers} layers" in measured[0].regime for layers in (24, 36)} == {True, False}
+    assert min(steps.law.r2 for steps in measured) > 0.97  # through 24 and 36 layers together it was 0.05
 
 
 def test_two_sizes_are_no_line(tmp_path):

@@ -30,9 +30,10 @@ def number_table(title: str, first: str, *columns: str) -> Table:
 
 @contextmanager
 def progress_bar(what: str, total: int) -> Iterator[Callable[[int], None]]:
-    """A bar on standard error; yields a function that is told how many more are done."""
+    """A bar on standard error, if that is a terminal; yields a function that is told how many more are done."""
     columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task(what, total=total)
         yield lambda done: progress.advance(task, done)
 

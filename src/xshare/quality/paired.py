@@ -37,7 +37,8 @@ def paired(base: Sequence[bool], other: Sequence[bool], level: float = 0.95) -> 
     z = NormalDist().inv_cdf(0.5 + level / 2)
     n, b, c = asked + 2, lost + 0.5, won + 0.5
     middle, half = (c - b) / n, z * sqrt(b + c - (c - b) ** 2 / n) / n
-    return Paired((won - lost) / asked, middle - half, middle + half, mcnemar(lost, won), lost, won)
+    low, high = max(-1.0, middle - half), min(1.0, middle + half)  # no change is larger than all answers
+    return Paired((won - lost) / asked, low, high, mcnemar(lost, won), lost, won)
 
 
 def mcnemar(lost: int, won: int) -> float:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 from xshare.law import Law, fit
-from xshare.report.inline import MARKERS, plain
-from xshare.report.plot import new_axes
+from xshare.report.chart import Chart, Series
 from xshare.report.read import ResultFile
 from xshare.report.regime import by_regime, spelled
+from xshare.report.scale import Axis
+from xshare.report.words import Value, plain
 from xshare.results.columns import number
 
 WITHOUT = ("plain", "unused", "native")  # methods of rows without selection: its cost is not in their time
@@ -23,6 +23,7 @@ class Steps:
 
     regime: str
     but_batch: str  # the same without the batch: such are drawn together
+    batch: str
     active: list[float]
     step_ms: list[float]
 
@@ -33,7 +34,7 @@ class Steps:
 
     def spelled(self) -> str:
         said = "too few sizes for a line" if self.law is None else str(self.law).replace(" * T ", " T ")
-        return f"{self.regime}: {said}"
+        return f"{self.batch}: {said}"
 
 
 def laws(file: ResultFile) -> Iterator[Steps]:
@@ -42,16 +43,22 @@ def laws(file: ResultFile) -> Iterator[Steps]:
         pairs = [(active, ms) for active, ms in found if active is not None and ms is not None]
         if len(pairs) > 1:
             but_batch = {name: value for name, value in regime.items() if name != "batch"}
-            names = (spelled(regime) or "all rows", spelled(but_batch))
+            batch = f"batch {regime['batch']}" if "batch" in regime else "all rows"
+            names = (spelled(regime) or "all rows", spelled(but_batch), batch)
             yield Steps(*names, [x for x, _ in pairs], [y for _, y in pairs])
 
 
-def draw_laws(found: list[Steps]) -> tuple[Any, Any]:
-    figure, axes = new_axes("", "active experts a layer, T", "step, ms")
-    for place, steps in enumerate(found):
-        dots = axes.plot(steps.active, steps.step_ms, MARKERS[place % len(MARKERS)], label=plain(steps.regime))
+def chart(found: list[Steps]) -> Chart:
+    """Of steps that differ in their batch alone, which the legend names."""
+    series: list[Series] = []
+    for look, steps in enumerate(found):
+        series.append(Series(plain(steps.batch, 200), _exact(steps.active), _exact(steps.step_ms), look))
         if steps.law is not None:
             ends = [min(steps.active), max(steps.active)]
-            axes.plot(ends, list(map(steps.law.step, ends)), "-", color=dots[0].get_color(), lw=1)
-    axes.set_ylim(bottom=0)
-    return figure, axes
+            line = _exact(list(map(steps.law.step, ends)))
+            series.append(Series("", _exact(ends), line, look, line=True, markers=False))
+    return Chart(Axis("experts loaded per layer, T"), Axis("step, ms", zero=True), series)
+
+
+def _exact(values: list[float]) -> list[Value]:
+    return [(value, value, value) for value in values]

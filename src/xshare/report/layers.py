@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from xshare.report.inline import GREY, MARKERS, SERIES, plain
-from xshare.report.plot import new_axes
+from xshare.report.chart import COLOURS, Chart, Series
+from xshare.report.scale import Axis
+from xshare.report.words import named, plain
 from xshare.results import Row
 from xshare.results.columns import number
 
 Layers = dict[str, dict[float, float]]  # policy -> layer -> active experts
 NATIVE = "native"
-MOST = 1 + len(SERIES)  # lines of a plot: more nobody tells apart
+MOST = 1 + COLOURS  # lines of a plot: more nobody tells apart
 
 
 def by_layer(rows: list[Row]) -> Layers:
@@ -45,12 +46,9 @@ def _listed(value: Any) -> list[float | None]:
     return [number(item) for item in value] if isinstance(value, list) else []
 
 
-def draw_layers(layers: Layers) -> tuple[Any, Any]:
-    figure, axes = new_axes("", "layer", "active experts")
-    for place, (policy, values) in enumerate(layers.items()):
-        line = sorted(values.items())
-        style = {"color": GREY, "linestyle": "--"} if policy == NATIVE else {"marker": MARKERS[place % len(MARKERS)]}
-        axes.plot(*zip(*line, strict=True), label=plain(policy), markersize=4, **style)
-    axes.xaxis.get_major_locator().set_params(integer=True)
-    axes.set_ylim(bottom=0)
-    return figure, axes
+def chart(layers: Layers) -> Chart:
+    series = []
+    for look, (policy, values) in enumerate(layers.items()):
+        x, y = zip(*((3 * (layer,), 3 * (active,)) for layer, active in sorted(values.items())), strict=True)
+        series.append(Series(plain(named(policy), 200), x, y, None if policy == NATIVE else look, line=True))
+    return Chart(Axis("layer"), Axis("experts loaded", zero=True), series)

@@ -1,49 +1,88 @@
-"""Names beside the points of a plot, each where it covers as little as possible."""
+"""Names beside the points of a plot, each where it covers no other; one that has no such place is left out."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
-from xshare.report.inline import GREY
+import numpy as np
+from numpy.typing import NDArray
 
 Spot = tuple[float, float]
+Boxes = NDArray[np.float64]  # [boxes, 4]: least x, least y, most x, most y
 # Where a name may stand beside its point, in typographic points, the nearest first.
-PLACES = [(7, 0), (-7, 0)] + [
-    (dx * far, dy * far) for far in (6, 14, 24, 36, 50) for dx, dy in ((1, 1), (-1, -1), (1, -1), (-1, 1))
+PLACES = [(7.0, 0.0), (-7.0, 0.0)] + [
+    (dx * far, dy * far) for far in (6, 14, 24, 36) for dx, dy in ((1, 1), (-1, -1), (1, -1), (-1, 1))
 ]
+CLOSE = 6  # a name so near its point needs no thread to it
+AROUND = 5  # of a point, that is its marker
+STEPS = np.linspace(0, 1, 12)[:, None]
 
 
-def put_names(figure: Any, axes: Any, names: dict[Spot, str], lines: list[list[Spot]]) -> None:
-    """Inside the axes, and clear of the other names and points and off the `lines` if there is such a place."""
-    from matplotlib.path import Path
-    from matplotlib.transforms import Bbox
+@dataclass(frozen=True)
+class Placed:
+    """Where a name begins, or `ends`, at the middle of its height; where its thread begins, if it needs one."""
 
-    figure.draw_without_rendering()  # settles where the axes are
-    on_paper = axes.transData.transform
-    paths = [Path(on_paper(line)) for line in lines]
-    taken = [Bbox.from_bounds(x - 5, y - 5, 10, 10) for x, y in map(on_paper, names)]
-    inside = axes.get_window_extent()
-
-    def harm(box: Any) -> float:
-        out = not (inside.x0 < box.x0 and box.x1 < inside.x1 and inside.y0 < box.y0 and box.y1 < inside.y1)
-        crossed = sum(path.intersects_bbox(box, filled=False) for path in paths)
-        return float(1000 * out + 2 * sum(box.overlaps(other) for other in taken) + crossed)
-
-    for spot, name in names.items():
-        note = axes.annotate(name, spot, textcoords="offset points", fontsize=9, va="center", in_layout=False)
-        best = min(PLACES, key=lambda place: harm(_put(note, place, inside)))
-        taken.append(_put(note, best, inside))
-        if abs(best[1]) > 10:  # far enough away to need a thread to its point
-            thread = {"arrowstyle": "-", "color": GREY, "lw": 0.6, "shrinkA": 0, "shrinkB": 3}
-            axes.annotate("", spot, xytext=best, textcoords="offset points", arrowprops=thread, in_layout=False)
+    at: Spot
+    ends: bool
+    thread: Spot | None
 
 
-def _put(note: Any, place: Spot, inside: Any) -> Any:
-    """-> the box that the name fills there. One that would stick out to a side is slid back over its point."""
-    note.set(position=place, horizontalalignment="left" if place[0] > 0 else "right")
-    box = note.get_window_extent()
-    out = max(0, inside.x0 + 1 - box.x0) - max(0, box.x1 - inside.x1 + 1)
-    if out and abs(place[1]) > 6:  # on the point's own height it would cover it
-        note.set_x(place[0] + out * 72 / note.get_figure().dpi)
-        box = note.get_window_extent()
-    return box
+def place(spots: list[Spot], sizes: list[Spot], lines: list[list[Spot]], inside: Any) -> list[Placed | None]:
+    """Names of `sizes` (width, height) for points at `spots`, all in typographic points; the first choose first.
+
+    `inside` is the box of the axes, which no name leaves. `lines` are covered only where nothing else is free.
+    """
+    points, inside = np.array(spots, float).reshape(-1, 2), np.array(inside, float)
+    taken = np.concatenate([points - AROUND, points + AROUND], axis=1)
+    dots = np.concatenate([np.empty((0, 2)), *(_along(np.array(line)) for line in lines if len(line) > 1)])
+    placed: list[Placed | None] = []
+    for point, (width, height) in zip(points, sizes, strict=True):
+        boxes = _boxes(point, width, height, inside)
+        threads = [_along(np.array([np.clip(point, box[:2], box[2:]), point])) for box in boxes]
+        fits = (boxes[:, :2] >= inside[:2]).all(1) & (boxes[:, 2:] <= inside[2:]).all(1)
+        free = [n for n in np.flatnonzero(fits) if _free(boxes[n], threads[n], taken, len(points))]
+        if not free:
+            placed.append(None)
+            continue
+        best = min(free, key=lambda n: n + 2 * int(_covered(boxes[n], dots).sum()))  # near, and off the lines
+        taken = np.concatenate([taken, boxes[best : best + 1]])
+        far = abs(PLACES[best][1]) > CLOSE
+        if far:
+            dots = np.concatenate([dots, threads[best]])
+        left, low, right, _ = boxes[best]
+        ends = right <= point[0]  # a name that is narrower than expected still stands beside its point
+        start = (float(threads[best][0][0]), float(threads[best][0][1])) if far else None
+        placed.append(Placed((float(right if ends else left), float(low + height / 2)), bool(ends), start))
+    return placed
+
+
+def _boxes(point: Any, width: float, height: float, inside: Any) -> Boxes:
+    """What a name would fill in each place. One that would stick out to a side is slid back over its point."""
+    boxes = []
+    for dx, dy in PLACES:
+        left = point[0] + dx - (width if dx < 0 else 0)
+        if abs(dy) > CLOSE:  # on the point's own height it would cover it
+            left = max(inside[0] + 1, min(left, inside[2] - 1 - width))
+        low = point[1] + dy - height / 2
+        boxes.append([left, low, left + width, low + height])
+    return np.array(boxes)
+
+
+def _along(line: Any) -> Any:
+    """Spots on a line: [spots, 2]."""
+    return np.concatenate([start + STEPS * (end - start) for start, end in pairwise(line)])
+
+
+def _free(box: Any, thread: Any, taken: Boxes, points: int) -> bool:
+    """Whether a name covers nothing, and its thread no other name; those come in `taken` after the points."""
+    if ((box[:2] < taken[:, 2:]).all(1) & (taken[:, :2] < box[2:]).all(1)).any():
+        return False
+    names = taken[points:, None]
+    return not ((thread > names[..., :2]).all(2) & (thread < names[..., 2:]).all(2)).any()
+
+
+def _covered(box: Any, dots: Any) -> NDArray[np.bool_]:
+    covered: NDArray[np.bool_] = (dots > box[:2]).all(1) & (dots < box[2:]).all(1)
+    return covered

@@ -4,22 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
-from xshare.report.inline import GREY, MARKERS, SERIES, SIZE, legend, plain
-from xshare.report.names import put_names
-from xshare.report.plot import new_axes
+from xshare.report.chart import Chart, Series
+from xshare.report.names import Spot
 from xshare.report.read import ResultFile
 from xshare.report.regime import Regime, by_regime, spelled
+from xshare.report.scale import Axis
+from xshare.report.words import Value, named, plain, value
 from xshare.results import Row
-from xshare.results.columns import ends, number
+from xshare.results.columns import number
 
 SAVED = "saved"  # not a column: the share of native's experts that is not loaded
-SPEED = {"ratio": "speed, times the baseline", "tokens_per_s": "tokens a second", "otps": "output tokens a second"}
-QUALITY = {"accuracy": "accuracy", "agreement": "agreement with native decoding", "mass": "gating mass kept"}
+SPEED = ("ratio", "tokens_per_s", "otps")
+QUALITY = ("accuracy", "agreement", "mass")
 ANSWERS = ("accuracy", "agreement")  # what became of the answers; gating mass only hints at it
-LABELS = SPEED | QUALITY | {SAVED: "share of native's experts saved"}
-Value = tuple[float, float, float]  # with the ends of its interval, which may be no wider
+AXES = {
+    "ratio": Axis("speed, times native's"),
+    "tokens_per_s": Axis("tokens per second"),
+    "otps": Axis("output tokens per second"),
+    "accuracy": Axis("accuracy", 0.01, " %"),
+    "agreement": Axis("tokens as native's", 0.01, " %"),
+    "mass": Axis("routing weight kept", 0.01, " %"),
+    SAVED: Axis("share of native's experts saved", 0.01, " %"),
+    "gain": Axis("speed gained over native", 0.01, " %", sign=True),
+    "points": Axis("accuracy against native, points", sign=True),
+}
 
 
 @dataclass(frozen=True)
@@ -54,15 +63,23 @@ class Plane:
 
         return sorted((p for p in self.points if not beaten(p)), key=lambda p: p.speed[0])
 
+    def words(self) -> str:
+        return f"{AXES[self.quality].label} against {AXES[self.speed].label}"
+
+    def title(self, p: Judged) -> str:
+        """A point in words."""
+        x, y = AXES[self.speed], AXES[self.quality]
+        return f"{named(p.policy)}: {x.label} {x.spelled(p.speed[0], 1)}, {y.label} {y.spelled(p.quality[0], 1)}"
+
 
 def planes(files: list[ResultFile]) -> Iterator[Plane]:
     """A plane for each file and regime that has both; where speed was measured, one of the experts saved as well.
 
     A file of speeds alone meets the answers of another, if both name the same model and agree in every condition.
     """
-    groups = [(file, regime, rows) for file in files for regime, rows in by_regime(file, _whole(file))]
+    groups = [(file, regime, rows) for file in files for regime, rows in by_regime(file, whole(file))]
     for file, regime, rows in groups:
-        measured, quality = _column(rows, tuple(SPEED)), _column(rows, tuple(QUALITY))
+        measured, quality = _column(rows, SPEED), _column(rows, QUALITY)
         if quality in ANSWERS or measured is None:
             meets = []
         else:
@@ -86,7 +103,7 @@ def _source(names: str, regime: Regime) -> str:
     return f"{names}: {where}" if where else names
 
 
-def _whole(file: ResultFile) -> list[Row]:
+def whole(file: ResultFile) -> list[Row]:
     """Rows about policies in whole; not of one layer, nor a point of a curve."""
     return [r for r in file.rows if "policy" in r and r.get("layer") is None and "closed_form" not in r]
 
@@ -107,74 +124,40 @@ def _points(rows: list[Row], speed: str, judged: list[Row], quality: str) -> Ite
         judgement = row if judged is rows else by_policy.get(policy, {})
         x, y = _value(row, speed), _value(judgement, quality)
         if x is not None and y is not None:
-            yield Judged(policy, _method(row), x, y)
+            yield Judged(policy, method_of(row), x, y)
 
 
-def _method(row: Row) -> str:
+def method_of(row: Row) -> str:
     policy = str(row["policy"])
     named = policy.split(":")[0] if ":" in policy or policy == "native" else "xshare"
     return str(row.get("method", named))
 
 
 def _value(row: Row, name: str) -> Value | None:
-    if name == SAVED:
-        active, native = _value(row, "active"), number(row.get("active_native"))
-        if active is None or not native:
-            return None
-        middle, low, high = active
-        return 1 - middle / native, 1 - high / native, 1 - low / native
-    value = number(row.get(name))
-    if value is None:
+    return saved(row) if name == SAVED else value(row, name)
+
+
+def saved(row: Row) -> Value | None:
+    active, native = value(row, "active"), number(row.get("active_native"))
+    if active is None or not native:
         return None
-    low, high = ends(row, name) or (value, value)
-    return value, min(low, value), max(high, value)
+    middle, low, high = active
+    return 1 - middle / native, 1 - high / native, 1 - low / native
 
 
-def draw_plane(plane: Plane) -> tuple[Any, Any]:
-    figure, axes = new_axes("", LABELS[plane.speed], LABELS[plane.quality])
-    figure.set_size_inches(*SIZE)  # now: names are placed for this size
-    front = [(p.speed[0], p.quality[0]) for p in plane.front()]
-    axes.plot(*zip(*front, strict=True), "--", color=GREY, zorder=1, label="front")
-    for place, method in enumerate(dict.fromkeys(p.method for p in plane.points)):
+def chart(plane: Plane, best: Judged | None = None, rule: float | None = None) -> Chart:
+    """A point a policy, names beside those on the front first; `best` in a ring, a line at the height of `rule`."""
+    front = plane.front()
+    series = [Series("no other is better in both", [p.speed for p in front], [p.quality for p in front], line=True)]
+    for look, method in enumerate(dict.fromkeys(p.method for p in plane.points)):
         mine = [p for p in plane.points if p.method == method]
-        axes.errorbar(
-            [p.speed[0] for p in mine],
-            [p.quality[0] for p in mine],
-            xerr=_bars([p.speed for p in mine]),
-            yerr=_bars([p.quality for p in mine]),
-            fmt=MARKERS[place % len(MARKERS)],
-            color=SERIES[place % len(SERIES)],
-            elinewidth=1,
-            capsize=2,
-            label=plain(method),
+        titles = [plane.title(p) for p in mine]
+        series.append(
+            Series(plain(method, 200), [p.speed for p in mine], [p.quality for p in mine], look, titles=titles)
         )
-    for axis, name in ((axes.xaxis, plane.speed), (axes.yaxis, plane.quality)):
-        if name in (SAVED, "accuracy", "agreement"):
-            axis.set_major_formatter(_percent)
-    axes.margins(0.12)
-    legend(figure)
-    put_names(figure, axes, _names(plane.points), [front, *_lines(plane.points)])
-    return figure, axes
-
-
-def _percent(share: float, _: int) -> str:
-    return f"{round(100 * share, 2) + 0:g}%"  # + 0: not -0
-
-
-def _bars(values: list[Value]) -> list[list[float]]:
-    """Lengths of the bars, down and up, as matplotlib wants them."""
-    return [[middle - low for middle, low, _ in values], [high - middle for middle, _, high in values]]
-
-
-def _names(points: list[Judged]) -> dict[tuple[float, float], str]:
-    """Policies at the same spot share one name."""
-    called: dict[tuple[float, float], list[str]] = {}
-    for p in points:
-        called.setdefault((p.speed[0], p.quality[0]), []).append(plain(p.policy))
-    return {spot: " = ".join(names[:3]) + (" …" if len(names) > 3 else "") for spot, names in called.items()}
-
-
-def _lines(points: list[Judged]) -> list[list[tuple[float, float]]]:
-    across = [[(p.speed[1], p.quality[0]), (p.speed[2], p.quality[0])] for p in points]
-    along = [[(p.speed[0], p.quality[1]), (p.speed[0], p.quality[2])] for p in points]
-    return [line for line in across + along if line[0] != line[1]]
+    names: dict[Spot, dict[str, None]] = {}  # policies at the same spot share one name
+    for p in [*([] if best is None else [best]), *front, *plane.points]:
+        names.setdefault((p.speed[0], p.quality[0]), {})[plain(named(p.policy))] = None
+    spelled = {at: " = ".join([*many][:3]) + (" …" if len(many) > 3 else "") for at, many in names.items()}
+    ring = None if best is None else (best.speed[0], best.quality[0])
+    return Chart(AXES[plane.speed], AXES[plane.quality], series, spelled, rule, ring)

@@ -10,6 +10,7 @@ from typing import Any
 
 from xshare.errors import XShareError
 from xshare.files import check_writable, whole_file
+from xshare.report.names import Spot, place
 from xshare.results import Row
 from xshare.results.columns import spread
 
@@ -28,10 +29,6 @@ def need_matplotlib() -> None:
 
 
 def plot_curve(rows: Sequence[Row], path: Path, title: str) -> None:
-    _save(*draw_curve(rows, title), path)
-
-
-def draw_curve(rows: Sequence[Row], title: str = "") -> tuple[Any, Any]:
     """Active experts against batch size, beside the closed form for independent uniform routing."""
     figure, axes = new_axes(title, "requests in the batch", "active experts a layer")
     sizes = sorted({row["batch"] for row in rows})
@@ -45,7 +42,7 @@ def draw_curve(rows: Sequence[Row], title: str = "") -> tuple[Any, Any]:
     axes.set_xscale("log", base=2)
     axes.set_xticks(sizes, [str(size) for size in sizes])
     axes.set_ylim(bottom=0)
-    return figure, axes
+    _save(figure, axes, path)
 
 
 def plot_overlap(rows: Sequence[Row], path: Path, title: str) -> None:
@@ -72,12 +69,38 @@ def plot_overlap(rows: Sequence[Row], path: Path, title: str) -> None:
 def plot_tradeoff(rows: Sequence[Row], path: Path, title: str) -> None:
     """Gating mass kept against active experts, a point for each policy."""
     figure, axes = new_axes(title, "active experts a layer", "gating mass kept")
+    names: dict[Spot, str] = {}  # policies at the same spot share one name
     for row in rows:
-        axes.plot(row["active"], row["mass"], "o", label=row["policy"])
-        axes.annotate(
-            row["policy"], (row["active"], row["mass"]), textcoords="offset points", xytext=(5, -9), fontsize=8
-        )
-    _save(figure, axes, path, legend=False)
+        spot = row["active"], row["mass"]
+        names[spot] = f"{names[spot]} = {row['policy']}" if spot in names else row["policy"]
+    dots = [axes.plot(*spot, "o", label=name, clip_on=False)[0] for spot, name in names.items()]
+    left_out = _put_names(figure, axes, names)
+    if left_out:
+        axes.legend(handles=[dot for dot in dots if dot.get_label() in left_out], fontsize=8)
+    save(figure, path)
+
+
+def _put_names(figure: Any, axes: Any, names: dict[Spot, str]) -> list[str]:
+    """Names beside their points, inside the axes and clear of each other; -> those that have no such place."""
+    axes.margins(0.12)
+    figure.draw_without_rendering()  # settles where the axes are
+    unit = figure.dpi / 72  # pixels of a typographic point
+    look = {"textcoords": "offset points", "fontsize": 8, "va": "center", "in_layout": False}
+    notes = [axes.annotate(name, spot, (0, 0), **look) for spot, name in names.items()]
+    extents = [note.get_window_extent() for note in notes]
+    spots = [(x / unit, y / unit) for x, y in axes.transData.transform(list(names))]
+    inside = [end / unit for end in axes.get_window_extent().extents]
+    found = place(spots, [(box.width / unit, box.height / unit) for box in extents], [], inside)
+    for note, (x, y), put in zip(notes, spots, found, strict=True):
+        if put is None:
+            note.remove()
+            continue
+        note.set(position=(put.at[0] - x, put.at[1] - y), ha="right" if put.ends else "left")
+        if put.thread is not None:
+            thread = {"arrowstyle": "-", "color": "grey", "lw": 0.6, "shrinkA": 0, "shrinkB": 3}
+            start = (put.thread[0] - x, put.thread[1] - y)
+            axes.annotate("", note.xy, xytext=start, textcoords="offset points", arrowprops=thread, in_layout=False)
+    return [name for name, put in zip(names.values(), found, strict=True) if put is None]
 
 
 def plot_kernel(rows: Sequence[Row], path: Path, title: str) -> None:
@@ -140,8 +163,12 @@ def save(figure: Any, path: Path) -> None:
 
 
 def compact(svg: str) -> str:
-    """The same picture: a hundredth of a point is enough of a coordinate, and a stroke needs no line of its own."""
+    """The same picture: a hundredth of a point is enough of a coordinate, nobody asks for a group by its id, one font
+    and what stands in for it are enough, and a stroke needs no line of its own."""
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
     svg = re.sub(r"(\d\.\d\d)\d+", r"\1", svg)
+    svg = re.sub(r"font-family: 'DejaVu Sans'[^;\"]*", "font-family: 'DejaVu Sans', Verdana, sans-serif", svg)
+    svg = re.sub(r' transform="rotate\(-0 [^"]*\)"', "", svg)
+    svg = re.sub(r'<g id="[^"]*"', "<g", svg)
     svg = re.sub(r"\s*\n\s*([MLCQz])\s*", r"\1", svg)
     return re.sub(r"\s*\n\s*", " ", re.sub(r">\s+<", "><", svg)) + "\n"

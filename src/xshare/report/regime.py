@@ -8,7 +8,7 @@ from xshare.report.read import ResultFile
 from xshare.results import Row
 
 COLUMNS = (
-    *("model", "shape", "engine", "task", "dataset", "batch", "rows", "concurrency", "rate"),
+    *("model", "shape", "layers", "engine", "task", "dataset", "batch", "rows", "concurrency", "rate"),
     *("draft", "drafts", "devices", "drafter", "regime", "mix", "mixed", "skew", "correlation", "presence"),
 )
 BARE = {"model", "shape", "engine", "task", "dataset", "regime"}  # values that say by themselves what they are
@@ -42,6 +42,8 @@ def by_regime(file: ResultFile, rows: list[Row], but: str | None = None) -> list
 
 def spelled(regime: Regime) -> str:
     """`gpt-oss-20b, batch 16, draft 3`"""
+    if regime.get("drafts") == 0:  # then the drafter has nothing to do
+        regime = {name: value for name, value in regime.items() if name != "drafter"}
     return ", ".join(
         name
         if value is True
@@ -49,6 +51,8 @@ def spelled(regime: Regime) -> str:
         if value is False
         else str(value)
         if name in BARE
+        else f"{value} layers"
+        if name == "layers"
         else f"{name} {value}"
         for name, value in regime.items()
         if {name: value} not in USUAL
@@ -62,4 +66,8 @@ def spelled_all(file: ResultFile) -> str:
         for name, value in regime_of(row, file).items():
             values.setdefault(name, {})[value] = None
     lists = {name: sorted(found, key=lambda v: (isinstance(v, str), v)) for name, found in values.items()}
-    return spelled({name: found[0] if len(found) == 1 else ", ".join(map(str, found)) for name, found in lists.items()})
+    return spelled({name: found[0] if len(found) == 1 else _listed(found) for name, found in lists.items()})
+
+
+def _listed(found: list[Any]) -> str:
+    return "or not" if set(found) == {True, False} else ", ".join(map(str, found))

@@ -1,46 +1,68 @@
-"""A result file as a table: what is the same in every row is said once, an interval is one column."""
+"""Tables: each in a box of its own that scrolls. Of a result file, what all rows share is said once."""
 
 from __future__ import annotations
 
 import base64
 import json
 import math
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from xshare.report.html import EMPTY, Html, join, tag
 from xshare.report.read import ResultFile
+from xshare.report.words import POINTS, SHARES, named, span, titled
+from xshare.results import Row
 from xshare.results.columns import ENDS, ends, number
 
-Cells = list[str]
+
+@dataclass(frozen=True)
+class Cell:
+    text: str
+    number: bool = False
+    title: str | None = None  # of a heading: the column's name in the file
+    small: str = ""  # below the text
+
+    def html(self, element: str, scope: str | None = None) -> Html:
+        below = tag("small", self.small) if self.small else EMPTY
+        return tag(element, self.text, below, scope=scope, class_="number" if self.number else None, title=self.title)
+
+
+def box(head: Sequence[Cell], rows: Sequence[Sequence[Cell]], label: str, marked: Sequence[int] = ()) -> Html:
+    """A table whose first column names its rows; `marked` ones stand out."""
+    body = [
+        tag(
+            "tr",
+            *(cell.html(*(("td",) if column else ("th", "row"))) for column, cell in enumerate(row)),
+            class_="marked" if place in marked else None,
+        )
+        for place, row in enumerate(rows)
+    ]
+    top = tag("thead", tag("tr", *(cell.html("th", "col") for cell in head)))
+    return tag(
+        "div", tag("table", top, tag("tbody", *body)), class_="scroll", tabindex="0", role="region", aria_label=label
+    )
 
 
 def file_table(file: ResultFile) -> Html:
     columns, same = _split(file)
     first = "policy" if "policy" in columns else columns[0]
     columns = [first, *(column for column in columns if column != first)]
-    cells = {column: _column(file, column) for column in columns}
-    numeric = {column: all(_is_number(row.get(column)) for row in file.rows) for column in columns}
-    spans = {column for column in columns if any(ends(row, column) for row in file.rows)}
-    head: list[Html] = []
+    head: list[Cell] = []
+    lines: list[list[Cell]] = [[] for _ in file.rows]
     for column in columns:
-        head.append(tag("th", column, scope="col", class_="number" if numeric[column] else None))
-        if column in spans:
-            head.append(tag("th", "95 %", scope="col", class_="number", aria_label=f"{column}, 95 % interval"))
-    body = []
-    for place in range(len(file.rows)):
-        line = []
-        for column in columns:
-            element, scope = ("th", "row") if column == first else ("td", None)
-            line.append(
-                tag(element, cells[column][place], scope=scope, class_="number" if numeric[column] else None),
-            )
-            if column in spans:
-                line.append(tag("td", _interval(file, column, place), class_="number"))
-        body.append(tag("tr", *line))
-    table = tag("table", tag("thead", tag("tr", *head)), tag("tbody", *body))
-    box = tag("div", table, class_="scroll", tabindex="0", role="region", aria_label=f"Table of {file.name}")
-    said = tag("p", "In every row: " + ", ".join(f"{c} {v}" for c, v in same.items()) + ".") if same else EMPTY
-    return join(said, box, tag("p", _download(file)))
+        numeric = all(row.get(column) is None or number(row.get(column)) is not None for row in file.rows)
+        decimals = _decimals(column, file.rows)
+        head.append(Cell(titled(column), numeric, column))
+        for row, line in zip(file.rows, lines, strict=True):
+            line.append(Cell(_spelled(column, row.get(column), decimals), numeric))
+        if _has_ends(file, column):
+            head.append(Cell("95 %", number=True, title=f"{titled(column)}, 95 % interval"))
+            for row, line in zip(file.rows, lines, strict=True):
+                line.append(Cell(_interval(column, row, decimals), number=True))
+    shared = ", ".join(f"{titled(column)} {text}" for column, text in same.items())
+    size = f"{len(lines)} rows, {len(head)} columns." + (f" In every row: {shared}." if same else "")
+    return join(tag("p", size), box(head, lines, f"Table of {file.name}"), tag("p", _download(file)))
 
 
 def _split(file: ResultFile) -> tuple[list[str], dict[str, str]]:
@@ -52,8 +74,7 @@ def _split(file: ResultFile) -> tuple[list[str], dict[str, str]]:
         for column in shown:
             values = [json.dumps(row.get(column)) for row in file.rows]
             if column != "policy" and len(set(values)) == 1 and not _has_ends(file, column):
-                value = file.rows[0].get(column)
-                same[column] = _spelled(value, _decimals([value]))
+                same[column] = _spelled(column, file.rows[0].get(column), _decimals(column, file.rows[:1]))
     left = [column for column in shown if column not in same]
     if not left:  # rows that are all alike
         return shown, {}
@@ -64,42 +85,41 @@ def _has_ends(file: ResultFile, column: str) -> bool:
     return any(ends(row, column) for row in file.rows)
 
 
-def _column(file: ResultFile, column: str) -> Cells:
-    """The cells of a column, its numbers with the same number of decimals."""
-    values = [row.get(column) for row in file.rows]
-    decimals = _decimals(values)
-    return [_spelled(value, decimals) for value in values]
+def _interval(column: str, row: Row, decimals: int) -> str:
+    found = span(row, column)
+    if found is None:
+        return ""
+    low, high = (_spelled(column, end, decimals) for end in found)
+    return f"{low.removesuffix(' %')} to {high}"
 
 
-def _interval(file: ResultFile, column: str, place: int) -> str:
-    found = ends(file.rows[place], column)
-    decimals = _decimals([row.get(column) for row in file.rows])
-    return "" if found is None else f"{_spelled(found[0], decimals)} to {_spelled(found[1], decimals)}"
-
-
-def _is_number(value: Any) -> bool:
-    return value is None or number(value) is not None
-
-
-def _decimals(values: list[Any]) -> int:
-    """About four digits of the largest; none for whole numbers."""
-    numbers = [abs(found) for value in values if (found := number(value)) is not None]
+def _decimals(column: str, rows: Sequence[Row]) -> int:
+    """One for percent and points; else about four digits of the largest, and none for whole numbers."""
+    if column in SHARES | POINTS:
+        return 1
+    numbers = [abs(found) for row in rows if (found := number(row.get(column))) is not None]
     if all(found.is_integer() for found in numbers):
         return 0
     largest = max(numbers)
     return min(6, max(0, 3 - math.floor(math.log10(largest))))
 
 
-def _spelled(value: Any, decimals: int) -> str:
+def _spelled(column: str, value: Any, decimals: int) -> str:
     if value is None:
         return ""
     if isinstance(value, bool):
         return "yes" if value else "no"
     if (found := number(value)) is not None:
+        if column in SHARES:
+            return f"{100 * found:.1f} %"
+        if column in POINTS:
+            return f"{round(100 * found, 1) + 0:+.1f}"
         tiny = found and round(found, decimals) == 0
         return f"{found:.3g}" if tiny else f"{found:.{decimals}f}"
     if isinstance(value, list) and value and all(number(item) is not None for item in value):
         return f"{len(value)} values, {min(value):.3g} to {max(value):.3g}"
+    if column == "policy":
+        return named(value)
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 

@@ -15,12 +15,12 @@ import torch
 
 from xshare.engines.base import Engine, Run
 from xshare.errors import XShareError
+from xshare.law import WORTH as WORTH
 from xshare.law import Law, fit
 from xshare.policy import Policy
 from xshare.progress import Advance
 
 FITS = 0.5  # of the steps' variance that a law must explain to be one
-WORTH = 1.03  # a smaller gain is not worth a risk to the answers
 WAVES = 3  # batches of requests that follow one another with drafts, where requests end at different steps
 
 

@@ -1,0 +1,108 @@
+"""Whether to turn selection on, and with which policy: in words, with the numbers that say so."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from xshare.law import WORTH
+from xshare.report.settings import Choice, Setting
+from xshare.report.words import more, named, percent, points, within
+
+LIMIT = 2.0  # points that a recommended policy may lose
+FASTER = f"{100 * (WORTH - 1):.0f} % faster"
+NO_ANSWERS = "Measure the answers of your own model with `xshare quality` before you turn it on."
+NO_SPEED = "Measure the speed of your own model with `xshare bench` before you turn it on."
+
+
+@dataclass(frozen=True)
+class Verdict:
+    setting: Setting
+    answer: str  # Yes, Perhaps, No, or Not known
+    words: str  # why: one sentence or two
+    doubts: list[str]  # what was not measured, or not well enough
+    shown: Choice  # the policy that the words are about
+    recommended: bool = False
+
+
+def verdict(setting: Setting) -> Verdict:
+    """The fastest policy that loses less than LIMIT points; whether its interval says so too is told."""
+    if setting.speed is None:
+        return _untimed(setting)
+    if setting.answers is None:
+        best = setting.choices[0]
+        words = f"Nothing here measured the answers. The fastest policy is {named(best.policy)}: {_numbers(best)}."
+        return Verdict(setting, "Not known", words, [NO_ANSWERS], best)
+    faster = [c for c in setting.choices if c.gain is not None and c.gain[1] > 0 and c.gain[0] >= WORTH - 1]
+    good = [c for c in faster if holds(c)]
+    if not good:
+        return _none(setting, faster)
+    doubts = _doubts(good[0]) + _of_two_models(setting)
+    words = f"{named(good[0].policy)} is the fastest policy that loses less than {LIMIT:g} points: {_numbers(good[0])}."
+    return Verdict(setting, "Perhaps" if doubts else "Yes", words, doubts, good[0], recommended=True)
+
+
+def holds(choice: Choice) -> bool:
+    return choice.points is not None and choice.points[0] > -LIMIT
+
+
+def _doubts(best: Choice) -> list[str]:
+    """Why it is not sure."""
+    doubts = []
+    if best.points is not None and best.points[1] == best.points[2]:
+        doubts.append("Nothing says how sure the points are.")
+    elif best.points is not None and best.points[1] <= -LIMIT:
+        doubts.append(f"The loss may be as large as {-best.points[1]:.1f} points: ask more questions to be sure.")
+    if best.gain is not None and best.gain[1] == best.gain[2]:
+        doubts.append("Nothing says how sure the speed is: `xshare bench` repeats it, paired with native.")
+    return doubts
+
+
+def _of_two_models(setting: Setting) -> list[str]:
+    if setting.one_model or setting.speed is None or setting.answers is None:
+        return []
+    timed, answered = (group.model or "a model without a name" for group in (setting.speed, setting.answers))
+    said = f"Speed is that of {timed}, answers are those of {answered}: nothing here measured both on one model."
+    return [said, NO_ANSWERS]
+
+
+def _none(setting: Setting, faster: list[Choice]) -> Verdict:
+    if faster:
+        shown = max(faster, key=kept)
+        reason = f"Every policy that is at least {FASTER} loses {LIMIT:g} points or more"
+        reason += f"; {named(shown.policy)} loses the least"
+    else:
+        shown = next((choice for choice in setting.choices if holds(choice)), setting.choices[0])
+        which = f"the fastest that loses less than {LIMIT:g} points" if holds(shown) else "the fastest"
+        reason = f"No policy is at least {FASTER} than native; {which} is {named(shown.policy)}"
+    words = f"None is worth it here. {reason}: {_numbers(shown)}."
+    return Verdict(setting, "No", words, _of_two_models(setting), shown)
+
+
+def _untimed(setting: Setting) -> Verdict:
+    saving = [choice for choice in setting.choices if choice.saved is not None and choice.saved[0] > 0]
+    good = [choice for choice in saving if holds(choice)]
+    if good:
+        words = f"Nothing here measured speed. Of the policies that lose less than {LIMIT:g} points, "
+        words += f"{named(good[0].policy)} loads the fewest experts: {_numbers(good[0])}."
+        return Verdict(setting, "Not known", words, [*_doubts(good[0]), NO_SPEED], good[0])
+    least = max(saving or setting.choices, key=kept)
+    reason = f"Every policy that loads fewer experts loses {LIMIT:g} points or more"
+    words = f"None is worth it here. {reason}; {named(least.policy)} loses the least: {_numbers(least)}."
+    return Verdict(setting, "No", words, [], least)
+
+
+def kept(choice: Choice) -> float:
+    """To find what loses the least."""
+    return -100.0 if choice.points is None else choice.points[0]
+
+
+def _numbers(choice: Choice) -> str:
+    """What was measured of a policy, with intervals."""
+    said = []
+    if choice.gain is not None:
+        said.append(f"{more(choice.gain[0])} speed ({within(choice.gain, more)})")
+    if choice.points is not None:
+        said.append(f"{points(choice.points[0])} points of accuracy ({within(choice.points, points)})")
+    if choice.saved is not None and choice.gain is None:
+        said.append(f"{percent(choice.saved[0])} fewer experts loaded")
+    return ", ".join(said)

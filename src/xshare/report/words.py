@@ -1,0 +1,108 @@
+"""How columns, shares and policies are called on the page."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from xshare.policy import RECOMMENDED, Policy
+from xshare.results import Row
+from xshare.results.columns import ends, number
+
+Value = tuple[float, float, float]  # with the ends of its interval, which may be no wider
+# Shares of a whole, written in percent.
+SHARES = {
+    *("accuracy", "accuracy_least", "accuracy_most", "agreement", "mass", "top1_kept", "diverged", "cut", "unsettled"),
+    *("changed", "changed_answer", "flipped", "copy_share", "identical", "acted", "dead", "entropy"),
+}
+POINTS = {"change"}  # differences of shares, written in points
+NAMES = {
+    "active": "experts loaded",
+    "active_native": "experts loaded natively",
+    "peak": "experts loaded on the fullest device",
+    "max_load": "experts on the fullest device",
+    "mass": "routing weight kept",
+    "top1_kept": "best expert kept",
+    "change": "accuracy against native, points",
+    "p": "p value of the change",
+    "lost": "answers lost",
+    "won": "answers won",
+    "agreement": "tokens as native's",
+    "diverged": "answers that differ",
+    "diverged_at": "differ from token",
+    "cut": "answers cut off",
+    "kl": "KL, nats per token",
+    "otps": "tokens/s per request",
+    "otps_total": "tokens/s in all",
+    "tokens_per_s": "tokens/s",
+    "ratio": "speed against native",
+    "total_ratio": "speed in all against native",
+    "step_ratio": "step against native",
+    "token_ratio": "tokens/s against native",
+    "ttft_ms_p50": "TTFT, median, ms",
+    "ttft_ms_p99": "TTFT, 99 %, ms",
+    "itl_ms_p50": "between tokens, median, ms",
+    "itl_ms_p99": "between tokens, 99 %, ms",
+    "accepted": "tokens accepted per step",
+    "acted": "steps pruned",
+    "closed_form": "experts if independent",
+    "n": "rows",
+    "k": "top-k",
+    "impl": "implementation",
+}
+UNITS = {"ms": ", ms", "us": ", µs", "gbps": "GB/s", "kl": "KL"}
+PRESETS = {str(Policy.parse(name)): f"{name} ({text})" for name, text in RECOMMENDED.items()}
+
+
+def titled(column: str) -> str:
+    """`step_ms` is `step, ms`."""
+    if column in NAMES:
+        return NAMES[column]
+    return " ".join(UNITS.get(word, word) for word in column.split("_")).replace(" ,", ",").strip(", ") or column
+
+
+def named(policy: object) -> str:
+    """A policy as it is written, a recommended preset with its name."""
+    return PRESETS.get(str(policy), str(policy))
+
+
+def plain(text: object, most: int = 40) -> str:
+    """A name from a file as it may stand in a picture: one line, not too long, no control characters."""
+    cleaned = "".join(char if char.isprintable() else "�" for char in str(text))
+    return cleaned if len(cleaned) <= most else cleaned[: most - 1] + "…"
+
+
+def span(row: Row, column: str) -> tuple[float, float] | None:
+    """The interval of a column, within what is possible: files of before have changes below -100 %."""
+    found = ends(row, column)
+    if found is None or column not in SHARES | POINTS:
+        return found
+    least = 0.0 if column in SHARES else -1.0
+    low, high = (max(least, min(1.0, end)) for end in found)
+    return low, high
+
+
+def value(row: Row, column: str) -> Value | None:
+    """A number with its interval, which holds it whatever the file says."""
+    middle = number(row.get(column))
+    if middle is None:
+        return None
+    low, high = span(row, column) or (middle, middle)
+    return middle, min(low, middle), max(high, middle)
+
+
+def percent(share: float) -> str:
+    return f"{100 * share:.1f} %"
+
+
+def more(share: float) -> str:
+    """`+12.5 %`"""
+    return f"{round(100 * share, 1) + 0:+.1f} %"  # + 0: not -0
+
+
+def points(found: float) -> str:
+    return f"{round(found, 1) + 0:+.1f}"
+
+
+def within(found: Value, spelled: Any) -> str:
+    """The interval of a value in words; says so where there is none."""
+    return "no interval" if found[1] == found[2] else f"95 %: {spelled(found[1])} to {spelled(found[2])}"

@@ -1,0 +1,122 @@
+"""The first screen: whether to turn selection on, with which policy, and nothing that was not measured."""
+
+import re
+
+import pytest
+import results
+from pages import EVIDENCE, made
+from results import BALANCED, CAREFUL, FAST, LOSSES, SPEEDS, answered, timed, write
+
+from xshare.report.read import read_folder, read_result
+from xshare.report.settings import settings
+from xshare.report.verdict import verdict
+
+
+def judged(folder):
+    return verdict(settings(read_folder(folder)[0])[0])
+
+
+def test_the_fastest_that_loses_less_than_two_points_is_recommended_by_its_name(tmp_path):
+    write(tmp_path, "bench.json", timed(SPEEDS), engine="vllm")
+    write(tmp_path, "quality.json", answered(LOSSES), model="/models/nano", engine="transformers")  # the same model
+    found = judged(tmp_path)
+    assert found.setting.where == "nano, vllm for speed, transformers for answers, batch 16"
+    assert (found.answer, found.recommended, found.shown.policy) == ("Yes", True, BALANCED)
+    assert "balanced (rho=0.7) is the fastest policy that loses less than 2 points" in found.words
+    assert "+20.0 % speed (95 %: +19.0 % to +21.0 %), -1.0 points of accuracy (95 %: -1.5 to -0.5)" in found.words
+    text = made(tmp_path)
+    assert "{&quot;xshare&quot;: {&quot;policy&quot;: &quot;balanced&quot;}}" in text
+    assert '<th scope="row">balanced (rho=0.7)<small>recommended</small></th>' in text
+    first = text[: text.index('<section id="')]
+    assert first.count("<svg") == 1
+    assert 'class="ring"' in first
+
+
+def test_what_may_lose_more_is_perhaps(tmp_path):
+    write(tmp_path, "r.json", [a | b for a, b in zip(timed(SPEEDS), answered(LOSSES, 0.03), strict=True)])
+    found = judged(tmp_path)
+    assert (found.answer, found.shown.policy) == ("Perhaps", BALANCED)
+    assert "may be as large as 4.0 points" in " ".join(found.doubts)
+
+
+def test_answers_of_another_model_are_told_and_are_perhaps(tmp_path):
+    write(tmp_path, "bench.json", timed(SPEEDS), model="large")
+    write(tmp_path, "quality.json", answered(LOSSES), model="small")
+    found = judged(tmp_path)
+    assert found.answer == "Perhaps"
+    assert "Speed is that of large, answers are those of small" in " ".join(found.doubts)
+    write(tmp_path, "quality.json", answered(LOSSES), model=None)
+    assert "answers are those of a model without a name" in " ".join(judged(tmp_path).doubts)
+    write(tmp_path, "own.json", answered(LOSSES), model="large")  # then those of another are not needed
+    assert judged(tmp_path).answer == "Yes"
+    write(tmp_path, "own.json", answered(LOSSES, batch=64), model="large")  # of other batches
+    assert judged(tmp_path).answer == "Perhaps"
+
+
+@pytest.mark.parametrize(
+    ("speeds", "losses", "reason"),
+    [
+        (SPEEDS, dict.fromkeys(LOSSES, -0.04), "at least 3 % faster loses 2 points or more; fast (rho=0.6) loses"),
+        (dict.fromkeys(SPEEDS, 1.02), LOSSES, "No policy is at least 3 % faster than native; the fastest that loses"),
+    ],
+)
+def test_none_is_worth_it(speeds, losses, reason, tmp_path):
+    write(tmp_path, "r.json", [a | b for a, b in zip(timed(speeds), answered(losses), strict=True)])
+    found = judged(tmp_path)
+    assert (found.answer, found.recommended) == ("No", False)
+    assert found.words.startswith("None is worth it here.")
+    assert reason in found.words
+    text = made(tmp_path)
+    assert "recommended" not in text
+    assert "vllm serve" not in text
+
+
+def test_what_was_not_measured_is_not_claimed(tmp_path):
+    write(tmp_path, "r.json", timed(SPEEDS))
+    found = judged(tmp_path)
+    assert (found.answer, found.recommended) == ("Not known", False)
+    assert "Nothing here measured the answers. The fastest policy is fast (rho=0.6)" in found.words
+    assert "points" not in found.words
+    write(tmp_path, "r.json", answered(LOSSES))
+    found = judged(tmp_path)
+    assert (found.answer, found.recommended) == ("Not known", False)
+    assert "Nothing here measured speed." in found.words
+    assert "25.0 % fewer experts loaded" in found.words
+    write(tmp_path, "r.json", answered(dict.fromkeys(LOSSES, -0.4)))
+    assert judged(tmp_path).answer == "No"
+    for rows in (results.replay_rows(), results.curve_rows(), [{"check": "attached", "passed": True}]):
+        write(tmp_path, "r.json", rows)
+        assert "measured neither the speed of policies nor their answers" in made(tmp_path)
+
+
+def test_speed_without_an_interval_is_perhaps(tmp_path):
+    faster = {"k0=1,m=16": 1200.0}
+    write(tmp_path, "r.json", [row | {"tokens_per_s": faster.get(row["policy"], 950.0)} for row in results.demo_rows()])
+    found = judged(tmp_path)
+    assert (found.answer, found.shown.policy) == ("Perhaps", "k0=1,m=16")
+    assert "Nothing says how sure the speed is" in " ".join(found.doubts)
+
+
+def test_controls_are_no_choice_and_the_speed_of_a_layer_is_none(tmp_path):
+    control = timed({"k0=1,m=64": 1.5}, method="noop") + timed({"k0=1,m=48": 1.5}, active=40)  # either loads all
+    write(tmp_path, "r.json", control + answered({"native": 0.0}) + timed(SPEEDS), drafter="nano-draft")
+    assert [choice.policy for choice in settings(read_folder(tmp_path)[0])[0].choices] == [FAST, BALANCED, CAREFUL]
+    assert "nano-draft" not in made(tmp_path).partition("<svg")[0]  # nothing was drafted
+    assert settings([read_result(EVIDENCE / "paper_ep.json")]) == []
+
+
+def test_the_answer_comes_before_the_files(tmp_path):
+    results.one_of_each(tmp_path)
+    text = made(tmp_path)
+    assert len(set(re.findall(r"[a-e]\.json", text[: text.index("<svg")]))) <= 2  # those of the answer
+    assert text.index('class="answer"') < text.index("<svg") < text.index('<section id="tables"')
+
+
+def test_the_evidence_has_an_answer_that_names_both_models():
+    found = settings(read_folder(EVIDENCE)[0])
+    top = verdict(found[0])
+    assert top.setting.speed is not None
+    assert top.setting.answers is not None
+    assert top.setting.speed.model in " ".join(top.doubts)
+    assert top.answer != "Yes"  # nothing was timed and answered on one model, with intervals
+    assert all(verdict(setting).words for setting in found)
