@@ -97,12 +97,18 @@ def select_table(name: str) -> str:
 def kernel_table(name: str) -> str:
     rows = rows_of(name)
     cells = []
-    for point in dict.fromkeys((r["router"], r["policy"], r["experts"], r["k"], r["n"]) for r in rows):
-        at = {r["impl"]: r for r in rows if (r["router"], r["policy"], r["experts"], r["k"], r["n"]) == point}
-        router, policy, N, k, n = point
-        found = [f"{at[i]['marginal_us']:.1f}" if i in at else "" for i in KERNELS]
-        cells.append([f"{router} `{policy}`", str(N), str(k), str(n), *found, f"{at['fused']['us']:.1f}"])
-    return markdown(["router, policy", "N", "k", "rows", *KERNELS, "fused, alone"], cells)
+    names = [name for name in KERNELS if any(row["impl"] == name for row in rows)]
+
+    def point_of(row: Any) -> tuple[Any, ...]:
+        return row["router"], row["policy"], row["experts"], row["k"], row["n"], row.get("cost", False)
+
+    for point in dict.fromkeys(map(point_of, rows)):
+        at = {row["impl"]: row for row in rows if point_of(row) == point}
+        router, policy, N, k, n, cost = point
+        found = [f"{at[name]['marginal_us']:.1f}" if name in at else "" for name in names]
+        what = f"{router} `{policy}`" + (", by a cost table" if cost else "")
+        cells.append([what, str(N), str(k), str(n), *found, f"{at['fused']['us']:.1f}"])
+    return markdown(["router, policy", "N", "k", "rows", *names, "fused, alone"], cells)
 
 
 def load_table(name: str) -> str:
@@ -165,7 +171,7 @@ def cpu_selection_table(name: str) -> str:
     return markdown(["policy", "selection", "`route`", "reference", "reference / selection (least)"], cells)
 
 
-KERNELS = ["floor", "reference", "compiled", "fused", "fused-off"]
+KERNELS = ["floor", "reference", "compiled", "fused", "fused-any", "fused-off"]
 TABLES: dict[str, Callable[[str], str]] = {
     "replay": replay_table,
     "replay_draft": replay_table,

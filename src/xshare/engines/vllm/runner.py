@@ -100,8 +100,9 @@ def say_where_experts_are(state: State, config: Any) -> None:
         log.info("xshare: the experts of %d of %d layers lie in host memory, and are read from there", there, layers)
     else:
         log.warning(
-            "xshare: vLLM was given --cpu-offload-gb, but all experts lie on the GPU: either --cpu-offload-params "
-            "names other weights, or the experts' kernel keeps a copy of its own form, as those for MXFP4 do"
+            "xshare: vLLM was given --cpu-offload-gb, but all experts lie on the GPU: --cpu-offload-params names other "
+            "weights, or the experts' kernel keeps a copy of its own form, as those for MXFP4 do, or this vLLM's V2 "
+            "runner cannot offload (0.26: start with VLLM_USE_V2_MODEL_RUNNER=0)"
         )
 
 
