@@ -5,6 +5,8 @@ import itertools
 import pytest
 
 from xshare import Policy
+from xshare.cli.doctor import show
+from xshare.engines.base import About
 from xshare.tune.doctor import Examination, Way, examine, runs, sizes, verdict
 
 PRUNED = Policy.parse("k0=1,m=2")
@@ -103,3 +105,12 @@ def test_runs_without_a_count_are_left_out_of_the_law():
     assert found.law.r2 > 0.999
     assert found.expected(found.forced[0]) is None
     assert verdict(found)[0]
+
+
+def test_experts_in_host_memory_are_held_against_the_bus(capsys):
+    found = examination(lambda T, n: 20 + 2 * T)  # 100 MB in 2 ms: 50 GB/s
+    found.on_host, found.copy_gbps = True, 55.0
+    show(found, About("vllm", "0.26", "m", "cuda"), *verdict(found))
+    out = capsys.readouterr().out
+    assert "experts are read at 50 GB/s, 90% of the bus to host memory, where they lie: 55 GB/s in a copy" in out
+    assert "51.0 experts take at least 93 ms to read, a step natively" in out
