@@ -19,6 +19,8 @@ from __future__ import annotations
 
 import hashlib
 import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import zip_longest
 from pathlib import Path
@@ -123,35 +125,54 @@ def main(
     if DRAFTED not in settings:
         typer.echo('no draft model: the setting with drafts is left out (--engine-args \'{"draft": "FOLDER"}\')')
     drafts, alone = max(setting.drafts for setting in settings), threads or (1 if jobs > 1 else None)
-    began, complete = time.monotonic(), True
-    rows: list[Row] = []
-    for name, asked in divided(tasks_of(file, tasks, 0)).items():
+    began, complete, weights = time.monotonic(), True, weights_of(model)
+
+    def opened(name: str, asked: list[Task]) -> tuple[Bench, Callable[[], Kept]]:
+        """What measures a set of questions, and what keeps its results: to be asked for when nobody else writes."""
         job = Job(model, options, asked, tokens, forced, 0, alone, together, drafts=drafts)
         bench = Bench(job)
         about = bench.engine(0).about
-        part: Row = {"model": about.model, "weights": weights_of(model), "device": about.device, "dtype": about.dtype}
-        kept = Kept(
-            json, about.record(), job.setting(), KEY, part=part | {"set": name, "tasks": job.setting()["tasks"]}
-        )
-        if name == "choosing":
-            cells: dict[Cell, str] = {(setting, None): "native" for setting in settings}
-            cells |= {(setting, no_op(about.experts)): CONTROL for setting in settings}
-            plans = [[(setting, policy) for policy in planned(setting, about.experts)] for setting in settings]
-            cells |= {cell: "" for turn in zip_longest(*plans) for cell in turn if cell is not None}
-        else:
-            cells = {(setting, policy): "" for setting in settings for policy in [None, *chosen(rows, setting)]}
-        workers = Workers(bench.told if jobs == 1 else partial(Bench, job), jobs)
-        left = None if seconds is None else seconds / (2 if name == "choosing" else 1) - (time.monotonic() - began)
-        try:
-            study = Study(bench, workers, kept, left)
-            all_ = study.natives(settings) and study.measure(name, cells)
-        finally:
+        part: Row = {"model": about.model, "weights": weights, "device": about.device, "dtype": about.dtype}
+        part |= {"set": name, "tasks": job.setting()["tasks"]}
+        return bench, partial(Kept, json, about.record(), job.setting(), KEY, part=part)
+
+    def workers_of(bench: Bench) -> Workers:
+        return Workers(bench.told if jobs == 1 else partial(Bench, bench.job), jobs)
+
+    sets = {name: opened(name, asked) for name, asked in divided(tasks_of(file, tasks, 0)).items()}
+    benches = {name: bench for name, (bench, _) in sets.items()}
+    pools = {name: workers_of(bench) for name, bench in benches.items()}
+    rows: list[Row] = []
+    try:
+        with ThreadPoolExecutor(1) as beside:
+            # Native answers to the questions for confirming take longest of all, and need nobody's.
+            early = None
+            if jobs > 1:
+                study = Study(benches["confirming"], pools["confirming"], sets["confirming"][1](), seconds)
+                early = beside.submit(study.natives, settings, quietly=True)
+            for name, (bench, kept_now) in sets.items():
+                if name == "confirming" and early is not None:
+                    early.result()
+                kept, experts = kept_now(), bench.engine(0).about.experts
+                if name == "choosing":
+                    cells: dict[Cell, str] = {(setting, None): "native" for setting in settings}
+                    cells |= {(setting, no_op(experts)): CONTROL for setting in settings}
+                    plans = [[(setting, policy) for policy in planned(setting, experts)] for setting in settings]
+                    cells |= {cell: "" for turn in zip_longest(*plans) for cell in turn if cell is not None}
+                else:
+                    cells = {(setting, policy): "" for setting in settings for policy in [None, *chosen(rows, setting)]}
+                half = 2 if name == "choosing" else 1
+                left = None if seconds is None else seconds / half - (time.monotonic() - began)
+                study = Study(bench, pools[name], kept, left)
+                all_ = study.natives(settings) and study.measure(name, cells)
+                rows = [row for row in kept.rows if kept.mine(row)]
+                show(rows, len(bench.job.tasks))
+                if all_:
+                    kept.finish()
+                complete = complete and all_
+    finally:
+        for workers in pools.values():
             workers.close()
-        rows = [row for row in kept.rows if kept.mine(row)]
-        show(rows, len(asked))
-        if all_:
-            kept.finish()
-        complete = complete and all_
     typer.echo(f"results: {json}" + ("" if complete else "; not all of it: the same command goes on"))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from kept import Kept
 from xshare.cli.output import number_table, progress_bar, wide_console
 from xshare.errors import XShareError
 from xshare.policy import Policy
-from xshare.progress import Advance
+from xshare.progress import Advance, quiet
 from xshare.quality.files import Task, built_in, read_tasks
 from xshare.quality.paired import paired
 from xshare.results import Row
@@ -44,10 +45,11 @@ class Study:
         spent = time.monotonic() - self.began
         return self.seconds is None or spent + self.slowest.get(setting.drafts, 0) < self.seconds
 
-    def natives(self, settings: list[Setting]) -> bool:
+    def natives(self, settings: list[Setting], quietly: bool = False) -> bool:
         """Native's answers in every setting -> whether all of them are there now."""
         missing = [setting for setting in settings if not self.kept.has_native(setting)]
-        with progress_bar("native", len(missing) * self.asked) as advance:
+        shown = nullcontext(quiet) if quietly else progress_bar("native", len(missing) * self.asked)
+        with shown as advance:
             self.workers.tell(advance)
             calls = ((setting, Bench.native, (setting,)) for setting in list(missing) if self.time_for(setting))
             for setting, native in self.workers.run(calls):

@@ -121,7 +121,7 @@ def select_in_one_tile(
         _leave_open(0, present, keep, bias, masked_bias, share, N, BR, BN, MASK_BIAS, SHARE)
     else:
         m = own_m.to(tl.int32)  # not before the logits are asked for
-        rho = own_rho.to(tl.float32) if COVERAGE else 0.0
+        rho = tl.cast(own_rho, tl.float32) if COVERAGE else 0.0
         value = tl.where((rows < end)[:, None], x.to(tl.float32), float("-inf"))
         score, key, best, usable, top, total = read_rows(value, bias, N, BR, BN, SCORING, GROUPS, KEEP_GROUPS, UNIQUE)
         protected = usable
@@ -188,7 +188,7 @@ def select_in_blocks(
         _leave_open(block * BR, present, keep, bias, masked_bias, share, N, BR, BN, MASK_BIAS, SHARE)
     else:
         m = own_m.to(tl.int32)  # not before the logits are asked for
-        rho = own_rho.to(tl.float32) if COVERAGE else 0.0
+        rho = tl.cast(own_rho, tl.float32) if COVERAGE else 0.0
         if PART != 2:
             high, low, count = votes(
                 logits, stride, bias, starts, block * QUOTA, tl.minimum(last, (block + 1) * QUOTA), end,
