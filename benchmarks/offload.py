@@ -15,10 +15,10 @@ the experts that are loaded over the whole step's time; `expected` the ratio if 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import median
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from engine_pair import Engine
@@ -28,6 +28,7 @@ from speed_rows import Counted
 
 from xshare.cli.output import number_table, progress_bar, wide_console
 from xshare.policy import PRESETS, RECOMMENDED
+from xshare.progress import Advance
 from xshare.results import Results, Row
 from xshare.statistics import median_interval
 
@@ -40,8 +41,10 @@ def policies_for(experts: int) -> dict[str, str]:
     return {"native": "native", "noop": f"k0=1,m={experts}"} | {name: str(PRESETS[name]) for name in RECOMMENDED}
 
 
-def measure(engine: Engine, batch: int, steps: int, repeats: int, policies: dict[str, str], advance: Any) -> Any:
-    """ms a step of every run, by policy, and the experts counted."""
+def measure(
+    engine: Engine, batch: int, steps: int, repeats: int, policies: dict[str, str], advance: Advance
+) -> Iterator[tuple[dict[str, list[float]], dict[str, Counted]]]:
+    """ms a step of every run so far, by policy, and the experts counted: after every repeat, since they take long."""
     ms: dict[str, list[float]] = {name: [] for name in policies}
     counted: dict[str, list[Row]] = {name: [] for name in policies}
     engine.ask("decode", batch=batch, steps=WARM, seed=0)
@@ -52,7 +55,7 @@ def measure(engine: Engine, batch: int, steps: int, repeats: int, policies: dict
             ms[name].append(1000 * found["seconds"] / found["steps"])
             counted[name].append(engine.ask("counted", batch=batch))
             advance(1)
-    return ms, {name: Counted.of(each) for name, each in counted.items()}
+        yield ms, {name: Counted.of(each) for name, each in counted.items()}
 
 
 def rows_of(setting: Row, ms: dict[str, list[float]], counted: dict[str, Counted], bytes_each: float) -> list[Row]:
@@ -114,13 +117,13 @@ def main(
         about |= {"tiny": tiny, "bus_gbps": engine.ask("bus"), "host_layers": engine.ask("host_layers")}
         print(f"started in {time.perf_counter() - began:.0f} s: {about}", flush=True)
         results = Results(json, {"tiny": tiny, "shape": options["shape"], "regime": REGIME, "layers": layers}, about)
-        there = {(row["batch"], row["runner"]) for row in results.rows}
+        there = {(row["batch"], row["runner"]) for row in results.rows if len(row["samples_ms"]) >= repeats}
         for size in (size for size in batches if (size, runner) not in there):
             with progress_bar(f"batch {size}", repeats * len(policies)) as advance:
-                ms, counted = measure(engine, size, steps, repeats, policies, advance)
-            rows = rows_of({"batch": size, "runner": runner}, ms, counted, bytes_each)
-            results.rows += rows
-            results.write()
+                for ms, counted in measure(engine, size, steps, repeats, policies, advance):
+                    rows = rows_of({"batch": size, "runner": runner}, ms, counted, bytes_each)
+                    results.put(rows, by=("batch", "runner", "policy"))
+                    results.write()
             show(rows)
     print(f"results: {json}, {time.perf_counter() - began:.0f} s")
 

@@ -5,17 +5,18 @@
 #
 # lab has the GPU: it is trained, then measured. nano, which is small, is measured on the CPU's cores meanwhile, on those
 # that are free. Results are in OUT/evidence, written cell by cell; the same command goes on from there. By environment:
-# TRAIN and DRAFT, seconds of training; NANO_JOBS (0: not nano) and LAB_JOBS, processes that decode; LAB_SECONDS,
-# three numbers, what each of lab's benchmarks may take; MORE, further options of all benchmarks.
+# STEPS and DRAFT_STEPS, of training; NANO_JOBS (0: not nano) and LAB_JOBS, processes that decode; LAB_SECONDS, four
+# numbers, what each of lab's benchmarks may take (0: it is left out); MORE, further options of all benchmarks.
 set -euo pipefail
 root=$(realpath "$(dirname "$0")/../..")
 corpus=$(realpath "$1") out=$(realpath -m --relative-to="$root" "$2")  # results say how they were made: no folder of yours
 cd "$root"
-train=${TRAIN:-480} draft=${DRAFT:-150} lab_jobs=${LAB_JOBS:-6} nano_jobs=${NANO_JOBS:-$(($(nproc) - 6))}
+steps=${STEPS:-2277} draft_steps=${DRAFT_STEPS:-240} lab_jobs=${LAB_JOBS:-6} nano_jobs=${NANO_JOBS:-$(($(nproc) - 6))}
 gpu=${GPU:-'"device": "cuda", "dtype": "bfloat16"'}
 mkdir -p "$out/evidence"
 
 measure() {  # NAME SUFFIX JOBS, and the options of that benchmark
+  [[ " ${*:4} " != *" --seconds 0 "* ]] || return 0
   ${polite:-} python "benchmarks/$1.py" --json "$out/evidence/$1$2.json" --jobs "$3" "${@:4}" ${MORE:-} > "$out/$1$2.log" 2>&1
 }
 
@@ -28,20 +29,19 @@ nano() {
 [ "$nano_jobs" = 0 ] || nano &
 
 recipe=(python recipes/nano/train.py "$corpus" --out "$out" --questions 0)
-[ -f "$out/lab-draft/config.json" ] || {
-  sleep $((train / 2))
-  "${recipe[@]}" --model lab-draft --seconds "$draft" --workers 2
-} > "$out/train-draft.log" 2>&1 &
+[ -f "$out/lab-draft/config.json" ] ||
+  "${recipe[@]}" --model lab-draft --steps "$draft_steps" --workers 2 > "$out/train-draft.log" 2>&1 &
 drafting=$!
 [ -f "$out/lab/config.json" ] ||
-  "${recipe[@]}" --model lab --seconds "$train" --short-for $((train * 55 / 100)) --workers 4 > "$out/train.log" 2>&1
+  "${recipe[@]}" --model lab --steps "$steps" --short-steps $((steps * 55 / 100)) --workers 4 > "$out/train.log" 2>&1
 cp src/xshare/models/nano/tokenizer*.json "$out/lab/"
 [ -f "$out/evaluation-lab.json" ] ||
   python recipes/nano/evaluate.py "$corpus" --out "$out" --model lab --questions 16 > "$out/evaluation.log" 2>&1
 wait $drafting
-python recipes/lab/tasks.py "${COUNT:-100}" "$out/evaluation-lab.json" > "$out/lab.jsonl"
+python recipes/lab/tasks.py "${COUNT:-500}" "$out/evaluation-lab.json" > "$out/lab.jsonl"
 lab=("$lab_jobs" --model "$out/lab" --file "$out/lab.jsonl" --tokens 720)
-read -r quality assumptions neighbours <<< "${LAB_SECONDS:-600 600 600}"
+read -r frontier quality assumptions neighbours <<< "${LAB_SECONDS:-1200 600 600 600}"
+measure frontier "" "${lab[@]}" --seconds "$frontier" --together 1000 --engine-args "{$gpu, \"draft\": \"$out/lab-draft\"}"
 measure paper_quality _lab "${lab[@]}" --seconds "$quality" --together 1000 --engine-args "{$gpu, \"draft\": \"$out/lab-draft\"}"
 measure assumptions _lab "${lab[@]}" --seconds "$assumptions" --together 1000 --forced 160 --engine-args "{$gpu}"
 measure neighbours _lab "${lab[@]}" --seconds "$neighbours" --together 640 --prompts 320 --sets 4 --engine-args "{$gpu}"
