@@ -1,10 +1,16 @@
 """The arithmetic of the offload benchmark. Its engine: vllm_check.py and offload.py --tiny."""
 
+import sys
+from pathlib import Path
+
 import pytest
-from offload import policies_for, rows_of
-from speed_rows import Counted
 
 from xshare.policy import RECOMMENDED
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+
+from offload import policies_for, rows_of
+from speed_rows import Counted
 
 
 def test_a_row_says_how_far_time_follows_experts():
