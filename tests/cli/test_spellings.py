@@ -1,5 +1,8 @@
 """One name for each notion in all commands; command lines of before still work."""
 
+import re
+from pathlib import Path
+
 import pytest
 import typer
 
@@ -72,6 +75,19 @@ def test_prompts_are_named_alike():
 )
 def test_old_spellings_mean_the_same(name, before, today):
     assert parsed(name, *before) == parsed(name, *today)
+
+
+def test_the_documentation_shows_todays_spellings():
+    root = Path(__file__).parents[2]
+    pages = [root / "README.md", root / "Makefile", *(root / "docs").glob("*.md")]
+    lines = [line for page in pages for line in page.read_text().replace("\\\n", " ").splitlines()]
+    shown = 0
+    for name, command in COMMANDS.items():
+        found = [line for line in lines if re.search(rf"(?<!rm -f )\bxshare {name}\b", line)]
+        used = {word for line in found for word in re.findall(r"(?<![\w-])--[a-z][a-z-]+", line.split("#")[0])}
+        assert used <= {*names(command), "--additional-config"}, name
+        shown += len(used)
+    assert shown > 30
 
 
 def test_the_model_of_a_recording_may_still_stand_alone():

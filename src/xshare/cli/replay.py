@@ -90,7 +90,7 @@ def replay(
         rows = overlap(loaded, seed=seed)
         print_table(_overlap_table(rows, title))
     elif curve:
-        sizes = [2**power for power in range(8) if 2**power <= len(loaded.lengths)]
+        sizes = [2**power for power in range(8) if 2**power <= sequences]
         with progress_bar("batch sizes", len(sizes)) as advance:
             rows = []
             for size in sizes:
@@ -107,14 +107,15 @@ def replay(
             f"batch {batch}" + (f" x {1 + drafts} rows" if drafts else "") + (f", {devices} devices" * (devices > 1))
         )
         print_table(_replay_table(rows, f"{title}: {spelled}, {len(laid_out)} batches"), "max load", "top-1 kept")
-        if mix == "alike" and not everything and (least := min(Counter(header.domains).values())) < batch:
-            console.print(f"A domain of this trace has {least} sequences: its batches hold some of them several times.")
         if header.score == "topk":
             console.print(CHOSEN_ONLY)
         if by_layer:
             by = [row for outcome in outcomes for row in layer_rows(outcome, header, setting)]
             print_table(_layer_table(by))
             rows += by
+    largest = 0 if everything or overlaps else max(row["batch"] for row in rows)
+    if mix == "alike" and (least := min(Counter(header.domains).values())) < largest:
+        console.print(f"A domain of this trace has {least} sequences: larger batches hold some of them several times.")
     if out is not None:
         stamp = provenance(model=header.model, trace=trace.name, trace_sha256=sha256(trace), seed=seed)
         write_result(out, rows, stamp)

@@ -148,7 +148,7 @@ def show(tuning: Tuning, profile: Path, out: Path) -> None:
             within = (f"{row[f'{name}_bound_{end}']:+.1%}" for end in ("low", "high")) if there else ()
             cells.append(" to ".join(within))
         table.add_row(candidate.name, *cells, row["state"])
-    print_table(table, "predicted", "mass", "KL", "change within", "speed", "unseen within", kept_in=f"{out} has them")
+    print_table(table, "mass", "KL", "predicted", "change within", "unseen within", "speed", kept_in=f"{out} has them")
     console.print(
         "predicted: tokens a second by the law, or experts; speed: tokens a second against native's, measured; "
         "within: bounds that decide, wider than an interval of 95 %, because they are looked at again and again."
