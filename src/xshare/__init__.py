@@ -49,7 +49,7 @@ def __getattr__(name: str) -> Any:
     """Everything is imported when it is asked for: torch takes seconds, and not every command needs it."""
     if name in _HOME:
         return getattr(import_module(f"xshare.{_HOME[name]}"), name)
-    if name in ("batch", "errors", "policy", "router", "routing"):
+    if name in ("algorithms", "batch", "errors", "kernels", "methods", "policy", "router", "routing", "spelling"):
         return import_module(f"xshare.{name}")
     raise AttributeError(f"module 'xshare' has no attribute {name!r}")
 

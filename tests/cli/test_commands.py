@@ -59,6 +59,12 @@ def test_the_version_does_not_wait_for_torch():
     assert min(took) < 0.5
 
 
+def test_rivals_are_known_whatever_was_imported_first():
+    code = "from xshare.policy import Policy; print(Policy.parse('oea:k0=2'), Policy(method='native'))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "oea:k0=2 native\n"
+
+
 def test_batches_of_one_domain_that_is_small_say_so(trace, xshare_command):
     code, out, _ = xshare_command("replay", trace, "--mix", "alike", "--batch", 8, "--batches", 2)
     assert code == 0
