@@ -88,9 +88,9 @@ class Workers:
         while True:
             while len(running) < self.jobs and (call := next(calls, None)) is not None:
                 # Ctrl-C is for this process: a worker, which may begin here, inherits what is blocked.
-                before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+                blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
                 running[pool.submit(_call, *call[1:])] = call[0]
-                signal.pthread_sigmask(signal.SIG_SETMASK, before)
+                signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
             if not running:
                 return
             done, _ = wait(running, timeout=1, return_when=FIRST_COMPLETED)

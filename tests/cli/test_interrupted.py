@@ -91,6 +91,7 @@ def test_nothing_to_keep_and_nothing_kept_yet(tmp_path, monkeypatch, capsys):
         return capsys.readouterr().err
 
     assert said(None).startswith("interrupted: nothing was kept; with --out FILE the same command goes on")
+    assert said(None, goes_on=False) == "interrupted: nothing was kept\n"
     path = tmp_path / "r.json"
     assert said(path).endswith(f"{path} was not written; to start again: xshare bench --policy k0=1,m=2\n")
     path.write_text("{}")

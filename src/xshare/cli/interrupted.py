@@ -24,7 +24,8 @@ def says_what_is_kept(out: Path | None, holds: Callable[[Row], str], goes_on: bo
     except KeyboardInterrupt:
         command = shlex.join(["xshare", *sys.argv[1:]])
         if out is None:
-            said = "nothing was kept; with --out FILE the same command goes on from what it has measured"
+            said = "nothing was kept"
+            said += "; with --out FILE the same command goes on from what it has measured" if goes_on else ""
         elif not out.exists():
             said = f"nothing was measured yet, {out} was not written; to start again: {command}"
         else:

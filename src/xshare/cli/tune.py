@@ -71,9 +71,7 @@ def tune(
     first = len(asked.round(False, 0))
     questions = questions or max(128, first)
     if questions < first:
-        raise XShareError(
-            f"questions must be at least {first}, the first round that a policy is asked, not {questions}"
-        )
+        raise XShareError(f"questions must be at least {first}, the first round of a policy, not {questions}")
     options = engine_arguments(engine_args, device=device, dtype=dtype)
     setting: Row = {"batch": batch, "tokens": tokens, "engine_args": options, "xshare": __version__}
     setting["first_round"] = asked.first
