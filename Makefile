@@ -23,7 +23,7 @@ setup: .venv/.ready
 demo: setup
 	mkdir -p demo
 	rm -f demo/demo.json
-	$(BIN)/xshare demo --json demo/demo.json
+	$(BIN)/xshare demo --out demo/demo.json
 	$(BIN)/xshare report demo --out demo/report.html
 
 test: setup
@@ -57,16 +57,16 @@ COMMON = --policy k0=1,m=0 --policy k0=1,m=3 --policy k0=1,m=6 --policy k0=2,m=0
 evidence: setup
 	@test -f "$(TRACE)" || { echo "say which trace: make evidence TRACE=FILE"; exit 2; }
 	$(REPLAY) --all --batch 16 $(COMMON) --policy oea:k0=2 --policy k0=1,tau=0.9 --policy lynx:drop=7 \
-	  --policy topk:k=2 --policy skip:beta=0.5 --policy random:k0=1,m=6 --json evidence/replay.json
-	$(REPLAY) --batch 4 --draft 3 --policy k0=1,mr=4 --policy k0=1,mr=5 --policy k0=2,m=0 --policy k0=1,m=8 \
-	  --json evidence/replay_draft.json
+	  --policy topk:k=2 --policy skip:beta=0.5 --policy random:k0=1,m=6 --out evidence/replay.json
+	$(REPLAY) --batch 4 --drafts 3 --policy k0=1,mr=4 --policy k0=1,mr=5 --policy k0=2,m=0 --policy k0=1,m=8 \
+	  --out evidence/replay_draft.json
 	$(REPLAY) --all --batch 16 --devices 8 --policy k0=1,mg=2 --policy k0=1,mg=2,fill=rounds --policy k0=1,m=6 \
-	  --policy k0=1,mg=3 --policy k0=1,mg=3,fill=rounds --json evidence/replay_devices.json
-	$(REPLAY) --batch 16 --mix domain $(COMMON) --json evidence/replay_mixed.json
-	$(REPLAY) --batch 16 --mix single $(COMMON) --json evidence/replay_single.json
+	  --policy k0=1,mg=3 --policy k0=1,mg=3,fill=rounds --out evidence/replay_devices.json
+	$(REPLAY) --batch 16 --mix mixed $(COMMON) --out evidence/replay_mixed.json
+	$(REPLAY) --batch 16 --mix alike $(COMMON) --out evidence/replay_single.json
 	mkdir -p docs/plots
-	$(REPLAY) --curve --policy k0=1,m=6 --json evidence/curve.json --plot docs/plots/curve.svg
-	$(REPLAY) --overlap --json evidence/overlap.json --plot docs/plots/overlap.svg
+	$(REPLAY) --curve --policy k0=1,m=6 --out evidence/curve.json --plot docs/plots/curve.svg
+	$(REPLAY) --overlap --out evidence/overlap.json --plot docs/plots/overlap.svg
 	$(BIN)/python benchmarks/selecting.py --json evidence/select.json
 	$(MAKE) docs
 
@@ -75,16 +75,16 @@ NANO = $(BIN)/xshare replay evidence/nano.trace
 nano-evidence: setup
 	@test -d "$(CORPUS)" || { echo "say where the novels are: make nano-evidence CORPUS=FOLDER (recipes/nano/README.md)"; exit 2; }
 	$(BIN)/python recipes/nano/prompts.py $(CORPUS) > build-prompts.jsonl
-	$(BIN)/xshare trace record src/xshare/models/nano --prompts build-prompts.jsonl --out evidence/nano.trace \
+	$(BIN)/xshare trace record --model nano --prompts build-prompts.jsonl --out evidence/nano.trace \
 	  --tokens 64 --batch 16
 	rm build-prompts.jsonl
-	$(BIN)/xshare trace load evidence/nano.trace --json evidence/nano_load.json --plot docs/plots/nano_load.svg
-	$(NANO) --curve --mix domain --policy k0=1,m=12 --json evidence/nano_curve.json --plot docs/plots/nano_curve.svg
-	$(NANO) --curve --mix single --policy k0=1,m=12 --json evidence/nano_curve_single.json \
+	$(BIN)/xshare trace load evidence/nano.trace --out evidence/nano_load.json --plot docs/plots/nano_load.svg
+	$(NANO) --curve --mix mixed --policy k0=1,m=12 --out evidence/nano_curve.json --plot docs/plots/nano_curve.svg
+	$(NANO) --curve --mix alike --policy k0=1,m=12 --out evidence/nano_curve_single.json \
 	  --plot docs/plots/nano_curve_single.svg
-	$(NANO) --overlap --json evidence/nano_overlap.json --plot docs/plots/nano_overlap.svg
+	$(NANO) --overlap --out evidence/nano_overlap.json --plot docs/plots/nano_overlap.svg
 	rm -f evidence/demo.json
-	$(BIN)/xshare demo --json evidence/demo.json
+	$(BIN)/xshare demo --out evidence/demo.json
 	$(BIN)/python recipes/nano/accepted.py > recipes/nano/accepted.json
 	$(MAKE) docs
 

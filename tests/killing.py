@@ -1,14 +1,20 @@
-"""A command in a process of its own, killed as soon as its result file is as far as a test wants it."""
+"""A command in a process of its own, stopped as soon as its result file is as far as a test wants it."""
 
 import json
 import multiprocessing
 import os
+import signal
 import sys
 import time
 
 
 def killed(words, path, far_enough):
     """-> what the file holds then. `far_enough` is asked about its contents."""
+    return stopped(words, path, far_enough, signal.SIGKILL)[0]
+
+
+def stopped(words, path, far_enough, by=signal.SIGINT):
+    """-> what the file holds then, what was printed, and the exit code."""
     said = path.with_name("said.txt")
     # A fork: a new interpreter would take longer to import everything than to get that far.
     running = multiprocessing.get_context("fork").Process(target=run, args=([*map(str, words)], said))
@@ -18,10 +24,11 @@ def killed(words, path, far_enough):
         if path.exists() and far_enough(json.loads(path.read_text())):
             break
         time.sleep(0.02)
-    running.kill()
+    if running.is_alive():
+        os.kill(running.pid, by)
     running.join()
     assert path.exists(), said.read_text()
-    return json.loads(path.read_text())
+    return json.loads(path.read_text()), said.read_text(), running.exitcode
 
 
 def run(words, said):

@@ -93,6 +93,20 @@ def test_workers_end_with_their_parent_even_if_it_is_killed(tmp_path):
         time.sleep(0.1)
 
 
+def test_ctrl_c_ends_them_at_once_and_none_of_them_complains(tmp_path):
+    (tmp_path / "program.py").write_text(PROGRAM)
+    here = str(Path(__file__).parent)
+    paths = os.pathsep.join([here, os.environ.get("PYTHONPATH", "")])
+    command = [sys.executable, str(tmp_path / "program.py"), here]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "start_new_session": True}
+    with subprocess.Popen(command, env=os.environ | {"PYTHONPATH": paths}, **pipes) as parent:
+        workers = [int(parent.stdout.readline()) for _ in range(2)]
+        os.killpg(parent.pid, signal.SIGINT)  # as a terminal does it: to all of them
+        _, said = parent.communicate(timeout=30)
+    assert not any(alive(pid) for pid in workers)
+    assert said.count("Traceback") == said.count("KeyboardInterrupt") == 1, said  # the parent's own
+
+
 def alive(pid):
     try:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"

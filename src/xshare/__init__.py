@@ -1,16 +1,17 @@
 """XShare: pick one small set of experts that serves a whole decode batch of a mixture-of-experts model."""
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from xshare.batch import BatchLayout, Placement
-from xshare.errors import LayoutError, ModelError, PolicyError, RouterError, TraceError, XShareError
-from xshare.policy import Policy
-from xshare.router import RouterSpec
-from xshare.routing import Routing, route, select
 from xshare.version import __version__
 
 if TYPE_CHECKING:
+    from xshare.batch import BatchLayout, Placement
     from xshare.engines import apply, layout, remove, stats
+    from xshare.errors import LayoutError, ModelError, PolicyError, RouterError, TraceError, XShareError
+    from xshare.policy import Policy
+    from xshare.router import RouterSpec
+    from xshare.routing import Routing, route, select
 
 __all__ = [
     "BatchLayout",
@@ -33,11 +34,25 @@ __all__ = [
     "stats",
 ]
 
+_HOMES = {
+    "batch": ("BatchLayout", "Placement"),
+    "engines": ("apply", "layout", "remove", "stats"),
+    "errors": ("LayoutError", "ModelError", "PolicyError", "RouterError", "TraceError", "XShareError"),
+    "policy": ("Policy",),
+    "router": ("RouterSpec",),
+    "routing": ("Routing", "route", "select"),
+}
+_HOME = {name: home for home, names in _HOMES.items() for name in names}
+
 
 def __getattr__(name: str) -> Any:
-    """What acts on a Transformers model is imported when it is asked for."""
-    if name in ("apply", "layout", "remove", "stats"):
-        from xshare import engines
-
-        return getattr(engines, name)
+    """Everything is imported when it is asked for: torch takes seconds, and not every command needs it."""
+    if name in _HOME:
+        return getattr(import_module(f"xshare.{_HOME[name]}"), name)
+    if name in ("algorithms", "batch", "errors", "kernels", "methods", "policy", "router", "routing", "spelling"):
+        return import_module(f"xshare.{name}")
     raise AttributeError(f"module 'xshare' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

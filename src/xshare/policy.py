@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib import import_module
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
@@ -102,6 +103,13 @@ def _named(name: str) -> str:
 # while this file knows nothing of any method but the paper's.
 METHOD_KNOBS: dict[str, Knobs] = {"xshare": Knobs(fields=tuple(FIELD_LETTERS), check=check_combination)}
 
+
+def knobs_of(method: str) -> Knobs | None:
+    if method not in METHOD_KNOBS:
+        import_module("xshare.methods")  # which takes torch's time to import: only where a rival is named
+    return METHOD_KNOBS.get(method)
+
+
 # By what they may cost, on any model: every token keeps a share of its own routing weight (docs/choosing.md).
 RECOMMENDED = {"careful": "rho=0.8", "balanced": "rho=0.7", "fast": "rho=0.6"}
 # Settings the paper reports as its best trade-offs (its tables for gpt-oss-120b and DeepSeek-R1).
@@ -175,7 +183,7 @@ class Policy(BaseModel):
         self._check()
 
     def _check(self) -> None:
-        knobs = METHOD_KNOBS.get(self.method)
+        knobs = knobs_of(self.method)
         if knobs is None:
             raise PolicyError(f"method {self.method!r} is unknown: expected one of {', '.join(METHOD_KNOBS)}")
         for name in FIELD_LETTERS:
@@ -251,7 +259,7 @@ class Policy(BaseModel):
         method, colon, knobs = text.partition(":")
         if not colon or "=" in method:  # a colon further on is one of ml's or w's
             method, knobs = ("xshare", text) if "=" in text else (text, "")
-        if method not in METHOD_KNOBS:
+        if knobs_of(method) is None:
             expected = ", ".join([*METHOD_KNOBS, *PRESETS])
             raise PolicyError(
                 f"policy {text!r} names no known method: expected one of {expected}, or letters as k0=1,m=24"

@@ -6,6 +6,7 @@ A small model leaves a processor, and a GPU even more, idle while Python thinks;
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from multiprocessing import get_context, parent_process
@@ -18,7 +19,7 @@ Call = tuple[Any, Callable[..., Any], tuple[Any, ...]]  # a name to know it by, 
 OWN: Any = None  # of this process
 
 
-def _begin(make: Callable[[Advance], Any], answered: Any) -> None:
+def _begin(make: Callable[[Advance], Any], answered: Any, stopped: Any) -> None:
     def advance(done: int) -> None:
         with answered.get_lock():
             answered.value += done
@@ -29,7 +30,12 @@ def _begin(make: Callable[[Advance], Any], answered: Any) -> None:
         parent.join()
         os._exit(1)
 
-    Thread(target=end_with_the_parent, daemon=True).start()
+    def end_when_told() -> None:
+        stopped.wait()
+        os._exit(1)
+
+    for end in (end_with_the_parent, end_when_told):
+        Thread(target=end, daemon=True).start()
     global OWN
     try:
         OWN = make(advance)
@@ -57,7 +63,8 @@ class Workers:
         if jobs > 1:
             context = get_context("spawn")
             self.answered, self.told = context.Value("q", 0), 0
-            self.pool = ProcessPoolExecutor(jobs, context, _begin, (make, self.answered))
+            self.stopped = context.Event()
+            self.pool = ProcessPoolExecutor(jobs, context, _begin, (make, self.answered, self.stopped))
 
     def tell(self, advance: Advance) -> None:
         """From now on, how many more are done."""
@@ -69,10 +76,21 @@ class Workers:
             self.own = self.own or self.make(lambda done: self.advance(done))
             yield from ((name, function(self.own, *args)) for name, function, args in calls)
             return
+        try:
+            yield from self._in_processes(self.pool, calls)
+        except KeyboardInterrupt:
+            self.stopped.set()  # what they are at is not waited for
+            self.close()
+            raise
+
+    def _in_processes(self, pool: ProcessPoolExecutor, calls: Iterator[Call]) -> Iterator[tuple[Any, Any]]:
         running: dict[Future[Any], Any] = {}
         while True:
             while len(running) < self.jobs and (call := next(calls, None)) is not None:
-                running[self.pool.submit(_call, *call[1:])] = call[0]
+                # Ctrl-C is for this process: a worker, which may begin here, inherits what is blocked.
+                blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+                running[pool.submit(_call, *call[1:])] = call[0]
+                signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
             if not running:
                 return
             done, _ = wait(running, timeout=1, return_when=FIRST_COMPLETED)

@@ -78,6 +78,18 @@ def test_more_repeats_go_on_from_the_file_and_other_settings_do_not(small, tmp_p
     assert "holds no results that could be gone on with" in err
 
 
+def test_nothing_but_the_model_is_needed_on_this_machine(small, bench):
+    """No engine is named, and no memory: what runs here is taken. Prompts are a file's, device and dtype as asked."""
+    path = small.parent / "prompts.txt"
+    path.write_text("one two three\nfour\n")
+    words = ["--model", small, "--batch", 2, "--tokens", 3, "--repeats", 1, "--prompts", path]
+    code, out, err = bench(*words, "--device", "cpu", "--dtype", "bfloat16")
+    assert code == 0, err
+    assert "on transformers" in out
+    assert "cpu, bfloat16" in out
+    assert "prompts from prompts.txt " in out
+
+
 def test_a_stream_of_requests(small, bench):
     words = ["--engine", "transformers", "--model", small, "--batch", 2, "--requests", 5, "--rate", 200, "--tokens", 4]
     code, out, err = bench(*words, "--prompt-tokens", 5, "--repeats", 1)

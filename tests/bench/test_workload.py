@@ -33,6 +33,16 @@ def test_prompts_have_their_length_and_end_with_a_question():
     assert not any(prompt in found for prompt in workload(seed=1).prompts_of(Letters(), 0))
 
 
+def test_prompts_of_a_file_come_in_turn_as_they_are():
+    given = workload(requests=2, prompts="p.txt", prompt_tokens=None, texts=("one", "two", "three"))
+    spelled = [["".join(map(chr, each)) for each in given.prompts_of(Letters(), repeat)] for repeat in range(2)]
+    assert spelled == [["one", "two"], ["three", "one"]]
+    last = workload(requests=2, prompts="p.txt", prompt_tokens=2, texts=("one two three", "four"))
+    assert last.prompts_of(Letters(prompt_form="text"), 0) == ["two three", "four"]
+    assert "texts" not in given.record()
+    assert given.record()["prompts"] == "p.txt"
+
+
 def test_words_for_a_server_without_a_tokenizer():
     found = workload(prompt_tokens=20).prompts_of(Letters(prompt_form="text"), 0)
     assert [len(prompt.split(" ")) for prompt in found] == [20] * 6

@@ -1,6 +1,7 @@
 """The command line as a user meets it: real processes for what must be real, one process for the many mistakes."""
 
 import json
+import resource
 import subprocess
 import sys
 from dataclasses import replace
@@ -44,6 +45,30 @@ def test_version_and_methods_in_real_processes_as_a_script_and_as_a_module():
     done = subprocess.run([sys.executable, "-m", "xshare", "methods"], capture_output=True, text=True, check=True)
     for name in ("xshare", "native", "topk", "oea", "lynx", "skip", "logit-sum", "random"):
         assert any(line.startswith(name) for line in done.stdout.splitlines())
+
+
+def test_the_version_does_not_wait_for_torch():
+    code = "import sys; from xshare.cli import main\ntry: main()\nfinally: print({'torch', 'numpy'} & {*sys.modules})"
+    took = []
+    for _ in range(3):  # by the processor's time: others may use the machine too
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        done = subprocess.run([sys.executable, "-c", code, "--version"], capture_output=True, text=True, check=True)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        took.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+    assert done.stdout.splitlines() == [f"xshare {xshare.__version__}", "set()"]
+    assert min(took) < 0.5
+
+
+def test_rivals_are_known_whatever_was_imported_first():
+    code = "from xshare.policy import Policy; print(Policy.parse('oea:k0=2'), Policy(method='native'))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "oea:k0=2 native\n"
+
+
+def test_batches_of_one_domain_that_is_small_say_so(trace, xshare_command):
+    code, out, _ = xshare_command("replay", trace, "--mix", "alike", "--batch", 8, "--batches", 2)
+    assert code == 0
+    assert "hold some of them several times" in out
 
 
 def test_import_show_replay(tmp_path, xshare_command):
@@ -114,6 +139,9 @@ def test_without_a_policy_there_is_something_to_look_at(trace, xshare_command):
         (["replay", "TRACE", "--policy", "k0=9,m=0"], "warmup"),
         (["replay", "TRACE", "--policy", "k0=1,m=-4"], "batch_budget"),
         (["replay", "TRACE", "--batch", "0"], "--batch"),
+        (["replay", "TRACE", "--batch", "5000"], "batch must be at most 8, the sequences of this trace, not 5000"),
+        (["replay", "TRACE", "--batch", "5000", "--all"], "at most 8"),
+        (["replay", "TRACE", "--policy", "k0=1,mg=3"], "name them by --devices"),
         (["replay", "TRACE", "--mix", "salad"], "--mix"),
         (["replay", "TRACE", "--policies", "nowhere.yaml"], "nowhere.yaml"),
         (["replay", "TRACE", "--policies", "TRACE"], "YAML"),
@@ -126,7 +154,10 @@ def test_without_a_policy_there_is_something_to_look_at(trace, xshare_command):
         (["trace", "show", "nowhere"], "nowhere"),
         (["trace", "import", "nowhere.npz", "--output", "o"], "nowhere.npz"),
         (["trace", "import", __file__, "--output", "o"], ".npz"),
-        (["trace", "import", "TRACE"], "--output"),
+        (["trace", "import", "TRACE"], "'--out'"),
+        (["trace", "record", "FOLDER", "--model", "nano", "--out", "o"], "named twice"),
+        (["bench", "--prompts", "nowhere.txt"], "'nowhere.txt' does not exist"),
+        (["doctor", "--prompts", "nowhere.txt"], "'nowhere.txt' does not exist"),
         (["nonsense"], "nonsense"),
     ],
 )

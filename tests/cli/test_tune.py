@@ -113,6 +113,20 @@ def test_a_wide_bound_is_met_on_unseen_questions_and_gone_on_with(tuned, model, 
     assert "other settings, tokens 6 instead of 7" in str(other.exception)
 
 
+def test_answers_that_were_cut_off_are_named(tuned):
+    assert f"100% of the answers of native were cut off at {TOKENS} tokens" in tuned[2].output
+
+
+@pytest.mark.parametrize("words", [["--questions", "16"], ["--questions", "63"]])
+def test_fewer_questions_than_a_first_round_are_refused_at_once(words, tmp_path, monkeypatch):
+    monkeypatch.setattr("xshare.cli.tune.open_engine", lambda *args, **options: pytest.fail("an engine was started"))
+    monkeypatch.chdir(tmp_path)
+    result = CliRunner().invoke(app, ["tune", *words])
+    assert isinstance(result.exception, XShareError), result.exception
+    assert str(result.exception) == f"questions must be at least 64, the first round of a policy, not {words[1]}"
+    assert not list(tmp_path.iterdir())
+
+
 def test_speed_as_the_objective(tmp_path, model, task_file):
     """By the law of this machine, on which it may well be that nothing gets faster."""
     files = ["--json", str(tmp_path / "tune.json"), "--profile", str(tmp_path / "profile.yaml")]

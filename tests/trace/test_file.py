@@ -145,6 +145,18 @@ def test_npz_that_does_not_fit(change, names, tmp_path):
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("what", ["objects", "text"])
+def test_nobody_is_told_to_unpickle(what, tmp_path):
+    path = tmp_path / "gpt-oss-20b.npz"
+    if what == "objects":
+        npz(path, domain=np.array([{"pickled": 1}] * 8, dtype=object))
+    else:
+        path.write_text("not an archive")
+    with pytest.raises(TraceError, match="expected numbers and text as savez writes them") as caught:
+        import_npz(path)
+    assert "pickle" not in str(caught.value)
+
+
 def test_npz_that_is_one_array(tmp_path):
     np.save(tmp_path / "a.npy", np.zeros(3))
     with pytest.raises(TraceError, match="no array 'experts'"):

@@ -6,26 +6,17 @@ from typing import Annotated
 
 import typer
 
-from xshare.cli import bench, demo, doctor, methods, quality, replay, report, trace, tune
+from xshare.cli.lazy import Commands
 from xshare.errors import XShareError
 from xshare.version import __version__
 
 app = typer.Typer(
+    cls=Commands,
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     help="Batch-aware expert selection for mixture-of-experts decoding.",
 )
-
-app.command("bench")(bench.bench)
-app.command("demo")(demo.demo)
-app.command("doctor")(doctor.doctor)
-app.command("methods")(methods.methods)
-app.command("quality")(quality.quality)
-app.command("replay")(replay.replay_command)
-app.command("report")(report.report)
-app.command("tune")(tune.tune)
-app.add_typer(trace.app, name="trace")
 
 
 def _version(wanted: bool) -> None:
@@ -35,7 +26,7 @@ def _version(wanted: bool) -> None:
 
 
 @app.callback()
-def options(
+def before_any_command(
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
     ] = False,

@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from math import inf
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import typer
 
 from xshare.bench.paired import NATIVE, compare, control_of, variants
 from xshare.bench.rows import rows_of
 from xshare.bench.workload import Workload
-from xshare.cli.output import engine_arguments, lasting, made_up, number_table, progress_bar, wide_console
+from xshare.cli import options as take
+from xshare.cli.interrupted import counted, says_what_is_kept
+from xshare.cli.output import (
+    chosen_engine,
+    engine_arguments,
+    lasting,
+    made_up,
+    number_table,
+    print_table,
+    progress_bar,
+    wide_console,
+)
+from xshare.cli.prompts import asked_for
 from xshare.engines.base import About, Engine
 from xshare.engines.opening import open_engine
 from xshare.errors import XShareError
@@ -22,69 +33,76 @@ from xshare.version import __version__
 
 
 def bench(
-    engine: Annotated[str, typer.Option(help="transformers, vllm, or the address of a running server.")] = "vllm",
-    model: Annotated[str | None, typer.Option(help="A folder, or nano; of a server, one of its models.")] = None,
-    policy: Annotated[list[str] | None, typer.Option(help="k0=1,m=16, a preset ...; may be repeated.")] = None,
+    engine: take.Engine = None,
+    model: take.Model = None,
+    policy: take.Policies = None,
     batch: Annotated[int, typer.Option(min=1, help="Requests decoded together, at most.")] = 16,
     requests: Annotated[int | None, typer.Option(min=1, help="Requests of a run; one batch by default.")] = None,
     rate: Annotated[float | None, typer.Option(help="Requests a second, Poisson; all at once by default.")] = None,
-    prompt_tokens: Annotated[int, typer.Option(min=1, help="Tokens of a prompt.")] = 64,
+    prompts: take.Prompts = "questions",
+    prompt_tokens: take.PromptTokens = None,
     tokens: Annotated[int, typer.Option(min=2, help="Tokens of an answer.")] = 128,
-    prompts: Annotated[
-        Literal["questions", "random"], typer.Option(help="Worked questions, or random tokens (for random weights).")
-    ] = "questions",
     repeats: Annotated[int, typer.Option(min=1, help="Runs of each policy.")] = 5,
-    drafts: Annotated[int, typer.Option(min=0, help="Drafted tokens a request and step.")] = 0,
-    seed: Annotated[int, typer.Option(min=0)] = 0,
-    engine_args: Annotated[str, typer.Option(help="More arguments of the engine, as a JSON object.")] = "{}",
-    json: Annotated[
-        Path | None, typer.Option(help="Write here after every repeat; a file that is there is continued.")
-    ] = None,
+    drafts: take.Drafts = 0,
+    seed: take.Seed = 0,
+    device: take.Device = None,
+    dtype: take.Dtype = None,
+    engine_args: take.EngineArgs = "{}",
+    out: take.Out = None,
 ) -> None:
     """Measure native routing, a no-op control and policies in turns: rates, latencies, experts, paired ratios."""
     policies = [Policy.parse(text) for text in policy or []]
     if rate is not None and not 0 < rate < inf:
         raise XShareError(f"rate must be above 0 requests a second, and finite, not {rate:g}")
-    options = engine_arguments(engine_args, timed=True)
-    workload = Workload(batch, requests or batch, rate, prompt_tokens, tokens, prompts, seed)
-    check_continued(json, asdict(workload) | {"engine_args": lasting(options), "xshare": __version__})
-    opened = open_engine(engine, model, drafts=drafts, policies=policies, options=options)
-    if not policies and opened.serves is not None:
-        policies = [opened.serves]
-    try:
-        run(opened, policies, workload, repeats, options, json)
-    finally:
-        opened.close()
+    options = engine_arguments(engine_args, timed=True, device=device, dtype=dtype)
+    asked, prompt_tokens, texts = asked_for(prompts, prompt_tokens)
+    workload = Workload(batch, requests or batch, rate, prompt_tokens, tokens, asked, seed, texts)
+    check_continued(out, workload.record() | {"engine_args": lasting(options), "xshare": __version__})
+    with says_what_is_kept(out, kept):
+        opened = open_engine(chosen_engine(engine, out), model, drafts=drafts, policies=policies, options=options)
+        if not policies and opened.serves is not None:
+            policies = [opened.serves]
+        try:
+            run(opened, policies, workload, repeats, options, out)
+        finally:
+            opened.close()
+
+
+def kept(found: Row) -> str:
+    return counted(repeats_of(found["samples"]), "repeat") + " of every policy"
+
+
+def repeats_of(samples: list[Row]) -> int:
+    return 1 + max((sample["repeat"] for sample in samples), default=-1)
 
 
 def run(
-    engine: Engine, policies: list[Policy], workload: Workload, repeats: int, options: dict[str, Any], json: Path | None
+    engine: Engine, policies: list[Policy], workload: Workload, repeats: int, options: dict[str, Any], out: Path | None
 ) -> None:
     compared = variants(engine, policies)
-    setting = asdict(workload) | {"drafts": engine.about.drafts}
+    setting = workload.record() | {"drafts": engine.about.drafts}
     record = engine.about.record()
     fingerprint = (
         record | setting | {"policies": list(compared), "engine_args": lasting(options), "xshare": __version__}
     )
     control = str(control_of(engine))
-    results = Results(json, fingerprint, record | {"seed": workload.seed})
+    results = Results(out, fingerprint, record | {"seed": workload.seed})
     samples = results.samples
-    done = 1 + max((sample["repeat"] for sample in samples), default=-1)
 
     def keep(more: list[Row]) -> None:
         samples.extend(more)
         results.rows = rows_of(samples, control, setting)
         results.write()
 
-    left = range(done, repeats)
+    left = range(repeats_of(samples), repeats)
     try:
         with progress_bar("answers", len(left) * len(compared) * workload.requests) as advance:
             compare(engine, compared, workload, left, advance, keep)
     finally:  # what was measured is shown, whatever has happened since
         if samples:
             show(rows_of(samples, control, setting), engine.about, workload, control)
-            if json is not None:
-                wide_console().print(f"results: {json}; run again, the same command goes on from there")
+            if out is not None:
+                wide_console().print(f"results: {out}; run again, the same command goes on from there")
 
 
 def regime(about: About, workload: Workload) -> str:
@@ -98,13 +116,14 @@ def regime(about: About, workload: Workload) -> str:
         named.append(f"{about.experts} experts, top-{about.top_k}, {about.layers} layers")
     asked = f"{workload.requests} requests, {workload.batch} at a time"
     asked += f", {workload.rate:g} a second" if workload.rate is not None else ""
-    asked += f", prompts of {workload.prompt_tokens} tokens, answers of {workload.tokens}"
+    length = "" if workload.prompt_tokens is None else f" of {workload.prompt_tokens} tokens"
+    asked += f", prompts{length}{f' from {workload.prompts}' if workload.texts else ''}, answers of {workload.tokens}"
     asked += f", {about.drafts} drafts" if about.drafts else ""
     return f"{', '.join(named)}\n{asked}"
 
 
 def show(rows: list[Row], about: About, workload: Workload, control: str) -> None:
-    columns = ["tokens/s a request", "in all", "ratio", "95 %", "TTFT ms", "between tokens ms", "99 %", "step ms"]
+    columns = ["tokens/s", "in all", "ratio", "95 %", "TTFT ms", "ITL ms", "99 %", "step ms"]
     drafts = any(row["accepted_length"] is not None for row in rows)
     columns += [*(["accepted"] if drafts else []), "experts"]
     table = number_table(regime(about, workload), "policy", *columns)
@@ -114,10 +133,11 @@ def show(rows: list[Row], about: About, workload: Workload, control: str) -> Non
         cells += [_number(row["accepted_length"], 2)] if drafts else []
         experts = f"{_number(row['active'], 1)} of {_number(row['active_native'], 1)}"
         table.add_row(f"{row['policy']} (control)" if row["policy"] == control else row["policy"], *cells, experts)
+    print_table(table, "99 %", "in all", "TTFT ms", "step ms", "ITL ms", "accepted")
     console = wide_console()
-    console.print(table)
     repeats = min(row["repeats"] for row in rows)
     said = f"Medians of {repeats} repeats." if repeats > 1 else "One repeat: nothing is known of the noise."
+    said += " tokens/s: of a request, and in all; ITL: between two tokens, median and 99 %."
     if any(row["ratio"] is not None for row in rows):
         said += (
             " ratio: tokens/s a request against native's in the same repeat. The control selects and keeps all "

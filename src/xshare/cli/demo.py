@@ -9,7 +9,9 @@ import typer
 
 from xshare import models
 from xshare.bench.turns import in_turns
-from xshare.cli.output import number_table, progress_bar, wide_console
+from xshare.cli import options as take
+from xshare.cli.interrupted import says_what_is_kept
+from xshare.cli.output import number_table, print_table, progress_bar, wide_console
 from xshare.engines.opening import open_engine, open_large
 from xshare.errors import XShareError
 from xshare.files import check_writable
@@ -29,9 +31,7 @@ POLICIES = [*PRESETS, "k0=1,m=12,score=full", "logit-sum:m=16", "topk:k=2", "lyn
 
 
 def demo(
-    policy: Annotated[
-        list[str] | None, typer.Option("--policy", help="Instead of the usual ones; may be repeated.")
-    ] = None,
+    policy: take.Policies = None,
     questions: Annotated[int, typer.Option(min=1, help="Questions of each kind.")] = 5,
     batch: Annotated[int, typer.Option(min=1, help="Questions decoded together.")] = 16,
     tokens: Annotated[int, typer.Option(min=2, help="Tokens of an answer, at most.")] = LONGEST,
@@ -39,15 +39,27 @@ def demo(
     speed: Annotated[
         bool, typer.Option(help="Time presets too, on a model of 1.6 GB with random weights that routes as nano does.")
     ] = True,
-    json: Annotated[Path | None, typer.Option(help="Write the results here.")] = None,
+    out: take.OutRows = None,
 ) -> None:
     """Answers of nano under policies and rivals, the speed of the presets on this machine, and what to type next."""
     policies = [None, *map(Policy.parse, policy or POLICIES)]
-    if json is not None and json.exists():
-        raise XShareError(f"{str(json)!r} is there already: remove it, or name another file")
-    if json is not None:
-        check_writable(json)
+    if out is not None and out.exists():
+        raise XShareError(f"{str(out)!r} is there already: remove it, or name another file")
+    if out is not None:
+        check_writable(out)
     models.check(models.folder("nano"))
+    with says_what_is_kept(out, lambda found: f"{len(found['rows'])} of {len(policies)} policies", goes_on=False):
+        rows, timed = measured(policies, questions, batch, tokens, jobs, speed, out)
+    if out is not None:
+        wide_console().print(f"results: {out}")
+    if speed and policy is None:
+        wide_console().print(advice(rows, timed))
+
+
+def measured(
+    policies: list[Policy | None], questions: int, batch: int, tokens: int, jobs: int, speed: bool, out: Path | None
+) -> tuple[list[Row], list[Row]]:
+    """Answers and, if `speed` is wanted, times; shown and written as they come."""
     asked = ordered(built_in(questions), mixed=True)
     found: dict[Policy | None, Outcome] = {}
     rows: list[Row] = []
@@ -64,7 +76,7 @@ def demo(
             rows = [{"model": "nano"} | row_of(found[each], found[None]) for each in policies if each in found]
             if results is None:
                 setting = {"batch": batch, "questions": len(asked), "seed": 0, "jobs": jobs}
-                results = Results(json, None, about | setting, lists=())
+                results = Results(out, None, about | setting, lists=())
             results.rows = rows
             results.write()  # what was measured stays, whatever comes after
     workers.close()
@@ -76,10 +88,7 @@ def demo(
         if results is not None:
             results.rows = rows + timed
             results.write()
-    if json is not None:
-        wide_console().print(f"results: {json}")
-    if speed and policy is None:
-        wide_console().print(advice(rows, timed))
+    return rows, timed
 
 
 class Nano:
@@ -110,7 +119,7 @@ def show(rows: list[Row], asked: int, batch: int) -> None:
             f"{row['agreement']:.1%}",
             f"{row['tokens_per_s']:.0f}",
         )
-    wide_console().print(table)
+    print_table(table)
     wide_console().print(
         "experts: loaded a layer and step; mass: gating weight they keep; agreement: share of native's tokens decoded "
         "before the first that differs. nano fits into a CPU's cache, so that fewer experts gain little here."
@@ -141,7 +150,7 @@ def show_speed(rows: list[Row]) -> None:
             f"{row['ratio']:.2f}x",
             f"{row['ratio_low']:.2f} to {row['ratio_high']:.2f}",
         )
-    wide_console().print(table)
+    print_table(table)
     wide_console().print(verdict(rows))
 
 

@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
 from xshare.bench.workload import Workload
-from xshare.cli.output import check_local, engine_arguments, made_up, number_table, progress_bar, wide_console
-from xshare.engines.base import About
+from xshare.cli import options as take
+from xshare.cli.interrupted import counted, says_what_is_kept
+from xshare.cli.output import (
+    check_local,
+    chosen_engine,
+    engine_arguments,
+    made_up,
+    number_table,
+    print_table,
+    progress_bar,
+    wide_console,
+)
+from xshare.cli.prompts import asked_for
+from xshare.engines.base import About, Engine
 from xshare.engines.opening import open_engine
 from xshare.policy import Policy
 from xshare.results import Results, Row, check_continued
@@ -21,62 +32,70 @@ POLICIES = ("k0=1,m=0", "k0=2,m=0")
 
 
 def doctor(
-    engine: Annotated[str, typer.Option(help="transformers or vllm.")] = "vllm",
-    model: Annotated[str | None, typer.Option(help="A folder, or nano.")] = None,
-    policy: Annotated[list[str] | None, typer.Option(help="Whose gain to expect; may be repeated.")] = None,
+    engine: take.LocalEngine = None,
+    model: take.Model = None,
+    policy: take.Policies = None,
     batch: Annotated[int, typer.Option(min=2, help="Requests decoded together.")] = 16,
-    prompts: Annotated[
-        Literal["questions", "random"], typer.Option(help="Worked questions, or random tokens (for random weights).")
-    ] = "questions",
-    prompt_tokens: Annotated[int, typer.Option(min=1, help="Tokens of a prompt.")] = 64,
+    prompts: take.Prompts = "questions",
+    prompt_tokens: take.PromptTokens = None,
     tokens: Annotated[int, typer.Option(min=2, help="Tokens of an answer.")] = 32,
-    drafts: Annotated[int, typer.Option(min=0, help="Drafted tokens a request and step.")] = 0,
+    drafts: take.Drafts = 0,
     repeats: Annotated[int, typer.Option(min=1, help="Runs of each number of experts.")] = 3,
-    seed: Annotated[int, typer.Option(min=0)] = 0,
-    engine_args: Annotated[str, typer.Option(help="More arguments of the engine, as a JSON object.")] = "{}",
-    json: Annotated[
-        Path | None, typer.Option(help="Write here after every run; a file that is there is continued.")
-    ] = None,
+    seed: take.Seed = 0,
+    device: take.Device = None,
+    dtype: take.Dtype = None,
+    engine_args: take.EngineArgs = "{}",
+    out: take.Out = None,
 ) -> None:
     """Force the number of active experts, fit step = a + b * T, and say whether selection is worth it here."""
+    engine = chosen_engine(engine, out)
     check_local(engine)
     asked = [Policy.parse(text) for text in policy or POLICIES]
-    options = engine_arguments(engine_args, timed=True)
+    options = engine_arguments(engine_args, timed=True, device=device, dtype=dtype)
+    prompts, prompt_tokens, texts = asked_for(prompts, prompt_tokens)
     setting: Row = {"batch": batch, "prompts": prompts, "prompt_tokens": prompt_tokens, "tokens": tokens, "seed": seed}
     setting |= {"engine_args": options, "xshare": __version__}
-    check_continued(json, setting | {"engine": engine})
+    check_continued(out, setting | {"engine": engine})
     forced = Policy(batch_budget=1)
-    opened = open_engine(engine, model, drafts=drafts, policies=[*asked, forced], options=options)
-    about = opened.about
-    workload = Workload(batch, batch * waves(about.drafts), None, prompt_tokens, tokens, prompts, seed)
-    try:
-        results = Results(json, about.record() | setting, about.record() | {"seed": seed})
-
-        def keep(repeat: list[Decoded]) -> None:  # what an earlier run came to stays until this one has
-            results.put([asdict(each) for each in repeat], by=("point", "batch", "repeat"), into="samples")
-            results.write()
-
-        with progress_bar("runs", runs(about.experts, about.top_k, batch, len(asked), repeats)) as advance:
-            given = workload.prompts_of(opened, 0)
-            found = examine(
-                opened,
-                given,
-                asked,
-                tokens=tokens,
-                repeats=repeats,
-                advance=advance,
-                kept=[Decoded(**sample) for sample in results.samples],
-                keep=keep,
-            )
-    finally:
-        opened.close()
+    with says_what_is_kept(out, kept):
+        opened = open_engine(engine, model, drafts=drafts, policies=[*asked, forced], options=options)
+        about = opened.about
+        workload = Workload(batch, batch * waves(about.drafts), None, prompt_tokens, tokens, prompts, seed, texts)
+        try:
+            results = Results(out, about.record() | setting, about.record() | {"seed": seed})
+            found = examined(opened, workload, asked, repeats, results)
+        finally:
+            opened.close()
     worth, why = verdict(found)
     show(found, about, worth, why)
     results.rows = [row_of(way, found) for way in ways_of(found)]
     measured: Row = {"law": asdict(found.law), "overhead": found.overhead, "copy_gbps": found.copy_gbps}
     results.write(**measured, worth=worth, verdict=why)
-    if json is not None:
-        wide_console().print(f"results: {json}")
+    if out is not None:
+        wide_console().print(f"results: {out}")
+
+
+def kept(found: Row) -> str:
+    return counted(len({sample["repeat"] for sample in found["samples"]}), "repeat") + " of every number of experts"
+
+
+def examined(engine: Engine, workload: Workload, asked: list[Policy], repeats: int, results: Results) -> Examination:
+    def keep(repeat: list[Decoded]) -> None:  # what an earlier run came to stays until this one has
+        results.put([asdict(each) for each in repeat], by=("point", "batch", "repeat"), into="samples")
+        results.write()
+
+    about = engine.about
+    with progress_bar("runs", runs(about.experts, about.top_k, workload.batch, len(asked), repeats)) as advance:
+        return examine(
+            engine,
+            workload.prompts_of(engine, 0),
+            asked,
+            tokens=workload.tokens,
+            repeats=repeats,
+            advance=advance,
+            kept=[Decoded(**sample) for sample in results.samples],
+            keep=keep,
+        )
 
 
 def ways_of(found: Examination) -> list[Way]:
@@ -115,8 +134,8 @@ def show(found: Examination, about: About, worth: bool, why: str) -> None:
             f"{found.native.ms / way.ms:.2f}x" if whole else "",
             spelled(found.expected(way), ".2f") + "x" if way in found.policies else "",
         )
+    print_table(table, "by the law", "mass")
     console = wide_console()
-    console.print(table)
     console.print(f"law        {found.law}; experts are {max(0.0, found.law.share(found.wanted)):.0%} of a step")
     console.print(f"overhead   selection that keeps everything takes {found.overhead - 1:+.1%} of a step")
     if found.expert_bytes is None:

@@ -1,10 +1,11 @@
-"""What the commands share in how they print."""
+"""What the commands share: how they print, and which engine they are asked for."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -12,7 +13,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from xshare.engines.base import About
+from xshare.engines.opening import NAMES, default_engine
 from xshare.errors import XShareError
+
+WIDTH = 100  # columns that a table may take
 
 
 def wide_console() -> Console:
@@ -28,6 +32,38 @@ def number_table(title: str, first: str, *columns: str) -> Table:
     return table
 
 
+def print_table(table: Table, *spare: str, kept_in: str = "--out FILE keeps them") -> None:
+    """At most WIDTH columns wide: first those that are `spare` are left out, then the last ones, and it says which.
+
+    `spare` are names of columns; of several with one name, `before name`, as in `accuracy 95 %`.
+    """
+    console = wide_console()
+    names = column_names(table)
+    order = [name for name in spare if name in names]
+    order += [name for name in reversed(names[1:]) if name not in order]
+    left_out: list[str] = []
+    fitting = table
+    while console.measure(fitting).maximum > WIDTH and order:
+        left_out.append(order.pop(0))
+        shown = [column for column, name in zip(table.columns, names, strict=True) if name not in left_out]
+        fitting = number_table(str(table.title), *(str(column.header) for column in shown))
+        for cells in zip(*(column.cells for column in shown), strict=True):
+            fitting.add_row(*cells)
+    console.print(fitting)
+    if left_out:
+        there = ", ".join(sorted(left_out, key=names.index))
+        console.print(f"Left out, to fit {WIDTH} columns: {there}; {kept_in}.")
+
+
+def column_names(table: Table) -> list[str]:
+    """Each its own: with the one before it where two have the same."""
+    headers = [str(column.header) for column in table.columns]
+    return [
+        name if headers.count(name) == 1 else f"{headers[place - 1]} {name}".strip()
+        for place, name in enumerate(headers)
+    ]
+
+
 @contextmanager
 def progress_bar(what: str, total: int) -> Iterator[Callable[[int], None]]:
     """A bar on standard error, if that is a terminal; yields a function that is told how many more are done."""
@@ -38,8 +74,24 @@ def progress_bar(what: str, total: int) -> Iterator[Callable[[int], None]]:
         yield lambda done: progress.advance(task, done)
 
 
-def engine_arguments(text: str, timed: bool = False) -> dict[str, Any]:
-    """What --engine-args was given. `timed`: steps are, and must be of one batch each."""
+def chosen_engine(engine: str | None, out: Path | None) -> str:
+    """The engine that is named, or that the file to be continued is of, or the one that runs here."""
+    return engine or engine_of(out) or default_engine()
+
+
+def engine_of(out: Path | None) -> str | None:
+    """Whose results a file holds, where it holds some of an engine in this process."""
+    try:
+        found = None if out is None else json.loads(out.read_text())["provenance"]["fingerprint"]["engine"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return found if found in NAMES else None
+
+
+def engine_arguments(
+    text: str, timed: bool = False, device: str | None = None, dtype: str | None = None
+) -> dict[str, Any]:
+    """What --engine-args, --device and --dtype were given. `timed`: steps are, and must be of one batch each."""
     try:
         found = json.loads(text)
     except ValueError:
@@ -50,6 +102,9 @@ def engine_arguments(text: str, timed: bool = False) -> dict[str, Any]:
         raise XShareError(
             "lanes put several batches through one pass, for quality and tune in Transformers: nothing can be timed so"
         )
+    for name, value in (("device", device), ("dtype", dtype)):
+        if value is not None and found.setdefault(name, value) != value:
+            raise XShareError(f"--{name} is {value} and engine-args say {found[name]!r}: say it once")
     return found
 
 
@@ -66,6 +121,15 @@ def made_up(about: About) -> list[str]:
     if "FixedDrafter" in str(about.drafter):
         found.append("Drafts are made up: this measures speed, and what is accepted says nothing of a real drafter.")
     return found
+
+
+def cut_off(share: float, policy: str, tokens: int) -> list[str]:
+    """What to say of answers that ended for want of tokens, where they are more than a few."""
+    if share <= 0.05:
+        return []
+    return [
+        f"{share:.0%} of the answers of {policy} were cut off at {tokens} tokens: more --tokens might let them end."
+    ]
 
 
 def check_local(engine: str) -> None:

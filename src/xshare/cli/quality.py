@@ -7,12 +7,23 @@ from typing import Annotated, Literal
 
 import typer
 
-from xshare.cli.output import engine_arguments, lasting, number_table, progress_bar, wide_console
-from xshare.engines.base import About
+from xshare.cli import options as take
+from xshare.cli.interrupted import counted, says_what_is_kept
+from xshare.cli.output import (
+    chosen_engine,
+    cut_off,
+    engine_arguments,
+    lasting,
+    number_table,
+    print_table,
+    progress_bar,
+    wide_console,
+)
+from xshare.engines.base import About, Engine
 from xshare.engines.opening import open_engine
 from xshare.errors import XShareError
 from xshare.policy import Policy
-from xshare.quality.files import built_in, read_tasks
+from xshare.quality.files import Task, built_in, read_tasks
 from xshare.quality.measure import ordered
 from xshare.quality.samples import Samples
 from xshare.quality.study import Study
@@ -24,58 +35,86 @@ Mix = Literal["mixed", "alike", "both"]
 
 
 def quality(
-    policy: Annotated[list[str] | None, typer.Option(help="k0=1,m=16, oea:k0=2 ...; may be repeated.")] = None,
-    engine: Annotated[
-        str, typer.Option(help="transformers, vllm, or the address of a running server.")
-    ] = "transformers",
-    model: Annotated[str | None, typer.Option(help="A folder, or nano; of a server, one of its models.")] = None,
-    tasks: Annotated[
-        Path | None, typer.Option(help="JSON lines with question and answer; nano's own otherwise.")
-    ] = None,
+    engine: take.Engine = None,
+    model: take.Model = None,
+    policy: take.Policies = None,
+    tasks: take.Tasks = None,
     questions: Annotated[int, typer.Option(min=1, help="Of nano's own tasks, so many of each kind.")] = 12,
     batch: Annotated[int, typer.Option(min=1, help="Questions decoded together, at most.")] = 16,
     mix: Annotated[
         Mix, typer.Option(help="Batches of several kinds of questions, of one kind each, or both.")
     ] = "mixed",
     tokens: Annotated[int, typer.Option(min=1, help="Tokens of an answer, at most.")] = LONGEST,
-    drafts: Annotated[int, typer.Option(min=0, help="Drafted tokens a request and step.")] = 0,
+    drafts: take.Drafts = 0,
     neighbours: Annotated[bool, typer.Option("--neighbours", help="Also decode under other neighbours.")] = False,
-    seed: Annotated[int, typer.Option(min=0, help="Other questions, in another order.")] = 0,
-    engine_args: Annotated[str, typer.Option(help="More arguments of the engine, as a JSON object.")] = "{}",
+    seed: take.Seed = 0,
+    device: take.Device = None,
+    dtype: take.Dtype = None,
+    engine_args: take.EngineArgs = "{}",
     against: Annotated[
         Path | None, typer.Option(help="Of a server that cannot be changed: results of the same questions natively.")
     ] = None,
-    json: Annotated[
-        Path | None, typer.Option(help="Write here after every policy; a file that is there is continued.")
-    ] = None,
+    out: take.Out = None,
 ) -> None:
     """Task accuracy, paired with native's; agreement, divergence, KL; batches of one kind or mixed."""
     policies: list[Policy | None] = [None, *map(Policy.parse, policy or [])]
     asked = built_in(questions, seed) if tasks is None else read_tasks(tasks)
-    options = engine_arguments(engine_args)
+    options = engine_arguments(engine_args, device=device, dtype=dtype)
     setting: Row = {"batch": batch, "tokens": tokens, "seed": seed, "questions": len(asked)}
     setting["engine_args"] = lasting(options)
     setting["tasks"] = f"nano's, {questions} of each kind" if tasks is None else f"{tasks.name} {sha256(tasks)[:12]}"
     setting["xshare"] = __version__
-    check_continued(json, setting)
-    named = [each for each in policies if each is not None]
-    opened = open_engine(engine, model, drafts=drafts, policies=named, options=options)
+    check_continued(out, setting)
+    with says_what_is_kept(out, kept):
+        named = [each for each in policies if each is not None]
+        opened = open_engine(chosen_engine(engine, out), model, drafts=drafts, policies=named, options=options)
+        policies = possible(opened, policies, against)
+        record = opened.about.record()
+        try:
+            results = Results(out, record | setting, record | {"seed": seed})
+            measure(opened, asked, policies, setting, mix, neighbours, against, results)
+        finally:
+            opened.close()
+
+
+def kept(found: Row) -> str:
+    """Policies that are done, and the answers of the one that was not."""
+    rows = len(found["rows"])
+    said = f"{rows} finished {'policy' if rows == 1 else 'policies'}"
+    begun = [(sample["policy"], len(sample["ended"])) for sample in found["samples"] if "ended" in sample]
+    return said + "".join(f" and {counted(number, 'answer')} of {policy}" for policy, number in begun)
+
+
+def possible(opened: Engine, policies: list[Policy | None], against: Path | None) -> list[Policy | None]:
+    """What this engine can be measured under, of what is asked; it is closed where nothing can be."""
+    asked = len(policies) > 1
     if (running := opened.about.policy) is not None:  # a server that cannot be changed: measured as it is
-        if policy:
+        if asked:
             opened.close()
             raise XShareError(f"this server runs {running} and cannot be changed: leave the policies out")
-        policies = [None if running == "native" else Policy.parse(running)]
-    elif against is not None:
+        return [None if running == "native" else Policy.parse(running)]
+    if against is not None:
         opened.close()
         raise XShareError("this engine is measured natively, too: --against is for a server that cannot be changed")
-    elif not policy and opened.serves is not None:
-        policies.append(opened.serves)
-    record = opened.about.record()
+    return policies if asked or opened.serves is None else [None, opened.serves]
+
+
+def measure(
+    engine: Engine,
+    asked: list[Task],
+    policies: list[Policy | None],
+    setting: Row,
+    mix: Mix,
+    neighbours: bool,
+    against: Path | None,
+    results: Results,
+) -> None:
+    """All policies, in batches of one kind or mixed. What was measured is shown, whatever happens."""
     rows: list[Row] = []
     try:
-        results = Results(json, record | setting, record | {"seed": seed})
         for mixed in [True, False] if mix == "both" else [mix == "mixed"]:
-            study = Study(opened, ordered(asked, mixed, seed), mixed, batch, tokens, neighbours, results)
+            tasks = ordered(asked, mixed, setting["seed"])
+            study = Study(engine, tasks, mixed, setting["batch"], setting["tokens"], neighbours, results)
             native = None if against is None else Samples(natives(against, setting), mixed).answers(None, 0)
             if against is not None and native is None:
                 raise XShareError(f"{str(against)!r} holds no answers of native routing to these questions")
@@ -85,11 +124,10 @@ def quality(
                     results.put([row], by=("policy", "mixed"))
                     results.write()
     finally:
-        opened.close()
         if rows:
-            show(rows, opened.about, setting)
-            if json is not None:
-                wide_console().print(f"results: {json}")
+            show(rows, engine.about, setting)
+            if results.path is not None:
+                wide_console().print(f"results: {results.path}")
 
 
 def natives(path: Path, setting: Row) -> list[Row]:
@@ -130,17 +168,14 @@ def show(rows: list[Row], about: About, setting: Row) -> None:
         if settled:
             cells.append("-" if row["unsettled"] is None else f"{row['unsettled']:.1%}")
         table.add_row(row["policy"], *cells)
+    print_table(table, "KL", "p", "accuracy 95 %", "mass", "accepted", "batches", "unsettled")
     console = wide_console()
-    console.print(table)
     console.print(
         "change: against native on the same questions, with McNemar's p; agreement: share of native's tokens decoded "
         "before the first that differs; KL: of native's next-token distribution, teacher-forced, in nats."
     )
-    if rows[0]["cut"] > 0.05:
-        console.print(
-            f"{rows[0]['cut']:.0%} of the answers of {rows[0]['policy']} were cut off at {setting['tokens']} tokens: "
-            "more --tokens might let them end."
-        )
+    for note in cut_off(rows[0]["cut"], rows[0]["policy"], setting["tokens"]):
+        console.print(note)
     if rows[0]["change"] is None:
         console.print("Native routing was not measured: --against FILE takes results of a server that runs natively.")
     if rows[0]["kl"] is None:

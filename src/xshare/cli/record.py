@@ -3,51 +3,74 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from xshare import models
+from xshare.bench.workload import Workload
+from xshare.cli import options as take
 from xshare.cli.output import progress_bar
-from xshare.engines.recording import record_folder
+from xshare.cli.prompts import KEYWORDS, TOKENS, of_a_file
+from xshare.engines.recording import Tokens, record_folder
+from xshare.errors import XShareError
 from xshare.files import check_apart, check_writable
 from xshare.results import sha256
-from xshare.trace.prompts import read_prompts
+from xshare.trace.prompts import Prompt
 
 
 def record_command(
-    model: Annotated[str, typer.Argument(help="A folder with a Transformers model and its tokenizer, or nano.")],
-    prompts: Annotated[Path, typer.Option(help="One prompt a line, or a .jsonl file with prompt and domain.")],
-    output: Annotated[Path, typer.Option("--output", "--out", "-o", help="The trace file to write (safetensors).")],
+    out: take.OutTrace,
+    folder: Annotated[str | None, typer.Argument(hidden=True, metavar="[MODEL]")] = None,  # --model, as it was before
+    model: take.Model = None,
+    prompts: take.Prompts = "questions",
+    prompt_tokens: take.PromptTokens = None,
+    requests: Annotated[
+        int | None, typer.Option(min=1, help="Prompts to decode.", show_default="one batch, of a file all")
+    ] = None,
     tokens: Annotated[int, typer.Option(min=2, help="Most tokens to decode after each prompt.")] = 64,
     batch: Annotated[int, typer.Option(min=1, help="Prompts decoded together.")] = 8,
     chat: Annotated[bool, typer.Option("--chat", help="Send prompts through the tokenizer's chat template.")] = False,
-    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1 ...")] = "cpu",
-    dtype: Annotated[str, typer.Option(help="auto (as stored), float32, bfloat16 ...")] = "auto",
-    name: Annotated[str | None, typer.Option(help="Model name in the trace; the folder's if none is given.")] = None,
+    seed: take.Seed = 0,
+    device: take.Device = None,
+    dtype: take.Dtype = None,
+    name: take.Name = None,
 ) -> None:
     """Decode prompts greedily, as the model does by itself, and write the routers' full logits as a trace."""
-    check_apart([output], [prompts])
-    check_writable(output)
-    found = read_prompts(prompts)
-    folder = models.folder(model) if model in models.NAMES else Path(model)
-    source = {"source": prompts.name, "source_sha256": sha256(prompts)}
-    options = {"tokens": tokens, "batch": batch, "chat": chat}
-    with progress_bar("prompts", len(found)) as advance:
+    if folder is not None and model is not None:
+        raise XShareError(f"the model is named twice, as {folder} and as --model {model}: name it once")
+    model = folder or model or "nano"
+    made = prompts in KEYWORDS
+    check_apart([out], [] if made else [Path(prompts)])
+    check_writable(out)
+    given = of_a_file(prompts)[:requests]
+    count = len(given) or requests or batch
+    source: dict[str, Any] = {"source": prompts, "seed": seed} if made else {"source": Path(prompts).name}
+    source |= {} if made else {"source_sha256": sha256(Path(prompts))}
+    source |= {"tokens": tokens, "batch": batch, "chat": chat}
+
+    def to_decode(tokenizer: Tokens) -> list[Prompt]:
+        if made:
+            workload = Workload(batch, count, None, prompt_tokens or TOKENS, tokens, prompts, seed)
+            return [Prompt(tokenizer.decode(each), prompts) for each in workload.prompts_of(tokenizer, 0)]
+        if prompt_tokens is None:
+            return given
+        return [Prompt(tokenizer.decode(tokenizer.encode(p.text)[-prompt_tokens:]), p.domain) for p in given]
+
+    where = models.folder(model) if model in models.NAMES else Path(model)
+    with progress_bar("prompts", count) as advance:
         trace = record_folder(
-            folder,
-            found,
-            device=device,
-            dtype=dtype,
-            name=name or folder.resolve().name,
+            where,
+            to_decode,
+            device=device or "cpu",
+            dtype=dtype or "auto",
+            name=name or where.resolve().name,
             tokens=tokens,
             batch=batch,
             chat=chat,
             advance=advance,
-            source=source | options,
+            source=source,
         )
-    trace.save(output)
+    trace.save(out)
     layers = len(trace.header.layers)
-    typer.echo(
-        f"{output}: {trace.header.model}, {trace.tokens:,} tokens, {len(trace.lengths)} sequences, {layers} layers"
-    )
+    typer.echo(f"{out}: {trace.header.model}, {trace.tokens:,} tokens, {len(trace.lengths)} sequences, {layers} layers")

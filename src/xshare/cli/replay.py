@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 import yaml
@@ -12,94 +13,113 @@ from rich.markup import escape
 from rich.table import Table
 
 from xshare.batch import Placement
-from xshare.cli.output import number_table, progress_bar, wide_console
+from xshare.cli import options as take
+from xshare.cli.output import number_table, print_table, progress_bar, wide_console
 from xshare.errors import PolicyError, XShareError
 from xshare.files import check_apart
 from xshare.policy import Policy
 from xshare.report.plot import check_plot, plot_curve, plot_overlap, plot_tradeoff
 from xshare.results import Row, check_replaced, provenance, sha256, write_result
 from xshare.results.columns import spelled_mean
-from xshare.trace import Batches, Trace, one_pass, overlap, replay, sampled
+from xshare.trace import Batches, Trace, one_pass, overlap, sampled
+from xshare.trace import replay as replayed
 from xshare.trace.rows import curve_rows, layer_rows, replay_row
-from xshare.trace.sample import Mix
+from xshare.trace.sample import Mix as Mixed
 
+Mix = Literal["random", "mixed", "alike"]
+AS_TRACED: dict[Mix, Mixed] = {"random": "random", "mixed": "domain", "alike": "single"}  # as result files have it
 CHOSEN_ONLY = (
     "[dim]This trace holds the chosen experts only: their weights are the scores (score=topk), "
     "and a row keeps those of its experts that are in S.[/dim]"
 )
 
 
-def replay_command(
+def replay(
     trace: Annotated[Path, typer.Argument(help="A trace file (see `xshare trace import`).")],
-    policy: Annotated[list[str] | None, typer.Option(help="k0=1,m=6, oea:k0=2, a preset ...; may be repeated.")] = None,
+    policy: take.Policies = None,
     policies: Annotated[Path | None, typer.Option(help="A YAML file with a list of policies.")] = None,
-    batch: Annotated[int, typer.Option(min=1, help="Requests in a batch.")] = 16,
-    draft: Annotated[int, typer.Option(min=0, help="Drafted tokens a request: it takes 1 + this many rows.")] = 0,
-    devices: Annotated[int, typer.Option(min=1, help="Devices the experts are spread over, in blocks.")] = 1,
+    batch: Annotated[
+        int | None, typer.Option(min=1, help="Requests in a batch.", show_default="16, of a smaller trace all")
+    ] = None,
+    drafts: take.Drafts = 0,
+    devices: Annotated[
+        int | None, typer.Option(min=1, help="Devices the experts are spread over, in blocks.", show_default="1")
+    ] = None,
     mix: Annotated[
-        Mix, typer.Option(help="Sequences of a batch: any, of several domains each, of one each.")
+        Mix, typer.Option(help="Batches of any sequences, of several domains each, or of one each.")
     ] = "random",
     batches: Annotated[int, typer.Option(min=1, help="How many batches to sample.")] = 200,
     everything: Annotated[bool, typer.Option("--all", help="One pass over the whole trace instead.")] = False,
-    seed: Annotated[int, typer.Option(min=0)] = 0,
+    seed: take.Seed = 0,
     by_layer: Annotated[bool, typer.Option("--by-layer", help="Also a line for each layer.")] = False,
     curve: Annotated[bool, typer.Option("--curve", help="Active experts against batch size.")] = False,
     overlaps: Annotated[bool, typer.Option("--overlap", help="Overlap of two tokens' experts.")] = False,
-    json: Annotated[Path | None, typer.Option(help="Write the rows and their provenance here.")] = None,
-    plot: Annotated[Path | None, typer.Option(help="Draw to this .png or .svg.")] = None,
+    out: take.OutRows = None,
+    plot: take.Plot = None,
 ) -> None:
     """Replay policies on the batches of a trace: active experts, gating mass, what is lost."""
     if curve and overlaps:
         raise XShareError("--curve and --overlap are two different tables: ask for one at a time")
-    check_apart([json, plot], [trace, policies])
-    if json is not None:
-        check_replaced(json)
+    check_apart([out, plot], [trace, policies])
+    if out is not None:
+        check_replaced(out)
     if plot is not None:
         check_plot(plot)
     chosen = [Policy.parse("native"), *_policies(policy or [], policies)]
+    if devices is None and (spread := [each for each in chosen if each.device_budget is not None]):
+        raise XShareError(f"{spread[0]} fills devices (mg), and nobody said how many there are: name them by --devices")
+    devices = devices or 1
     loaded = Trace.load(trace)
     header = loaded.header
+    sequences = len(loaded.lengths)
+    batch = batch or min(16, sequences)
+    if batch > sequences:
+        raise XShareError(f"batch must be at most {sequences}, the sequences of this trace, not {batch}")
     placement = Placement.contiguous(header.num_experts, devices)
-    setting: Row = {"batch": batch, "draft": draft, "devices": devices, "mix": mix, "seed": seed}
+    how = AS_TRACED[mix]
+    setting: Row = {"batch": batch, "draft": drafts, "devices": devices, "mix": how, "seed": seed}
     console = wide_console()
     title = f"{escape(header.model)}, {header.num_experts} experts, top-{header.top_k}, {len(header.layers)} layers"
 
     def batches_of(size: int) -> Batches:
-        return (
-            one_pass(loaded, size, draft, mix, seed) if everything else sampled(loaded, size, draft, mix, batches, seed)
-        )
+        if everything:
+            return one_pass(loaded, size, drafts, how, seed)
+        return sampled(loaded, size, drafts, how, batches, seed)
 
     if overlaps:
         rows = overlap(loaded, seed=seed)
-        console.print(_overlap_table(rows, title))
+        print_table(_overlap_table(rows, title))
     elif curve:
-        sizes = [2**power for power in range(8) if 2**power <= len(loaded.lengths)]
+        sizes = [2**power for power in range(8) if 2**power <= sequences]
         with progress_bar("batch sizes", len(sizes)) as advance:
             rows = []
             for size in sizes:
-                outcomes = replay(loaded, chosen, batches_of(size), placement)
+                outcomes = replayed(loaded, chosen, batches_of(size), placement)
                 rows += curve_rows(outcomes, header, setting | {"batch": size})
                 advance(1)
-        console.print(_curve_table(rows, title, [str(p) for p in chosen]))
+        print_table(_curve_table(rows, title, [str(p) for p in chosen]))
     else:
         laid_out = batches_of(batch)
         with progress_bar("batches", len(laid_out)) as advance:
-            outcomes = replay(loaded, _with_defaults(chosen, header.top_k), laid_out, placement, advance)
+            outcomes = replayed(loaded, _with_defaults(chosen, header.top_k), laid_out, placement, advance)
         rows = [replay_row(outcome, setting) for outcome in outcomes]
         spelled = (
-            f"batch {batch}" + (f" x {1 + draft} rows" if draft else "") + (f", {devices} devices" * (devices > 1))
+            f"batch {batch}" + (f" x {1 + drafts} rows" if drafts else "") + (f", {devices} devices" * (devices > 1))
         )
-        console.print(_replay_table(rows, f"{title}: {spelled}, {len(laid_out)} batches"))
+        print_table(_replay_table(rows, f"{title}: {spelled}, {len(laid_out)} batches"), "max load", "top-1 kept")
         if header.score == "topk":
             console.print(CHOSEN_ONLY)
         if by_layer:
             by = [row for outcome in outcomes for row in layer_rows(outcome, header, setting)]
-            console.print(_layer_table(by))
+            print_table(_layer_table(by))
             rows += by
-    if json is not None:
+    largest = 0 if everything or overlaps else max(row["batch"] for row in rows)
+    if mix == "alike" and (least := min(Counter(header.domains).values())) < largest:
+        console.print(f"A domain of this trace has {least} sequences: larger batches hold some of them several times.")
+    if out is not None:
         stamp = provenance(model=header.model, trace=trace.name, trace_sha256=sha256(trace), seed=seed)
-        write_result(json, rows, stamp)
-        console.print(f"rows written to {json}")
+        write_result(out, rows, stamp)
+        console.print(f"rows written to {out}")
     if plot is not None:
         draw = plot_overlap if overlaps else plot_curve if curve else plot_tradeoff
         draw([row for row in rows if row.get("layer") is None], plot, title)

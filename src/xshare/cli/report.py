@@ -14,7 +14,7 @@ from xshare.report.read import read_folder
 
 
 def report(
-    folder: Annotated[Path, typer.Argument(help="A folder with result files (what --json writes).", metavar="DIR")],
+    folder: Annotated[Path, typer.Argument(help="A folder with result files (what --out writes).", metavar="DIR")],
     out: Annotated[Path, typer.Option("--out", "-o", help="The page to write.")] = Path("report.html"),
 ) -> None:
     """All results of a folder as one HTML page: first whether to turn selection on and with which policy."""

@@ -8,7 +8,9 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from xshare.cli.output import number_table, wide_console
+from xshare.cli import options as take
+from xshare.cli.before import Command
+from xshare.cli.output import number_table, print_table, wide_console
 from xshare.cli.record import record_command
 from xshare.files import check_apart, check_writable
 from xshare.report.plot import check_plot, plot_load
@@ -16,28 +18,31 @@ from xshare.results import check_replaced, provenance, sha256, write_result
 from xshare.trace import Trace, import_npz
 from xshare.trace.load import load_rows
 
-app = typer.Typer(no_args_is_help=True, help="Routing traces: record them, import them, look into them.")
-app.command("record")(record_command)
+app = typer.Typer(
+    name="trace",
+    no_args_is_help=True,
+    add_completion=False,
+    help="Routing traces: record them, import them, look into them.",
+)
+app.command("record", cls=Command)(record_command)
 
 
-@app.command("import")
+@app.command("import", cls=Command)
 def import_command(
     file: Annotated[Path, typer.Argument(help="An .npz file with experts, weights and lengths.")],
-    output: Annotated[Path, typer.Option("--output", "-o", help="The trace file to write (safetensors).")],
-    model: Annotated[str | None, typer.Option(help="Model name; the file's own name if none is given.")] = None,
+    out: take.OutTrace,
+    name: take.Name = None,
     experts: Annotated[
         int | None, typer.Option(min=1, help="Experts a layer, for a model that is not a known one.")
     ] = None,
 ) -> None:
     """Read a NumPy file of chosen experts and write it as a trace."""
-    check_apart([output], [file])
-    check_writable(output)
-    trace = import_npz(file, model, experts)
-    trace.save(output)
+    check_apart([out], [file])
+    check_writable(out)
+    trace = import_npz(file, name, experts)
+    trace.save(out)
     layers = len(trace.header.layers)
-    typer.echo(
-        f"{output}: {trace.header.model}, {trace.tokens:,} tokens, {len(trace.lengths)} sequences, {layers} layers"
-    )
+    typer.echo(f"{out}: {trace.header.model}, {trace.tokens:,} tokens, {len(trace.lengths)} sequences, {layers} layers")
 
 
 @app.command("show")
@@ -65,22 +70,22 @@ def show(file: Annotated[Path, typer.Argument(help="A trace file.")]) -> None:
     for domain in sorted(set(header.domains)):
         lengths = [int(n) for n, name in zip(trace.lengths, header.domains, strict=True) if name == domain]
         table.add_row(escape(domain), str(len(lengths)), f"{sum(lengths):,}")
-    console.print(table)
+    print_table(table)
     for name in ("source", "argv", "time", "git", "versions"):
         if (fact := header.provenance.get(name)) is not None:
             text = " ".join(map(str, fact)) if isinstance(fact, list) else str(fact)
             console.print(f"[bold]{name:<12}[/bold]{escape(text)}")
 
 
-@app.command("load")
+@app.command("load", cls=Command)
 def load(
     file: Annotated[Path, typer.Argument(help="A trace file.")],
-    json: Annotated[Path | None, typer.Option(help="Write the rows and their provenance here.")] = None,
-    plot: Annotated[Path | None, typer.Option(help="Draw to this .png or .svg.")] = None,
+    out: take.OutRows = None,
+    plot: take.Plot = None,
 ) -> None:
     """How evenly each layer uses its experts, and how many of them never."""
-    check_apart([json, plot], [file])
-    for path, check in ((json, check_replaced), (plot, check_plot)):
+    check_apart([out, plot], [file])
+    for path, check in ((out, check_replaced), (plot, check_plot)):
         if path is not None:
             check(path)
     trace = Trace.load(file)
@@ -89,11 +94,11 @@ def load(
     table = number_table(f"{title}: load", "layer", "entropy", "dead", "heaviest")
     for row in rows:
         table.add_row(str(row["layer"]), f"{row['entropy']:.3f}", f"{row['dead']:.1%}", f"{row['heaviest']:.1f}x")
+    print_table(table)
     console = wide_console()
-    console.print(table)
-    if json is not None:
-        write_result(json, rows, provenance(model=trace.header.model, trace=file.name, trace_sha256=sha256(file)))
-        console.print(f"rows written to {json}")
+    if out is not None:
+        write_result(out, rows, provenance(model=trace.header.model, trace=file.name, trace_sha256=sha256(file)))
+        console.print(f"rows written to {out}")
     if plot is not None:
         plot_load(rows, plot, title)
         console.print(f"plot written to {plot}")

@@ -8,7 +8,19 @@ from typing import Annotated
 
 import typer
 
-from xshare.cli.output import check_local, engine_arguments, made_up, number_table, progress_bar, wide_console
+from xshare.cli import options as take
+from xshare.cli.interrupted import counted, says_what_is_kept
+from xshare.cli.output import (
+    check_local,
+    chosen_engine,
+    cut_off,
+    engine_arguments,
+    made_up,
+    number_table,
+    print_table,
+    progress_bar,
+    wide_console,
+)
 from xshare.engines.opening import open_engine
 from xshare.errors import XShareError
 from xshare.files import check_apart, check_writable
@@ -24,65 +36,81 @@ from xshare.version import __version__
 
 
 def tune(
+    engine: take.LocalEngine = None,
+    model: take.Model = None,
     max_drop: Annotated[str, typer.Option(help="Accuracy that may be lost, in points: 1%.")] = "1%",
     objective: Annotated[
         Objective | None,
         typer.Option(help="Tokens a second by the latency law, or experts saved; by itself otps, on a CPU experts."),
     ] = None,
-    engine: Annotated[str, typer.Option(help="transformers or vllm.")] = "transformers",
-    model: Annotated[str | None, typer.Option(help="A folder, or nano.")] = None,
-    tasks: Annotated[
-        Path | None, typer.Option(help="JSON lines with question and answer; nano's own otherwise.")
-    ] = None,
+    tasks: take.Tasks = None,
     questions: Annotated[
-        int, typer.Option(min=1, help="The most a policy may take, of each set; rounds of 64, 64, 128, 256 ...")
-    ] = 128,
+        int | None,
+        typer.Option(
+            min=1,
+            help="The most a policy may take, of each set; rounds of 64, 64, 128, 256 ...",
+            show_default="128, and a first round at least",
+        ),
+    ] = None,
     batch: Annotated[int, typer.Option(min=2, help="Questions decoded together.")] = 16,
     tokens: Annotated[int, typer.Option(min=1, help="Tokens of an answer, at most.")] = LONGEST,
-    drafts: Annotated[int, typer.Option(min=0, help="Drafted tokens a request and step.")] = 0,
-    engine_args: Annotated[str, typer.Option(help="More arguments of the engine, as a JSON object.")] = "{}",
-    json: Annotated[Path, typer.Option(help="Everything measured; a file that is there is continued.")] = Path(
-        "tune.json"
-    ),
+    drafts: take.Drafts = 0,
+    device: take.Device = None,
+    dtype: take.Dtype = None,
+    engine_args: take.EngineArgs = "{}",
+    out: take.OutAlways = Path("tune.json"),
     profile: Annotated[Path, typer.Option(help="Where to write the profile.")] = Path("profile.yaml"),
 ) -> None:
     """Search guarantees, prices and budgets; decide by intervals on unseen questions; write a profile."""
     allowed = share(max_drop)
+    engine = chosen_engine(engine, out)
     check_local(engine)
-    check_apart([json, profile], [tasks])
+    check_apart([out, profile], [tasks])
     check_writable(profile)
     asked = Questions(None if tasks is None else read_tasks(tasks), batch)
-    options = engine_arguments(engine_args)
+    first = len(asked.round(False, 0))
+    questions = questions or max(128, first)
+    if questions < first:
+        raise XShareError(f"questions must be at least {first}, the first round of a policy, not {questions}")
+    options = engine_arguments(engine_args, device=device, dtype=dtype)
     setting: Row = {"batch": batch, "tokens": tokens, "engine_args": options, "xshare": __version__}
     setting["first_round"] = asked.first
     setting["tasks"] = "nano's" if tasks is None else f"{tasks.name} {sha256(tasks)[:12]}"
-    check_continued(json, setting)
+    check_continued(out, setting)
     like = Policy(warmup=1, request_budget=min(1, drafts))  # what selection must provide for
-    opened = open_engine(engine, model, drafts=drafts, policies=[like], options=options)
-    record = opened.about.record()
-    if unreal := made_up(opened.about):
-        opened.close()
-        raise XShareError(f"answers would decide nothing here: {' '.join(unreal)}")
-    if objective is None:  # a step on a CPU is not bound by loading experts, and says nothing about one on a GPU
-        objective = "experts" if opened.about.device.startswith("cpu") else "otps"
-    try:
-        tuning = Tuning(
-            opened,
-            asked,
-            max_drop=allowed,
-            objective=objective,
-            most=questions,
-            batch=batch,
-            limit=tokens,
-            results=Results(json, record | setting, record | {"seed": 0, "max_drop": allowed}),
-            progress=progress_bar,
-            say=wide_console().print,
-        )
-        tuning.run()
-    finally:
-        opened.close()
-    show(tuning, profile)
-    wide_console().print(f"results: {json}; the same command with more --questions goes on from there")
+    with says_what_is_kept(out, kept):
+        opened = open_engine(engine, model, drafts=drafts, policies=[like], options=options)
+        record = opened.about.record()
+        if unreal := made_up(opened.about):
+            opened.close()
+            raise XShareError(f"answers would decide nothing here: {' '.join(unreal)}")
+        if objective is None:  # a step on a CPU is not bound by loading experts, and says nothing about one on a GPU
+            objective = "experts" if opened.about.device.startswith("cpu") else "otps"
+        try:
+            tuning = Tuning(
+                opened,
+                asked,
+                max_drop=allowed,
+                objective=objective,
+                most=questions,
+                batch=batch,
+                limit=tokens,
+                results=Results(out, record | setting, record | {"seed": 0, "max_drop": allowed}),
+                progress=progress_bar,
+                say=wide_console().print,
+            )
+            tuning.run()
+        finally:
+            opened.close()
+    show(tuning, profile, out)
+    for note in cut_off(tuning.cut, "native", tokens):
+        wide_console().print(note)
+    wide_console().print(f"results: {out}; the same command with more --questions goes on from there")
+
+
+def kept(found: Row) -> str:
+    scanned, rounds = (sum(column in sample for sample in found["samples"]) for column in ("scan", "right"))
+    return f"a first look at {scanned} policies and {counted(rounds, 'round')} of answers"
 
 
 def share(text: str) -> float:
@@ -96,7 +124,7 @@ def share(text: str) -> float:
     return value
 
 
-def show(tuning: Tuning, profile: Path) -> None:
+def show(tuning: Tuning, profile: Path, out: Path) -> None:
     about, console = tuning.engine.about, wide_console()
     title = f"{about.model} on {about.engine}: at most {tuning.max_drop:.1%} of the answers may be lost"
     table = number_table(
@@ -118,7 +146,7 @@ def show(tuning: Tuning, profile: Path) -> None:
             within = (f"{row[f'{name}_bound_{end}']:+.1%}" for end in ("low", "high")) if there else ()
             cells.append(" to ".join(within))
         table.add_row(candidate.name, *cells, row["state"])
-    console.print(table)
+    print_table(table, "mass", "KL", "predicted", "change within", "unseen within", "speed", kept_in=f"{out} has them")
     console.print(
         "predicted: tokens a second by the law, or experts; speed: tokens a second against native's, measured; "
         "within: bounds that decide, wider than an interval of 95 %, because they are looked at again and again."

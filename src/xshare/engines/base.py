@@ -6,7 +6,8 @@ comparison; `None` is the engine as it is without XShare.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, Protocol
 
@@ -112,8 +113,31 @@ class Divergence:
     same: int = 0  # positions at which both would go on with the same token
 
 
-class Engine(Protocol):
+@contextmanager
+def leaving(answers: Callable[[BaseException], list[Answer | None]]) -> Iterator[None]:
+    """Whatever breaks a run off, Ctrl-C too, carries the answers that had ended, in the order of the prompts: `left`
+    reads them. None stands for the others."""
+    try:
+        yield
+    except BaseException as error:
+        vars(error)["answers"] = answers(error)
+        raise
+
+
+def left(error: BaseException) -> Sequence[Answer | None]:
+    found: Sequence[Answer | None] = vars(error).get("answers", ())
+    return found
+
+
+class Encodes(Protocol):
+    """What makes prompts of texts."""
+
     about: About
+
+    def encode(self, text: str) -> list[int]: ...
+
+
+class Engine(Encodes, Protocol):
     forces: bool  # whether it can `diverge`: not behind a server, nor with drafts in vLLM
     serves: Policy | None  # what a server that can be changed was found with
 
@@ -152,7 +176,5 @@ class Engine(Protocol):
 
     def count_all(self, on: bool) -> None:
         """Count experts in every step from now on, which takes time, or in as many as otherwise."""
-
-    def encode(self, text: str) -> list[int]: ...
 
     def close(self) -> None: ...

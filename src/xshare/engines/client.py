@@ -6,22 +6,16 @@ import http.client
 import json
 import os
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 from urllib.parse import urlsplit
 
-from xshare.engines.base import Answer
 from xshare.errors import XShareError
 
 
 class ServerError(XShareError):
-    """A server that does not answer, stops answering, or refuses what it is asked.
-
-    `answers` are those of a run that had ended by then, in the order of its prompts, None for the others.
-    """
-
-    answers: Sequence[Answer | None] = ()
+    """A server that does not answer, stops answering, or refuses what it is asked."""
 
 
 class Http:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,13 @@ from xshare.models.loading import load
 from xshare.policy import Policy
 
 NAMES = ("transformers", "vllm")
+
+
+def default_engine() -> str:
+    """The one that runs here without further settings: vLLM where it is installed and has a GPU."""
+    import torch
+
+    return "vllm" if find_spec("vllm") is not None and torch.cuda.is_available() else "transformers"
 
 
 def open_engine(
@@ -29,8 +37,8 @@ def open_engine(
     model     a folder, or a model in the box; of a server, the name of one of its models
     drafts    drafted tokens a request and step
     policies  those that will be used: vLLM provides for their budgets from the start
-    options   arguments of the engine's own: vLLM's LLM; device, dtype, the draft model's folder and lanes (batches that
-              go through one pass) for Transformers; timeout for a server
+    options   device and dtype, and arguments of the engine's own: vLLM's LLM; the draft model's folder and lanes
+              (batches that go through one pass) for Transformers. A server takes its timeout alone
     """
     options = dict(options or {})
     if kind.startswith(("http://", "https://")):

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import Any
 
-from xshare.engines.base import About, Answer, Divergence, Run
+from xshare.engines.base import About, Answer, Divergence, Run, leaving
 from xshare.engines.client import Http, ServerError
 from xshare.engines.counting import FIGURES, Stats, layer_numbers, since
 from xshare.policy import Policy
@@ -158,21 +158,17 @@ class ServerEngine:
             if not stop.is_set():
                 ended[who] = answer
 
-        try:
-            with ThreadPoolExecutor(batch) as pool:
-                order = sorted(range(len(prompts)), key=lambda who: due[who])
-                asked = [pool.submit(one, who) for who in order]
-                try:
-                    for each in as_completed(asked):
-                        each.result()
-                        advance(1)
-                except BaseException:
-                    stop.set()  # one has failed, or the user has had enough: the others need not go on
-                    self.http.hang_up()
-                    raise
-        except ServerError as error:
-            error.answers = [ended.get(who) for who in range(len(prompts))]
-            raise
+        with leaving(lambda _: [ended.get(who) for who in range(len(prompts))]), ThreadPoolExecutor(batch) as pool:
+            order = sorted(range(len(prompts)), key=lambda who: due[who])
+            asked = [pool.submit(one, who) for who in order]
+            try:
+                for each in as_completed(asked):
+                    each.result()
+                    advance(1)
+            except BaseException:
+                stop.set()  # one has failed, or the user has had enough: the others need not go on
+                self.http.hang_up()
+                raise
         drafted, accepted = (int(b - a) for a, b in zip(drafts, self._draft_counters(), strict=True))
         return Run([ended[who] for who in range(len(prompts))], drafted=drafted, accepted=accepted)
 

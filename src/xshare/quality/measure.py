@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
-from xshare.engines.base import Answer, Engine, Run
-from xshare.engines.client import ServerError
+from xshare.engines.base import Answer, Engine, Run, leaving, left
 from xshare.engines.counting import Stats
 from xshare.policy import Policy
 from xshare.progress import Advance, quiet
@@ -83,13 +82,13 @@ def answer(
     place = {id(task): number for number, task in enumerate(order)}
     whole = Run([])
     for group in groups:
-        try:
-            run = engine.run(prompts_of(engine, group), limit=limit, batch=batch, advance=advance, **apart)
-        except ServerError as error:
-            ended = dict(enumerate([*whole.answers, *error.answers]))
-            error.answers = [ended.get(place[id(task)]) for task in tasks]
-            raise
-        whole += run
+
+        def ended(error: BaseException, before: Run = whole) -> list[Answer | None]:
+            found = dict(enumerate([*before.answers, *left(error)]))
+            return [found.get(place[id(task)]) for task in tasks]
+
+        with leaving(ended):
+            whole += engine.run(prompts_of(engine, group), limit=limit, batch=batch, advance=advance, **apart)
     answers = [whole.answers[place[id(task)]] for task in tasks]
     right = [task.is_right(each.text) for task, each in zip(tasks, answers, strict=True)]
     return Outcome(policy, right, [tokens_of(each) for each in answers], engine.stats(), whole)

@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from math import exp
 
-from xshare.engines.base import Engine
-from xshare.engines.client import ServerError
+from xshare.engines.base import Engine, left
 from xshare.policy import Policy
 from xshare.progress import Advance, quiet
 from xshare.quality.files import Task
@@ -75,8 +74,8 @@ class Study:
             found = answer(
                 self.engine, policy, asked, batch=self.batch, limit=self.limit, alike=not self.mixed, advance=advance
             )
-        except ServerError as error:
-            for place, task, each in zip(missing, asked, error.answers, strict=False):
+        except BaseException as error:  # a server that stops, or a user who has had enough
+            for place, task, each in zip(missing, asked, left(error), strict=False):
                 if each is not None:
                     ended[place] = task.is_right(each.text), tokens_of(each)
             if ended:

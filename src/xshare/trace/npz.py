@@ -56,6 +56,10 @@ def _read(path: Path) -> dict[str, Any]:
         arrays = {name: file[name] for name in file.files} if isinstance(file, np.lib.npyio.NpzFile) else {}
     except Exception as error:  # a damaged file fails in as many ways as zip and NumPy have parts
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        if "pickle" in reason:  # NumPy would say how to unpickle, which runs what is in the file
+            reason = (
+                "it is another kind of file or holds Python objects, expected numbers and text as savez writes them"
+            )
         raise TraceError(f"{str(path)!r} is not a whole .npz file of plain arrays: {reason}") from None
     for name, kinds, dimensions in (("experts", "iu", 3), ("weights", "f", 3), ("lengths", "iu", 1)):
         array = arrays.get(name)

@@ -45,6 +45,7 @@ class Round:
     steps: int
     rows: int
     mean: dict[str, float]  # what a step loaded and kept
+    cut: int = 0  # answers that reached the limit without an end; of files from before, unknown
 
 
 @dataclass
@@ -236,6 +237,7 @@ class Search:
         found = answer(self.engine, policy, tasks, batch=self.batch, limit=self.limit, advance=self.advance)
         turn = trial.turn if trial.unseen and candidate is not None else None
         run = found.run
-        self.known[key] = Round(*key, turn, found.right, run.steps, run.rows, found.stats.mean)
+        cut = sum(len(tokens) >= self.limit for tokens in found.tokens)
+        self.known[key] = Round(*key, turn, found.right, run.steps, run.rows, found.stats.mean, cut)
         self.keep(self.known[key])
         return self.known[key]

@@ -187,6 +187,12 @@ class Tuning:
         found = [each for each in self.tried if each.state == "holds"]
         return min(found, key=lambda each: each.candidate.mean_active, default=None)
 
+    @property
+    def cut(self) -> float:
+        """The share of native's answers that reached the limit without an end."""
+        rounds = [Round(**sample) for sample in self.kept("right") if sample["policy"] == "native"]
+        return sum(each.cut for each in rounds) / max(1, sum(len(each.right) for each in rounds))
+
     def loaded(self, tried: Tried) -> tuple[float, float]:
         """Experts active in the unseen questions, and natively in the same steps; of the first look where the engine
         counted none."""

@@ -94,6 +94,17 @@ def test_record_show_replay(folder, tmp_path, command):
     assert "k0=1,m=2" in said
 
 
+@pytest.mark.parametrize("prompts", ["questions", "random"])
+def test_prompts_by_a_keyword(small, tmp_path, command, prompts):
+    out = tmp_path / "t"
+    words = ["--prompts", prompts, "--prompt-tokens", 5, "--requests", 3, "--tokens", 4, "--batch", 2]
+    code, _, said = command("trace", "record", "--model", small, *words, "--dtype", "float32", "--out", out)
+    assert code == 0, said
+    trace = Trace.load(out)
+    assert trace.header.domains == [prompts] * len(trace.lengths)
+    assert trace.header.provenance["source"] == prompts
+
+
 @pytest.mark.parametrize(
     ("files", "words", "message"),
     [

@@ -32,6 +32,11 @@ class Decoded:
     drafted: int = 0
     accepted: int = 0  # drafts that became part of an answer
 
+    @classmethod
+    def of(cls, prompts: Sequence[Sequence[int]]) -> Decoded:
+        """Nothing yet."""
+        return cls([[] for _ in prompts], [[] for _ in prompts])
+
     @property
     def tokens_per_s(self) -> float:
         return self.rows / self.seconds if self.seconds else 0.0
@@ -133,6 +138,7 @@ def decode(
     lanes: int = 1,
     kinds: Sequence[int] | None = None,
     arrange: Callable[[list[int]], None] = lambda kinds: None,
+    into: Decoded | None = None,
 ) -> Decoded:
     """Decode all prompts, `batch` at a time, each until the token `ends` or `limit` tokens.
 
@@ -142,9 +148,9 @@ def decode(
     `lanes` batches go through one pass: one of many rows takes little longer than one of few. Sequences that go on
     close ranks, so that only the last batch is not full. State.in_batches gives each a set of its own. With the kind of
     each prompt no batch has two of them, and the last of each may not be full; `arrange` is told the kinds of those in
-    a step.
+    a step. `into` is filled as it goes: should it break off, what there is by then is there.
     """
-    found = Decoded([[] for _ in prompts], [[] for _ in prompts])
+    found = Decoded.of(prompts) if into is None else into
     due = arrivals or [0.0] * len(prompts)
     waiting, live = sorted(range(len(prompts)), key=lambda i: due[i]), Batch()
     models = [model, drafter] if drafts else [model]

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from importlib import metadata
 from typing import Any
 
-from xshare.engines.base import About, Answer, Divergence, Run
+from xshare.engines.base import About, Answer, Divergence, Run, leaving
 from xshare.engines.counting import FIGURES, Stats
 from xshare.engines.transformers.attach import Attached, apply, remove
-from xshare.engines.transformers.decode import decode
+from xshare.engines.transformers.decode import Decoded, decode
 from xshare.engines.transformers.forced import Texts, diverge, texts
 from xshare.engines.transformers.routers import Router, find
 from xshare.errors import ModelError
@@ -94,8 +95,10 @@ class TransformersEngine:
         """`kinds`: of each prompt. No batch of a pass has two of them; for lanes."""
         ends = -1 if to_the_end else int(self.tokenizer.eos_token_id)
         state = self.attached.state  # nobody asks it where nothing is attached
-        with state.in_batches(batch if self.lanes > 1 else None):
-            found = decode(
+        found, due = Decoded.of(prompts), arrivals or [0.0] * len(prompts)
+        ended = partial(self._ended, found, due, ends, limit)
+        with leaving(ended), state.in_batches(batch if self.lanes > 1 else None):
+            decode(
                 self.model,
                 prompts,
                 ends=ends,
@@ -108,17 +111,25 @@ class TransformersEngine:
                 lanes=self.lanes,
                 kinds=kinds,
                 arrange=state.arrange,
+                into=found,
             )
-        texts = self.tokenizer.batch_decode(found.tokens, skip_special_tokens=True)
-        answers = [
-            Answer(tokens, text, arrived, times)
-            for tokens, text, arrived, times in zip(
-                found.tokens, texts, arrivals or [0.0] * len(prompts), found.times_s, strict=True
-            )
-        ]
+        answers = self._answers(found, due)
         # Where batches share passes, what one of them took is not known.
         seconds = 0.0 if self.lanes > 1 and len(prompts) > batch else found.seconds
         return Run(answers, seconds, found.steps, found.rows, found.drafted, found.accepted)
+
+    def _answers(self, found: Decoded, due: Sequence[float]) -> list[Answer]:
+        texts = self.tokenizer.batch_decode(found.tokens, skip_special_tokens=True)
+        return [Answer(*each) for each in zip(found.tokens, texts, due, found.times_s, strict=True)]
+
+    def _ended(
+        self, found: Decoded, due: Sequence[float], ends: int, limit: int, error: BaseException
+    ) -> list[Answer | None]:
+        """Of a run that broke off: None for those that were under way, or had not begun."""
+        return [
+            answer if answer.tokens[-1:] == [ends] or len(answer.tokens) == limit else None
+            for answer in self._answers(found, due)
+        ]
 
     def diverge(
         self,

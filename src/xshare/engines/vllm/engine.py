@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from xshare.engines.base import About, Answer, Divergence, Run
+from xshare.engines.base import About, Answer, Divergence, Run, leaving
 from xshare.engines.counting import Stats, layer_numbers, since
 from xshare.errors import ModelError, XShareError
 from xshare.policy import Policy
@@ -17,6 +17,7 @@ from xshare.profile import model_hash
 from xshare.progress import Advance, quiet
 
 FIXED_DRAFTER = {"method": "custom_class", "model": "xshare.engines.vllm.drafter.FixedDrafter"}
+CPU_CACHE = 2 << 30  # bytes of keys and values
 EVERY = 16  # steps between two of which experts are counted: a short run has some too
 COUNTERS = ("vllm:spec_decode_num_draft_tokens", "vllm:spec_decode_num_accepted_tokens")
 
@@ -42,9 +43,10 @@ class VllmEngine:
         os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")
         try:
             from vllm import LLM, __version__
+            from vllm.platforms import current_platform
         except ImportError:
             raise ModelError("vllm is not installed: pip install 'xshare[vllm]'") from None
-        given = arguments(drafts, policies, options or {})
+        given = on_device(arguments(drafts, policies, options or {}), current_platform.device_type)
         try:
             self.llm: Any = LLM(model=str(model), **given)
         except XShareError:
@@ -109,38 +111,39 @@ class VllmEngine:
         unread: set[str] = set()  # whose prompt has not been read to its end
         drafts = self._draft_counters()
         start = time.perf_counter()
-        while waiting or live:
-            began = time.perf_counter() - start
-            here = [who for who in waiting[: batch - len(live)] if due[who] <= began]
-            waiting = waiting[len(here) :]
-            for who in here:
-                request = f"{self._runs}-{who}"
-                engine.add_request(request, {"prompt_token_ids": list(prompts[who])}, params)
-                live[request] = who
-                unread.add(request)
-            if not live:
-                time.sleep(max(0.0, due[waiting[0]] - began))
-                continue
-            only_decodes = not unread
-            began = time.perf_counter() - start
-            outputs = engine.step()
-            now = time.perf_counter() - start
-            rows = 0
-            for output in outputs:
-                tokens = list(output.outputs[0].token_ids)
-                answer = found.answers[live[output.request_id]]
-                answer.tokens += tokens
-                answer.times_s += [now] * len(tokens)
-                rows += len(tokens)
-                if tokens:
-                    unread.discard(output.request_id)
-                if output.finished:
-                    del live[output.request_id]
-                    advance(1)
-            if only_decodes:
-                found.decode_s += now - began
-                found.steps += rows > 0  # scheduled ahead, a call may come back before there is anything
-                found.rows += rows
+        with leaving(lambda _: self._ended(found.answers, live)):
+            while waiting or live:
+                began = time.perf_counter() - start
+                here = [who for who in waiting[: batch - len(live)] if due[who] <= began]
+                waiting = waiting[len(here) :]
+                for who in here:
+                    request = f"{self._runs}-{who}"
+                    engine.add_request(request, {"prompt_token_ids": list(prompts[who])}, params)
+                    live[request] = who
+                    unread.add(request)
+                if not live:
+                    time.sleep(max(0.0, due[waiting[0]] - began))
+                    continue
+                only_decodes = not unread
+                began = time.perf_counter() - start
+                outputs = engine.step()
+                now = time.perf_counter() - start
+                rows = 0
+                for output in outputs:
+                    tokens = list(output.outputs[0].token_ids)
+                    answer = found.answers[live[output.request_id]]
+                    answer.tokens += tokens
+                    answer.times_s += [now] * len(tokens)
+                    rows += len(tokens)
+                    if tokens:
+                        unread.discard(output.request_id)
+                    if output.finished:
+                        del live[output.request_id]
+                        advance(1)
+                if only_decodes:
+                    found.decode_s += now - began
+                    found.steps += rows > 0  # scheduled ahead, a call may come back before there is anything
+                    found.rows += rows
         found.drafted, found.accepted = (b - a for a, b in zip(drafts, self._draft_counters(), strict=True))
         self._spell(found.answers)
         return found
@@ -170,6 +173,11 @@ class VllmEngine:
         tokenizer = self._tokenizer()
         for answer in answers if tokenizer is not None else []:
             answer.text = tokenizer.decode(answer.tokens, skip_special_tokens=True)
+
+    def _ended(self, answers: list[Answer], live: Mapping[str, int]) -> list[Answer | None]:
+        """Of a run that broke off: None for those that were under way, or had not begun."""
+        self._spell(answers)
+        return [answer if answer.tokens and who not in live.values() else None for who, answer in enumerate(answers)]
 
     def _tokenizer(self) -> Any:
         if self.llm.llm_engine.model_config.skip_tokenizer_init:
@@ -224,6 +232,18 @@ def arguments(drafts: int, policies: Sequence[Policy], options: Mapping[str, Any
     if speculative:
         given["speculative_config"] = speculative
     given.setdefault("disable_log_stats", not speculative)  # drafts are counted by what logs them
+    return given
+
+
+def on_device(given: Mapping[str, Any], has: str) -> dict[str, Any]:
+    """The same, for a vLLM that runs on the device it `has`."""
+    given = dict(given)
+    if (device := given.pop("device", has)) != has:
+        more = ", and which GPU by CUDA_VISIBLE_DEVICES" if has == "cuda" else ""
+        raise ModelError(f"vllm runs on {has} here, not on {device!r}: leave the device out{more}")
+    sized = {"kv_cache_memory_bytes", "gpu_memory_utilization"} & given.keys() or "VLLM_CPU_KVCACHE_SPACE" in os.environ
+    if has == "cpu" and not sized:  # vLLM would want nearly all memory for itself, and not start where others use some
+        given["kv_cache_memory_bytes"] = CPU_CACHE
     return given
 
 

@@ -1,0 +1,57 @@
+"""Options that several commands share: one name and one meaning each. Old spellings are in before.py."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+DEFAULT_ENGINE = "vllm where it is installed and has a GPU, otherwise transformers"
+
+Engine = Annotated[
+    str | None,
+    typer.Option(help="transformers, vllm, or the address of a running server.", show_default=DEFAULT_ENGINE),
+]
+LocalEngine = Annotated[str | None, typer.Option(help="transformers or vllm.", show_default=DEFAULT_ENGINE)]
+Model = Annotated[
+    str | None, typer.Option(help="A folder, or nano; of a server, one of its models.", show_default="nano")
+]
+Name = Annotated[str | None, typer.Option(help="Model name in the trace.", show_default="the file's or folder's")]
+Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 ...", show_default="the engine's")]
+Dtype = Annotated[str | None, typer.Option(help="auto (as stored), float32, bfloat16 ...", show_default="the engine's")]
+EngineArgs = Annotated[str, typer.Option(help="More arguments of the engine, as a JSON object.")]
+
+Policies = Annotated[
+    list[str] | None, typer.Option("--policy", help="k0=1,m=16, oea:k0=2, a preset ...; may be repeated.")
+]
+Drafts = Annotated[int, typer.Option(min=0, help="Drafted tokens a request and step.")]
+Seed = Annotated[int, typer.Option(min=0, help="Other prompts or questions, in another order.")]
+
+Prompts = Annotated[
+    str,
+    typer.Option(
+        help="questions (worked ones), random (tokens, for random weights), or a file: a prompt a line, "
+        "or .jsonl with prompt and domain."
+    ),
+]
+PromptTokens = Annotated[
+    int | None,
+    typer.Option(
+        min=1, help="Tokens of a prompt; of a file's prompts, the last so many.", show_default="64, of a file all"
+    ),
+]
+Tasks = Annotated[
+    Path | None, typer.Option(help="JSON lines with question and answer.", show_default="nano's own questions")
+]
+
+Out = Annotated[
+    Path | None,
+    typer.Option("--out", "-o", help="Result file (JSON), written as it grows; one that is there is continued."),
+]
+OutAlways = Annotated[
+    Path, typer.Option("--out", "-o", help="Result file (JSON), written as it grows; one that is there is continued.")
+]
+OutRows = Annotated[Path | None, typer.Option("--out", "-o", help="Result file (JSON): rows and their provenance.")]
+OutTrace = Annotated[Path, typer.Option("--out", "-o", help="The trace file to write (safetensors).")]
+Plot = Annotated[Path | None, typer.Option(help="Draw to this .png or .svg.")]

@@ -1,0 +1,28 @@
+"""What --prompts asks for: worked questions, random tokens, or the prompts of a file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from xshare.errors import XShareError
+from xshare.results import sha256
+from xshare.trace.prompts import Prompt, read_prompts
+
+KEYWORDS = ("questions", "random")
+TOKENS = 64  # of a prompt that is made
+
+
+def of_a_file(prompts: str) -> list[Prompt]:
+    """None where prompts are made by a keyword."""
+    if prompts in KEYWORDS:
+        return []
+    if not Path(prompts).is_file():
+        raise XShareError(f"prompts must be {', '.join(KEYWORDS)} or a file, and {prompts!r} does not exist or is none")
+    return read_prompts(Path(prompts))
+
+
+def asked_for(prompts: str, tokens: int | None) -> tuple[str, int | None, tuple[str, ...]]:
+    """-> the keyword, or the file as results name it; tokens of a prompt; the file's texts."""
+    if texts := tuple(prompt.text for prompt in of_a_file(prompts)):
+        return f"{Path(prompts).name} {sha256(Path(prompts))[:12]}", tokens, texts
+    return prompts, tokens or TOKENS, ()

@@ -1,0 +1,116 @@
+"""Ctrl-C, as a real SIGINT to a real process: says which file holds what and how to go on, and keeps answers."""
+
+import json
+import os
+import shlex
+import signal
+from contextlib import contextmanager
+
+import pytest
+from killing import stopped
+from typer.testing import CliRunner
+
+from xshare.cli import app, doctor, tune
+from xshare.cli.interrupted import says_what_is_kept
+
+STOPPED = 130
+
+
+def quality_words(small, path):
+    words = [
+        "quality",
+        "--model",
+        str(small),
+        "--dtype",
+        "float32",
+        "--questions",
+        "1",
+        "--batch",
+        "2",
+        "--tokens",
+        "8",
+    ]
+    return [*words, "--policy", "k0=1,m=2", "--out", str(path)]
+
+
+def test_bench_names_the_file_and_the_command(small, tmp_path):
+    path = tmp_path / "b.json"
+    words = ["bench", "--model", small, "--policy", "k0=1,m=2", "--batch", 2, "--prompt-tokens", 8, "--tokens", 4]
+    words = [*map(str, words), "--repeats", "1000", "--out", str(path)]
+    found, said, code = stopped(words, path, lambda found: len(found["samples"]) > 3)
+    assert code == STOPPED, said
+    repeats = 1 + max(sample["repeat"] for sample in found["samples"])
+    (line,) = [line for line in said.splitlines() if line.startswith("interrupted: ")]
+    assert line == f"interrupted: {path} holds {repeats} repeats of every policy; to go on: xshare {shlex.join(words)}"
+    assert "Traceback" not in said
+    assert "(control)" in said  # what was measured is shown
+
+
+def test_quality_keeps_what_had_been_answered(small, tmp_path, monkeypatch):
+    """The signal comes after the third answer of the second cell."""
+    path = tmp_path / "q.json"
+    words = quality_words(small, path)
+
+    @contextmanager
+    def progress(what, total):
+        state = {"done": 0}
+
+        def advance(count):
+            state["done"] += count
+            if state["done"] >= 8 + 8 + 3:  # native's answers, those forced, and three
+                os.kill(os.getpid(), signal.SIGINT)
+
+        yield advance
+
+    monkeypatch.setattr("xshare.cli.quality.progress_bar", progress)
+    found, said, code = stopped(words, path, lambda found: False)
+    assert code == STOPPED, said
+    begun = next(sample for sample in found["samples"] if sample["order"] == "begun 0")
+    kept = begun["ended"]
+    assert begun["policy"] == "k0=1,m=2"
+    assert 3 <= len(kept) < 8
+    assert f"interrupted: {path} holds 1 finished policy and {len(kept)} answers of k0=1,m=2; to go on: xshare" in said
+
+    monkeypatch.undo()
+    again = CliRunner().invoke(app, words)
+    assert again.exit_code == 0, again.output
+    found = json.loads(path.read_text())
+    assert [row["policy"] for row in found["rows"]] == ["native", "k0=1,m=2"]
+    assert not any("ended" in sample for sample in found["samples"])
+    (sample,) = [each for each in found["samples"] if each["policy"] == "k0=1,m=2" and each["order"] == 0]
+    assert all([sample["right"][int(place)], sample["answers"][int(place)]] == pair for place, pair in kept.items())
+    assert sample["run"]["rows"] < sum(map(len, sample["answers"]))  # those that were kept were not decoded again
+
+
+def test_nothing_to_keep_and_nothing_kept_yet(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["xshare", "bench", "--policy", "k0=1,m=2"])
+
+    def said(out, **more):
+        with pytest.raises(BaseException, match=str(STOPPED)), says_what_is_kept(out, lambda found: "1 row", **more):
+            raise KeyboardInterrupt
+        return capsys.readouterr().err
+
+    assert said(None).startswith("interrupted: nothing was kept; with --out FILE the same command goes on")
+    assert said(None, goes_on=False) == "interrupted: nothing was kept\n"
+    path = tmp_path / "r.json"
+    assert said(path).endswith(f"{path} was not written; to start again: xshare bench --policy k0=1,m=2\n")
+    path.write_text("{}")
+    assert (
+        said(path, goes_on=False)
+        == f"interrupted: {path} holds 1 row; to start again, remove it or name another file\n"
+    )
+
+
+def test_a_command_that_keeps_nothing_says_so(monkeypatch):
+    def interrupted(*args, **options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("xshare.cli.replay.Trace.load", interrupted)
+    result = CliRunner().invoke(app, ["replay", "t"])
+    assert (result.exit_code, result.stderr) == (STOPPED, "interrupted: nothing was written\n")
+
+
+def test_what_doctor_and_tune_hold():
+    assert doctor.kept({"samples": [{"repeat": 0}, {"repeat": 0}]}) == "1 repeat of every number of experts"
+    samples = [{"scan": "k0=1,m=0"}, {"scan": "k0=2,m=0"}, {"right": [True]}]
+    assert tune.kept({"samples": samples}) == "a first look at 2 policies and 1 round of answers"
