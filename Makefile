@@ -5,7 +5,8 @@ TORCH  ?= torch==2.13.0
 # The engine that the tests run: vLLM built for the CPU.
 VLLM   ?= 0.32.0
 BIN    := .venv/bin
-JOBS   ?= 2
+# Processes of tests, one more than two cores have work for: some tests wait, for a server to start or to be killed.
+JOBS   ?= 3
 
 .PHONY: setup demo test test-fast test-vllm-029 lint docs evidence nano-evidence clean
 

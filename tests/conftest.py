@@ -24,26 +24,35 @@ settings.register_profile("default", deadline=None)
 settings.register_profile("ci", deadline=None, derandomize=True)
 settings.load_profile("ci" if os.environ.get("CI") else "default")
 
-# Files that take longest, the longest first: begun last, one of them would leave the other processes idle.
+# Files that take longest, the longest first: begun last, one of them would leave the other processes idle. Ahead of
+# them what Numba compiles first for all, while the others still wait for a server and a browser.
 LONGEST = [
     "kernels/test_random_configurations.py",
     "engines/vllm/test_server.py",
+    "report/test_browser.py",
     "models/test_nano.py",
     "engines/vllm/test_models.py",
-    "engines/vllm/test_compiled.py",
     "benchmarks/test_paper_speed.py",
+    "engines/vllm/test_compiled.py",
     "cli/test_tune.py",
-    "report/test_browser.py",
     "engines/transformers/test_lanes.py",
-    "engines/vllm/test_parallel.py",
-    "test_routing.py",
     "benchmarks/test_paper_quality.py",
-    "quality/test_paired.py",
+    "engines/vllm/test_parallel.py",
+    "engines/vllm/test_drafts.py",
     "engines/vllm/test_engine.py",
+    "engines/transformers/test_draft_model.py",
+    "test_docs.py",
     "engines/transformers/test_apply.py",
     "recipes/test_recipe.py",
-    "kernels/test_reroute.py",
+    "cli/test_doctor_command.py",
+    "cli/test_commands.py",
+    "benchmarks/test_assumptions.py",
+    "quality/test_paired.py",
+    "cli/test_quality.py",
     "test_workers.py",
+    "kernels/test_reroute.py",
+    "benchmarks/test_frontier.py",
+    "test_routing.py",
 ]
 
 

@@ -31,6 +31,7 @@ class Played(BaseHTTPRequestHandler):
         if self.path != "/v1/completions":
             return self.whole(404, b"{}")
         self.server.bodies.append(body)
+        self.server.keys.append(self.headers["Authorization"])
         if self.server.left is not None:
             self.server.left -= 1
         if self.server.how == "refuse" or (self.server.left is not None and self.server.left < 0):
@@ -86,7 +87,8 @@ def played(monkeypatch):
     server = ThreadingHTTPServer(("127.0.0.1", 0), Played)
     monkeypatch.setattr(server, "handle_error", lambda *args: None)  # those that hang up
     server.daemon_threads = True
-    server.paths, server.bodies, server.lock, server.how, server.metrics = [], [], threading.Lock(), "well", ""
+    server.paths, server.bodies, server.keys, server.lock = [], [], [], threading.Lock()
+    server.how, server.metrics = "well", ""
     server.now = server.most = 0
     server.left = None  # completions before it refuses
     server.models = {"data": [{"id": "tiny"}]}

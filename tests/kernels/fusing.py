@@ -1,6 +1,8 @@
 """One launch of the fused selection: under Triton's interpreter on a CPU, for real on a GPU."""
 
+from dataclasses import replace
 from itertools import pairwise
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,6 +12,8 @@ from xshare import BatchLayout, RouterSpec
 
 pytest.importorskip("triton", reason="Triton has no wheel for this platform")
 
+from triton.runtime import interpreter
+
 from xshare.kernels.control import Control
 from xshare.kernels.launch import FusedSelection
 
@@ -17,6 +21,27 @@ GPU = torch.cuda.is_available()
 DEVICE = "cuda" if GPU else "cpu"
 CASES = 250 if GPU else 20  # of each kernel
 TOP_4 = RouterSpec.softmax(4)
+
+
+def hurry_up():
+    """Spares Triton's interpreter what takes it more than half of its time, and decides nothing."""
+    patch, builder = interpreter._patch_lang, interpreter.interpreter_builder
+    done = set()
+
+    def patch_once(fn):
+        """Not the whole language again at every call inside a kernel: once per module of functions, for good."""
+        if fn.__module__ not in done:
+            done.add(fn.__module__)
+            patch(fn)
+        return SimpleNamespace(restore=lambda: None)
+
+    interpreter._patch_lang = patch_once
+    # Whether a sum overflows is worked out for an assertion that is made with `debug` alone.
+    builder.options = replace(builder.options, sanitize_overflow=builder.options.debug)
+
+
+if not GPU:
+    hurry_up()
 
 
 def layout_of(n, starts, protected=()):

@@ -33,10 +33,13 @@ def environment():
 
 class Server:
     def __init__(self, model, log, config):
+        import httpx
+
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             self.port = free.getsockname()[1]
         self.url, self.log = f"http://127.0.0.1:{self.port}", log
+        self.client = httpx.Client(base_url=self.url, timeout=60)  # one for all: each would read all certificates again
         with log.open("w") as out:
             self.process = subprocess.Popen(
                 command(model, self.port, config), env=environment(), stdout=out, stderr=out, start_new_session=True
@@ -48,16 +51,14 @@ class Server:
         end = time.monotonic() + seconds
         while time.monotonic() < end and self.process.poll() is None:
             try:
-                if httpx.get(f"{self.url}/health").status_code == 200:
+                if self.client.get("/health").status_code == 200:
                     return
             except httpx.TransportError:
                 time.sleep(0.2)
         pytest.fail(f"the server did not start:\n{self.log.read_text()[-4000:]}")
 
-    def post(self, path, body, **options):
-        import httpx
-
-        answer = httpx.post(f"{self.url}{path}", json=body, timeout=60, **options)
+    def post(self, path, body):
+        answer = self.client.post(path, json=body)
         answer.raise_for_status()
         return answer.json()
 
@@ -67,11 +68,10 @@ class Server:
 
     def metrics(self):
         """xshare:* by name and labels, less the engine's number."""
-        import httpx
         from prometheus_client.parser import text_string_to_metric_families
 
         found = {}
-        for family in text_string_to_metric_families(httpx.get(f"{self.url}/metrics").text):
+        for family in text_string_to_metric_families(self.client.get("/metrics").text):
             for sample in family.samples:
                 if sample.name.startswith("xshare:"):
                     labels = [value for name, value in sample.labels.items() if name != "engine"]
@@ -93,6 +93,7 @@ class Server:
         return sum(process.memory_info().rss for process in [server, *server.children(recursive=True)])
 
     def stop(self):
+        self.client.close()
         self.process.send_signal(signal.SIGINT)
         try:
             self.process.wait(30)

@@ -1,5 +1,6 @@
 """Expert parallelism over two processes: both choose the same set from the same logits, level over the ranks."""
 
+import multiprocessing
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,11 @@ PLACEMENT = xshare.Placement.contiguous(32, 2)
 @pytest.fixture(scope="module")
 def llm(checkpoint, started):
     with pytest.MonkeyPatch.context() as patched:
-        patched.setenv("TORCHDYNAMO_DISABLE", "1")  # each rank would compile how it looks up its part of the words
+        # Each rank would compile how it looks up its part of the words.
+        patched.setattr("torch._dynamo.config.disable", True)
+        # In a new interpreter each rank would import vLLM again, which takes longer than all of these tests.
+        ranks = "vllm.v1.executor.multiproc_executor"
+        patched.setattr(f"{ranks}.get_mp_context", lambda: multiprocessing.get_context("fork"))
         patched.syspath_prepend(str(Path(__file__).parent))
         found = started(
             checkpoint("qwen3"),
