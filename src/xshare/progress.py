@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-Advance = Callable[[int], None]  # is told how many more are done
+Advance = Callable[[float], None]  # is told how many more are done, or which part of one
 
 
-def quiet(done: int) -> None:
+def quiet(done: float) -> None:
     pass

@@ -20,7 +20,7 @@ OWN: Any = None  # of this process
 
 
 def _begin(make: Callable[[Advance], Any], answered: Any, stopped: Any) -> None:
-    def advance(done: int) -> None:
+    def advance(done: float) -> None:
         with answered.get_lock():
             answered.value += done
 
@@ -62,7 +62,7 @@ class Workers:
         self.own: Any = None  # of the only job
         if jobs > 1:
             context = get_context("spawn")
-            self.answered, self.told = context.Value("q", 0), 0
+            self.answered, self.told = context.Value("d", 0.0), 0.0
             self.stopped = context.Event()
             self.pool = ProcessPoolExecutor(jobs, context, _begin, (make, self.answered, self.stopped))
 

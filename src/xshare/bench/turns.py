@@ -23,7 +23,8 @@ def in_turns(
     repeats: int = 9,
     advance: Advance = quiet,
 ) -> list[Row]:
-    """A row for native routing and for each policy: decode steps of `batch` rows, the same in every run.
+    """A row for native routing and for each policy: decode steps of `batch` rows, the same in every run, of which the
+    middle one counts.
 
     Experts are counted in a first run, which is not timed, and natively nothing is attached when time is taken.
     """
@@ -35,7 +36,7 @@ def in_turns(
             engine.use(ways[name], timed=repeat > 0)
             found = engine.run([PROMPT] * batch, limit=1 + steps, batch=batch, to_the_end=True)
             if repeat:
-                ms[name].append(found.decode_s / found.steps * 1000)
+                ms[name].append(median(found.answers[0].gaps_s) * 1000)
             else:
                 mean = engine.stats().mean
                 experts[name] = mean["experts_active"], mean["experts_native"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from rich.table import Table
 from xshare.engines.base import About
 from xshare.engines.opening import NAMES, default_engine
 from xshare.errors import XShareError
+from xshare.progress import Advance
 
 WIDTH = 100  # columns that a table may take
 
@@ -65,7 +66,7 @@ def column_names(table: Table) -> list[str]:
 
 
 @contextmanager
-def progress_bar(what: str, total: int) -> Iterator[Callable[[int], None]]:
+def progress_bar(what: str, total: int) -> Iterator[Advance]:
     """A bar on standard error, if that is a terminal; yields a function that is told how many more are done."""
     columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     console = Console(stderr=True)

@@ -12,10 +12,13 @@ def load(folder: Path, device: str = "cpu", dtype: str = "auto") -> tuple[Any, A
     """A model and its tokenizer from a folder."""
     try:
         from transformers import AutoModelForCausalLM, AutoTokenizer
+        from transformers.utils import logging
     except ImportError:
         raise ModelError("transformers is not installed: pip install 'xshare[transformers]'") from None
     if not (folder / "config.json").is_file():
         raise ModelError(f"model {str(folder)!r} is no folder of a Transformers model: it has no config.json")
+    shown = logging.is_progress_bar_enabled()  # whoever loads for long shows a bar of its own
+    logging.disable_progress_bar()
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, local_files_only=True)
@@ -23,3 +26,6 @@ def load(folder: Path, device: str = "cpu", dtype: str = "auto") -> tuple[Any, A
     except (OSError, ValueError, KeyError, RuntimeError, AttributeError, AssertionError) as error:
         reason = str(error).strip().splitlines() or [type(error).__name__]
         raise ModelError(f"model {str(folder)!r} cannot be loaded: {reason[0]}") from None
+    finally:
+        if shown:
+            logging.enable_progress_bar()

@@ -15,8 +15,7 @@ import torch
 
 from xshare.engines.base import Engine, Run
 from xshare.errors import XShareError
-from xshare.law import WORTH as WORTH
-from xshare.law import Law, fit
+from xshare.law import WORTH, Law, fit
 from xshare.policy import Policy
 from xshare.progress import Advance
 

@@ -18,6 +18,7 @@ from functools import cached_property
 from typing import Literal
 
 from xshare.engines.base import Engine
+from xshare.progress import Advance, quiet
 from xshare.quality.files import Task, TaskError
 from xshare.quality.measure import answer
 from xshare.quality.paired import Paired, bounds, needed, paired
@@ -140,7 +141,7 @@ class Search:
         limit: int,
         kept: Sequence[Round],
         keep: Callable[[Round], None],
-        advance: Callable[[int], None] = lambda done: None,
+        advance: Advance = quiet,
     ) -> None:
         """`most`: questions a candidate may take in each set. `kept`: rounds answered before; `keep` gets new ones."""
         self.engine, self.rounds, self.max_drop, self.most = engine, rounds, max_drop, most

@@ -47,7 +47,8 @@ def test_answers_are_those_of_each_prompt_alone(model, alone, batch, slack, monk
     ended = []
     found = decode(model, list(alone), ends=ends, limit=24, batch=batch, advance=ended.append)
     assert found.tokens == wanted
-    assert sum(ended) == len(alone)
+    assert sum(ended) == pytest.approx(len(alone))
+    assert len(ended) > found.steps  # it moves within an answer
     assert found.rows == sum(map(len, wanted)) - len(wanted)  # the first token of each comes from its prompt
     assert found.steps >= -(-found.rows // batch)
 

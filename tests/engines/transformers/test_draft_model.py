@@ -60,7 +60,7 @@ def test_drafts_change_no_token(loaded, drafter, prompts, plain, batch):
         loaded[0], prompts, ends=ends, limit=30, batch=batch, drafter=drafter, drafts=DRAFTS, advance=ended.append
     )
     assert found.tokens == wanted
-    assert sum(ended) == len(prompts)
+    assert sum(ended) == pytest.approx(len(prompts))
     assert list(map(len, found.times_s)) == list(map(len, wanted))
     assert found.rows == sum(map(len, wanted)) - len(wanted)  # the first token of each comes from its prompt
     assert 0 < found.accepted < found.drafted

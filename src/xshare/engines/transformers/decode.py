@@ -18,6 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from xshare.progress import Advance, quiet
+
 SLACK = 64  # columns that nobody needs any more, before they are dropped, which copies all that is cached
 HOLES = 32  # that rejected drafts may leave in every sequence before ranks are closed, which moves all that is cached
 
@@ -134,7 +136,7 @@ def decode(
     arrivals: Sequence[float] | None = None,
     drafter: Any = None,
     drafts: int = 0,
-    advance: Callable[[int], None] = lambda done: None,
+    advance: Advance = quiet,
     lanes: int = 1,
     kinds: Sequence[int] | None = None,
     arrange: Callable[[list[int]], None] = lambda kinds: None,
@@ -143,7 +145,8 @@ def decode(
     """Decode all prompts, `batch` at a time, each until the token `ends` or `limit` tokens.
 
     A prompt is there from the start, or `arrivals` seconds after it. `drafter` is a model with the same tokens that
-    proposes `drafts` of them a sequence and step. `advance` is told how many more have ended.
+    proposes `drafts` of them a sequence and step. `advance` is told of every token, which is a part of an answer of
+    `limit`, and of the rest of one that ends before.
 
     `lanes` batches go through one pass: one of many rows takes little longer than one of few. Sequences that go on
     close ranks, so that only the last batch is not full. State.in_batches gives each a set of its own. With the kind of
@@ -168,8 +171,8 @@ def decode(
             written += len(tokens)
             if tokens[-1] == ends or len(found.tokens[who]) == limit:
                 gone.append(row)
-        if gone:
-            advance(len(gone))
+        spared = sum(limit - len(found.tokens[some.who[row]]) for row in gone)
+        advance((written + spared) / limit)
         return written, gone
 
     gone: list[int] = []  # rows of the last step that have ended, and are still there

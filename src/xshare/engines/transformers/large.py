@@ -17,7 +17,7 @@ from xshare.engines.transformers.decode import decode
 from xshare.engines.transformers.engine import TransformersEngine
 from xshare.engines.transformers.routers import find
 
-HIDDEN, WIDTH, LAYERS = 1024, 1024, 2  # 12.6 MB an expert in float32, 0.8 GB a layer of 64
+HIDDEN, WIDTH, LAYERS = 1024, 2048, 1  # 25 MB an expert in float32, 1.6 GB a layer of 64
 
 
 def large_engine(texts: Sequence[str], steps: int, hidden: int = HIDDEN, width: int = WIDTH) -> TransformersEngine:
@@ -69,11 +69,11 @@ class Carried:
     """Puts recorded logits in place of a model's own, decode step by decode step."""
 
     def __init__(self, model: Any, logits: Tensor) -> None:
-        """logits: [steps, layers, rows, N]; layers and steps are gone through again where the model has more."""
+        """logits: [steps, layers, rows, N]. A model of fewer layers goes through all of them, a step each."""
         self.logits, self.step = logits, -1
         model.model.register_forward_pre_hook(self._begin, with_kwargs=True)
         for number, layer in enumerate(model.model.layers):
-            layer.mlp.gate.register_forward_hook(self._at(number % logits.shape[1]))
+            layer.mlp.gate.register_forward_hook(self._at(number))
 
     def _begin(self, module: Any, args: Any, kwargs: Any) -> None:
         cache = kwargs.get("past_key_values")
@@ -84,7 +84,7 @@ class Carried:
         def carry(module: Any, args: Any, output: tuple[Tensor, Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
             if self.step < 0:
                 return output
-            own = self.logits[self.step % len(self.logits), layer]  # [rows, N]
+            own = self.logits[self.step % len(self.logits), (layer + self.step) % self.logits.shape[1]]  # [rows, N]
             rows = torch.arange(len(output[0])) % len(own)
             logits = own[rows]
             weights, ids = logits.softmax(-1).topk(module.top_k, dim=-1)
