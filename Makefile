@@ -80,8 +80,8 @@ nano-evidence: setup
 	  --tokens 64 --batch 16
 	rm build-prompts.jsonl
 	$(BIN)/xshare trace load evidence/nano.trace --out evidence/nano_load.json --plot docs/plots/nano_load.svg
-	$(NANO) --curve --mix mixed --policy k0=1,m=12 --out evidence/nano_curve.json --plot docs/plots/nano_curve.svg
-	$(NANO) --curve --mix alike --policy k0=1,m=12 --out evidence/nano_curve_single.json \
+	$(NANO) --curve --mix mixed --policy k0=1,m=12,score=full --out evidence/nano_curve.json --plot docs/plots/nano_curve.svg
+	$(NANO) --curve --mix alike --policy k0=1,m=12,score=full --out evidence/nano_curve_single.json \
 	  --plot docs/plots/nano_curve_single.svg
 	$(NANO) --overlap --out evidence/nano_overlap.json --plot docs/plots/nano_overlap.svg
 	rm -f evidence/demo.json

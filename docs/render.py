@@ -127,18 +127,18 @@ def demo_table(name: str) -> str:
     speed = {row["policy"]: row for row in rows if row["model"] == "large"}
     cells = []
     for row in (row for row in rows if row["model"] == "nano"):
-        timed = speed.get(row["policy"])
+        timed, pruned = speed.get(row["policy"]), row["method"] != "native"
         cells.append(
             [
                 f"`{named(row['policy'])}`",
                 f"{row['active']:.1f}",
                 quality_tables.of_native(row),
                 f"{row['accuracy']:.1%}",
-                f"{row['change']:+.1%}",
-                f"{row['change_low']:+.0%} to {row['change_high']:+.0%}",
+                f"{row['change']:+.1%}" if pruned else "",
+                f"{row['change_low']:+.0%} to {row['change_high']:+.0%}" if pruned else "",
                 f"{row['agreement']:.1%}",
-                f"{timed['ratio']:.2f}" if timed else "",
-                f"{timed['ratio_low']:.2f} to {timed['ratio_high']:.2f}" if timed else "",
+                f"{timed['ratio']:.2f}" if timed and pruned else "",
+                f"{timed['ratio_low']:.2f} to {timed['ratio_high']:.2f}" if timed and pruned else "",
             ]
         )
     return markdown(titles, cells)

@@ -117,8 +117,8 @@ def show(rows: list[Row], asked: int, batch: int) -> None:
             f"{row['active'] / row['active_native']:.0%}",
             f"{row['mass']:.3f}",
             f"{row['accuracy']:.1%}",
-            f"{row['change']:+.1%}",
-            f"{row['change_low']:+.0%} to {row['change_high']:+.0%}",
+            f"{row['change']:+.1%}" if row["method"] != "native" else "",
+            f"{row['change_low']:+.0%} to {row['change_high']:+.0%}" if row["method"] != "native" else "",
             f"{row['agreement']:.1%}",
         )
     print_table(table)
