@@ -33,8 +33,11 @@ def stopped(words, path, far_enough, by=signal.SIGINT):
 
 def run(words, said):
     """What `xshare` with these words does, and says into a file."""
+    import torch
+
     from xshare.cli import main
 
+    torch.set_num_threads(1)  # where the parent ever had more, as some engine's tests do, a fork waits for them for ever
     with said.open("w") as out:
         for number in (1, 2):
             os.dup2(out.fileno(), number)
