@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from statistics import median
 
 from xshare.engines.base import Engine
@@ -11,7 +11,7 @@ from xshare.progress import Advance, quiet
 from xshare.results import Row
 from xshare.statistics import median_interval
 
-PROMPT = [1, 2, 3, 4]
+PROMPT = [1, 2, 3, 4]  # where nobody cares what is decoded
 
 
 def in_turns(
@@ -19,12 +19,13 @@ def in_turns(
     policies: Mapping[str, Policy],
     *,
     batch: int,
+    prompts: Sequence[Sequence[int]] | None = None,
     steps: int = 12,
     repeats: int = 9,
     advance: Advance = quiet,
 ) -> list[Row]:
-    """A row for native routing and for each policy: decode steps of `batch` rows, the same in every run, of which the
-    middle one counts.
+    """A row for native routing and for each policy: decode steps of `batch` prompts, the same in every run, of which
+    the middle one counts.
 
     Experts are counted in a first run, which is not timed, and natively nothing is attached when time is taken.
     """
@@ -34,7 +35,7 @@ def in_turns(
     for repeat in range(repeats + 1):
         for name in ways if repeat % 2 else reversed(ways):
             engine.use(ways[name], timed=repeat > 0)
-            found = engine.run([PROMPT] * batch, limit=1 + steps, batch=batch, to_the_end=True)
+            found = engine.run(prompts or [PROMPT] * batch, limit=1 + steps, batch=batch, to_the_end=True)
             if repeat:
                 ms[name].append(median(found.answers[0].gaps_s) * 1000)
             else:

@@ -26,6 +26,7 @@ from xshare.engines.opening import open_engine
 from xshare.policy import Policy
 from xshare.results import Results, Row, check_continued
 from xshare.tune.doctor import FITS, Decoded, Examination, Way, examine, runs, verdict, waves
+from xshare.tune.products import find_cliff
 from xshare.version import __version__
 
 POLICIES = ("k0=1,m=0", "k0=2,m=0")
@@ -68,6 +69,9 @@ def doctor(
             opened.close()
     worth, why = verdict(found)
     show(found, about, worth, why)
+    slow = find_cliff() if about.device == "cpu" else None
+    if slow is not None:
+        wide_console().print(f"products   {slow}")
     results.rows = [row_of(way, found) for way in ways_of(found)]
     measured: Row = {"law": asdict(found.law), "overhead": found.overhead, "copy_gbps": found.copy_gbps}
     results.write(**measured, worth=worth, verdict=why)

@@ -1,0 +1,72 @@
+"""Decoding on a CPU: what the presets cost nano, which gains nothing by them, and matrix products of few rows.
+
+    python benchmarks/cpu_decode.py
+
+nano fits a cache, so that loading fewer experts saves next to nothing and what selection costs shows: native routing,
+with nothing attached, and the presets in turns. A step's products have few rows for each expert: how long one takes by
+their number, with oneDNN and without, against reading the weights, which is the least it can take.
+"""
+
+from __future__ import annotations
+
+import platform
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from study import run
+
+from xshare.bench.turns import in_turns
+from xshare.cli.output import number_table, progress_bar, wide_console
+from xshare.engines.opening import open_engine
+from xshare.policy import RECOMMENDED, Policy
+from xshare.quality.files import built_in
+from xshare.quality.measure import ordered
+from xshare.results import Results, Row, check_replaced
+from xshare.tune.products import HIDDEN, WIDTH, product_ms
+
+ROWS = (1, 2, 3, 4, 6, 8, 9, 12, 16)
+
+
+def main(
+    batch: Annotated[int, typer.Option(min=2, help="Questions decoded together.")] = 16,
+    steps: Annotated[int, typer.Option(min=2)] = 40,
+    repeats: Annotated[int, typer.Option(min=1, help="Of each, in turns.")] = 15,
+    json: Annotated[Path, typer.Option(help="Results.")] = Path("evidence/cpu_decode.json"),
+) -> None:
+    check_replaced(json)
+    engine = open_engine("transformers", "nano")
+    policies = {name: Policy.parse(name) for name in RECOMMENDED}
+    prompts = [engine.encode(task.prompt) for task in ordered(built_in(2), mixed=True)[:batch]]
+    with progress_bar("nano", (repeats + 1) * (1 + len(policies))) as advance:
+        rows = in_turns(engine, policies, batch=batch, prompts=prompts, steps=steps, repeats=repeats, advance=advance)
+    products: list[Row] = []
+    for count in ROWS:
+        row: Row = {"rows": count}
+        for name, onednn in (("onednn", True), ("without", False)):
+            ms = product_ms(count, onednn)
+            row |= {f"{name}_ms": ms, f"{name}_gbps": 4 * HIDDEN * WIDTH / ms / 1e6}
+        products.append(row)
+    results = Results(json, None, {"machine": platform.machine(), "processor": processor(), "seed": 0}, lists=())
+    results.rows = rows + products
+    results.write()
+    table = number_table(f"nano, {batch} rows", "policy", "experts", "ms a step", "times native", "95 %")
+    for row in rows:
+        interval = f"{row['ratio_low']:.2f} to {row['ratio_high']:.2f}"
+        table.add_row(row["policy"], f"{row['active']:.1f}", f"{row['step_ms']:.1f}", f"{row['ratio']:.2f}x", interval)
+    wide_console().print(table)
+    table = number_table(f"products with {4 * HIDDEN * WIDTH / 1e6:.0f} MB", "rows", "oneDNN ms", "without ms")
+    for row in products:
+        table.add_row(str(row["rows"]), f"{row['onednn_ms']:.2f}", f"{row['without_ms']:.2f}")
+    wide_console().print(table)
+
+
+def processor() -> str:
+    """As Linux calls it."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    return next((line.partition(": ")[2] for line in lines if line.startswith("model name")), platform.processor())
+
+
+if __name__ == "__main__":
+    run(main)

@@ -1,0 +1,42 @@
+"""Matrix products of few rows on a CPU: how long one takes against reading its weights.
+
+An expert's share of a decode step is one to a dozen rows. Some libraries have a cliff there: on an Arm Neoverse-N1,
+oneDNN takes ten times as long for 9 rows as for 8, and switching it off halves a step.
+"""
+
+from __future__ import annotations
+
+import time
+
+import torch
+
+HIDDEN, WIDTH, WEIGHTS = 1024, 2048, 8  # 8 MB a matrix in float32, 64 MB together: more than most caches hold
+BELOW, ABOVE = 8, 9  # rows
+CLIFF = 2.0  # times as long for a row more
+
+
+def product_ms(rows: int, onednn: bool, repeats: int = 5) -> float:
+    """The least of some repeats, which is what the library takes when nobody disturbs it."""
+    x, weights = torch.ones(rows, HIDDEN), [torch.ones(WIDTH, HIDDEN) for _ in range(WEIGHTS)]
+    times = []
+    with torch.backends.mkldnn.flags(enabled=onednn):
+        for _ in range(repeats + 1):
+            began = time.perf_counter()
+            for weight in weights:
+                torch.nn.functional.linear(x, weight)
+            times.append((time.perf_counter() - began) / WEIGHTS * 1000)
+    return min(times[1:])
+
+
+def cliff(below: float, above: float, without: float) -> str | None:
+    """What to say of products of `BELOW` and `ABOVE` rows with oneDNN, and of the latter without; ms each."""
+    if above < CLIFF * below or above < CLIFF * without:
+        return None
+    return (
+        f"a matrix product of {ABOVE} rows takes {above / below:.1f} times as long as one of {BELOW} here with oneDNN, "
+        f"and {without / below:.1f} times without: torch.backends.mkldnn.enabled = False makes large batches faster"
+    )
+
+
+def find_cliff() -> str | None:
+    return cliff(product_ms(BELOW, True), product_ms(ABOVE, True), product_ms(ABOVE, False))
