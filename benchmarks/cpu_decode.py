@@ -43,8 +43,8 @@ def main(
     products: list[Row] = []
     for count in ROWS:
         row: Row = {"rows": count}
-        for name, onednn in (("onednn", True), ("without", False)):
-            ms = product_ms(count, onednn)
+        for name, on in (("onednn", True), ("without", False)):
+            ms = product_ms(count, on)
             row |= {f"{name}_ms": ms, f"{name}_gbps": 4 * HIDDEN * WIDTH / ms / 1e6}
         products.append(row)
     results = Results(json, None, {"machine": platform.machine(), "processor": processor(), "seed": 0}, lists=())

@@ -1,4 +1,5 @@
 import json
+from contextlib import nullcontext
 from functools import partial
 
 import pytest
@@ -107,3 +108,14 @@ def test_the_preset_that_the_measurements_favour(changes, ratios, name):
     timed = [timed_row(preset, ratio, ratio) for preset, ratio in zip(demo.PRESETS, ratios, strict=True)]
     said = demo.advice(answers, timed)
     assert f'"{name}"' in said if name else "none of the presets is worth it" in said
+
+
+def test_where_onednn_has_a_cliff_the_demo_goes_without_and_says_so(in_the_box, monkeypatch):
+    monkeypatch.setattr(demo, "find_cliff", lambda: "nine rows take ten times as long")
+    words = ["demo", "--questions", "1", "--tokens", "3", "--jobs", "1", "--policy", "k0=1,m=2", "--no-speed"]
+    asked = []
+    monkeypatch.setattr(demo, "onednn", lambda on: asked.append(on) or nullcontext())
+    result = CliRunner().invoke(app, words)
+    assert result.exit_code == 0, result.output
+    assert "oneDNN is switched off for this demo: nine rows take ten times as long" in result.output
+    assert asked == [False, False]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -23,6 +24,7 @@ from xshare.quality.measure import Outcome, answer, ordered, row_of
 from xshare.report.words import named
 from xshare.results import Results, Row
 from xshare.tasks import ASKED, LONGEST
+from xshare.tune.products import find_cliff, onednn
 from xshare.workers import Workers
 
 PRESETS = tuple(RECOMMENDED)
@@ -66,7 +68,10 @@ def measured(
     found: dict[Policy | None, Outcome] = {}
     rows: list[Row] = []
     results: Results | None = None  # opened when a worker says what its engine is
-    workers = Workers(Nano, jobs)
+    slow = find_cliff()
+    if slow is not None:
+        wide_console().print(f"oneDNN is switched off for this demo: {slow}")
+    workers = Workers(partial(Nano, slow is None), jobs)
     with progress_bar("answers", len(asked) * len(policies)) as advance:
         workers.tell(advance)
         for which, (outcome, about) in workers.run(
@@ -85,7 +90,8 @@ def measured(
     show(rows, len(asked), batch)
     timed: list[Row] = []
     if speed:
-        timed = time_presets(TIMED)
+        with onednn(slow is None):
+            timed = time_presets(TIMED)
         show_speed(timed)
         if results is not None:
             results.rows = rows + timed
@@ -96,14 +102,16 @@ def measured(
 class Nano:
     """A worker's engine."""
 
-    def __init__(self, advance: Advance) -> None:
+    def __init__(self, with_onednn: bool, advance: Advance) -> None:
         import torch
 
         torch.set_num_threads(1)  # it is too small for more to help
         self.engine, self.advance = open_engine("transformers", "nano"), advance
+        self.with_onednn = with_onednn
 
     def answer(self, policy: Policy | None, asked: list[Task], batch: int, limit: int) -> tuple[Outcome, Row]:
-        found = answer(self.engine, policy, asked, batch=batch, limit=limit, advance=self.advance)
+        with onednn(self.with_onednn):
+            found = answer(self.engine, policy, asked, batch=batch, limit=limit, advance=self.advance)
         return found, self.engine.about.record()
 
 

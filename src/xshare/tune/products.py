@@ -7,6 +7,8 @@ oneDNN takes ten times as long for 9 rows as for 8, and switching it off halves 
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 
@@ -15,11 +17,22 @@ BELOW, ABOVE = 8, 9  # rows
 CLIFF = 2.0  # times as long for a row more
 
 
-def product_ms(rows: int, onednn: bool, repeats: int = 5) -> float:
+@contextmanager
+def onednn(on: bool) -> Iterator[None]:
+    """With it, or without. torch has such a context too, which also sets what this build warns of."""
+    before = torch.backends.mkldnn.enabled
+    torch.backends.mkldnn.enabled = on
+    try:
+        yield
+    finally:
+        torch.backends.mkldnn.enabled = before
+
+
+def product_ms(rows: int, with_onednn: bool, repeats: int = 5) -> float:
     """The least of some repeats, which is what the library takes when nobody disturbs it."""
     x, weights = torch.ones(rows, HIDDEN), [torch.ones(WIDTH, HIDDEN) for _ in range(WEIGHTS)]
     times = []
-    with torch.backends.mkldnn.flags(enabled=onednn):
+    with onednn(with_onednn):
         for _ in range(repeats + 1):
             began = time.perf_counter()
             for weight in weights:
