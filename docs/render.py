@@ -28,6 +28,7 @@ PAGES = [
     "docs/evidence.md",
     "docs/kernels.md",
     "docs/nano.md",
+    "docs/transformers.md",
     "docs/vllm.md",
     "src/xshare/models/nano/README.md",
 ]
@@ -169,6 +170,30 @@ def nano_accepted_table(_: str) -> str:
     return markdown([*found], [[f"{length:.2f}" for length in found.values()]])
 
 
+def cpu_decode_table(name: str) -> str:
+    rows = [row for row in rows_of(name) if "policy" in row]
+    cells = [
+        [
+            f"`{named(row['policy'])}`",
+            f"{row['active']:.1f}",
+            f"{row['step_ms']:.1f}",
+            f"{row['ratio']:.2f}",
+            f"{row['ratio_low']:.2f} to {row['ratio_high']:.2f}",
+        ]
+        for row in rows
+    ]
+    return markdown(["policy", "experts", "ms a step", "times as fast", "95 %"], cells)
+
+
+def products_table(name: str) -> str:
+    rows = [row for row in rows_of("cpu_decode") if "policy" not in row]
+    cells = [
+        ["with oneDNN", *(f"{row['onednn_ms']:.2f}" for row in rows)],
+        ["without", *(f"{row['without_ms']:.2f}" for row in rows)],
+    ]
+    return markdown(["rows", *(str(row["rows"]) for row in rows)], cells)
+
+
 def cpu_selection_table(name: str) -> str:
     cells = [
         [f"`{row['policy']}`"]
@@ -197,6 +222,8 @@ TABLES: dict[str, Callable[[str], str]] = {
     "nano_overlap": overlap_table,
     "demo": demo_table,
     "cpu_selection": cpu_selection_table,
+    "cpu_decode": cpu_decode_table,
+    "products": products_table,
     "nano_accuracy": nano_accuracy_table,
     "nano_loss": nano_loss_table,
     "nano_accepted": nano_accepted_table,

@@ -37,9 +37,7 @@ def run(words, said):
 
     from xshare.cli import main
 
-    torch.set_num_threads(
-        1
-    )  # where the parent ever had more, as some engine's tests do, a fork waits for them for ever
+    torch.set_num_threads(1)  # where the parent ever had more, as some engines' tests do, a fork waits for them
     with said.open("w") as out:
         for number in (1, 2):
             os.dup2(out.fileno(), number)

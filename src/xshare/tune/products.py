@@ -21,11 +21,11 @@ CLIFF = 2.0  # times as long for a row more
 def onednn(on: bool) -> Iterator[None]:
     """With it, or without. torch has such a context too, which also sets what this build warns of."""
     before = torch.backends.mkldnn.enabled
-    torch.backends.mkldnn.enabled = on
+    setattr(torch.backends.mkldnn, "enabled", on)  # noqa: B010  its type is a descriptor's
     try:
         yield
     finally:
-        torch.backends.mkldnn.enabled = before
+        setattr(torch.backends.mkldnn, "enabled", before)  # noqa: B010
 
 
 def product_ms(rows: int, with_onednn: bool, repeats: int = 5) -> float:

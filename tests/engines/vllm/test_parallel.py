@@ -22,8 +22,8 @@ def llm(checkpoint, started):
     with pytest.MonkeyPatch.context() as patched:
         # Each rank would compile how it looks up its part of the words.
         patched.setattr("torch._dynamo.config.disable", True)
-        # In a new interpreter each rank would import vLLM again, which takes longer than all of these tests. A fork waits
-        # for ever for threads that this process had.
+        # In a new interpreter each rank would import vLLM again, which takes longer than all of these tests. A fork
+        # waits for ever for threads that this process had.
         torch.set_num_threads(1)
         ranks = "vllm.v1.executor.multiproc_executor"
         patched.setattr(f"{ranks}.get_mp_context", lambda: multiprocessing.get_context("fork"))
