@@ -176,9 +176,9 @@ def cpu_decode_table(name: str) -> str:
         [
             f"`{named(row['policy'])}`",
             f"{row['active']:.1f}",
-            f"{row['step_ms']:.1f}",
-            f"{row['ratio']:.2f}",
-            f"{row['ratio_low']:.2f} to {row['ratio_high']:.2f}",
+            f"{row['ms']:.1f}",
+            f"{row['times']:.2f}",
+            f"{row['times_low']:.2f} to {row['times_high']:.2f}",
         ]
         for row in rows
     ]

@@ -11,6 +11,7 @@ import numpy as np
 
 MOST = 100_000  # questions that anyone would ask
 STAKES = (np.arange(256) + 0.5) / 256  # shares of a capital that are bet
+LOSING = np.log1p(-STAKES)  # what a lost question makes of it, as a logarithm
 
 
 @dataclass(frozen=True)
@@ -65,9 +66,10 @@ def _lower(lost: int, won: int, asked: int, alpha: float) -> float:
     low, high = 0.0, 1.0
     for _ in range(30):
         m = (low + high) / 2
-        grown = lost * np.log1p(-STAKES) + won * np.log1p(STAKES * (1 / m - 1))
+        grown = lost * LOSING + won * np.log1p(STAKES * (1 / m - 1))
         grown += (asked - lost - won) * np.log1p(STAKES * (0.5 / m - 1))
-        capital = grown.max() + log(np.exp(grown - grown.max()).mean())
+        most = grown.max()
+        capital = most + log(np.exp(grown - most).mean())
         low, high = (m, high) if capital >= -log(alpha) else (low, m)
     return 2 * low - 1
 
