@@ -37,7 +37,8 @@ def run(words, said):
 
     from xshare.cli import main
 
-    torch.set_num_threads(1)  # where the parent ever had more, as some engines' tests do, a fork waits for them
+    # Where the parent ever had more threads a fork waits for them, and where vLLM ran, it has replaced torch's own.
+    torch._C.set_num_threads(1)
     with said.open("w") as out:
         for number in (1, 2):
             os.dup2(out.fileno(), number)

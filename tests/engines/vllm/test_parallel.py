@@ -24,7 +24,7 @@ def llm(checkpoint, started):
         patched.setattr("torch._dynamo.config.disable", True)
         # In a new interpreter each rank would import vLLM again, which takes longer than all of these tests. A fork
         # waits for ever for threads that this process had.
-        torch.set_num_threads(1)
+        torch._C.set_num_threads(1)  # torch's own: where vLLM ran, it has put another in its place
         ranks = "vllm.v1.executor.multiproc_executor"
         patched.setattr(f"{ranks}.get_mp_context", lambda: multiprocessing.get_context("fork"))
         patched.syspath_prepend(str(Path(__file__).parent))
