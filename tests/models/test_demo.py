@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 import xshare.models
 from xshare.cli import app, demo
 from xshare.errors import PolicyError, XShareError
-from xshare.policy import Policy
+from xshare.policy import RECOMMENDED, Policy
 
 COLUMNS = {"policy", "active", "active_native", "mass", "accuracy", "agreement", "tokens_per_s"}
 
@@ -67,7 +67,7 @@ def test_both_parts_and_what_to_type_next(in_the_box, tmp_path, monkeypatch):
     path = tmp_path / "demo.json"
     small = partial(demo.time_presets, steps=3, repeats=3, hidden=64, width=32)
     monkeypatch.setattr(demo, "time_presets", lambda batch: small(4))
-    monkeypatch.setattr(demo, "POLICIES", [*demo.PRESETS, "topk:k=2"])
+    monkeypatch.setattr(demo, "POLICIES", [*RECOMMENDED, "topk:k=2"])
     words = ["demo", "--questions", "1", "--tokens", "6", "--jobs", "1", "--json", str(path)]
     result = CliRunner().invoke(app, words)
     assert result.exit_code == 0, result.output
@@ -104,8 +104,8 @@ def answered(policy, change):
     ],
 )
 def test_the_preset_that_the_measurements_favour(changes, ratios, name):
-    answers = [answered(preset, change) for preset, change in zip(demo.PRESETS, changes, strict=True)]
-    timed = [timed_row(preset, ratio, ratio) for preset, ratio in zip(demo.PRESETS, ratios, strict=True)]
+    answers = [answered(preset, change) for preset, change in zip(RECOMMENDED, changes, strict=True)]
+    timed = [timed_row(preset, ratio, ratio) for preset, ratio in zip(RECOMMENDED, ratios, strict=True)]
     said = demo.advice(answers, timed)
     assert f'"{name}"' in said if name else "none of the presets is worth it" in said
 

@@ -21,17 +21,15 @@ from xshare.policy import RECOMMENDED, Policy
 from xshare.progress import Advance
 from xshare.quality.files import Task, built_in
 from xshare.quality.measure import Outcome, answer, ordered, row_of
-from xshare.report.words import named
+from xshare.report.words import PRESETS, named
 from xshare.results import Results, Row
 from xshare.tasks import ASKED, LONGEST
 from xshare.tune.products import find_cliff, onednn
 from xshare.workers import Workers
 
-PRESETS = tuple(RECOMMENDED)
-NAMES = {str(Policy.parse(name)): name for name in PRESETS}
 TIMED = 8  # rows: with more, a loaded expert has so many that a CPU's matrix product takes longer than reading it
 # The paper's own for half of its experts, and rivals: vLLM's pull request 35551, a smaller k, Lynx.
-POLICIES = [*PRESETS, "k0=1,m=12,score=full", "logit-sum:m=16", "topk:k=2", "lynx:drop=12"]
+POLICIES = [*RECOMMENDED, "k0=1,m=12,score=full", "logit-sum:m=16", "topk:k=2", "lynx:drop=12"]
 
 
 def demo(
@@ -138,7 +136,7 @@ def show(rows: list[Row], asked: int, batch: int) -> None:
 
 def time_presets(batch: int, steps: int = 12, repeats: int = 9, **size: int) -> list[Row]:
     """Native routing and the presets in turns, on experts that fit no cache -> a row each."""
-    policies = {name: Policy.parse(name) for name in PRESETS}
+    policies = {name: Policy.parse(name) for name in RECOMMENDED}
     with progress_bar("speed", 4 + (repeats + 1) * (1 + len(policies))) as advance:
         texts = [task.prompt for task in ordered(built_in(-(-batch // len(ASKED))), mixed=True)[:batch]]
         engine = open_large(texts, steps, **size)
@@ -175,12 +173,12 @@ def advice(answers: list[Row], timed: list[Row]) -> str:
     """What to type next: the fastest preset that is faster for sure and costs nano no answer, or else but one."""
     change = {row["policy"]: row["change"] for row in answers}
     one = 1.01 / answers[0]["questions"]
-    good = [row for row in timed if row["policy"] in NAMES and row["ratio_low"] > WORTH]
+    good = [row for row in timed if row["policy"] in PRESETS and row["ratio_low"] > WORTH]
     if not good:
         return "none of the presets is worth it on this machine: ask `xshare doctor` about the one that serves"
     kept = ([row for row in good if change.get(row["policy"], -1.0) >= -loss] for loss in (0, one))
     best = max(next(filter(None, kept), good[:1]), key=lambda row: row["ratio"])
-    name = NAMES[best["policy"]]
+    name = PRESETS[best["policy"]]
     lost = f"{change[best['policy']]:+.1%} of nano's answers"
     return (
         f'next: xshare.apply(model, "{name}"), or vllm serve MODEL --additional-config '

@@ -40,7 +40,7 @@ def _code(text: str) -> list[Html]:
 def _turn_on(top: Verdict) -> Html:
     if not top.recommended:
         return EMPTY
-    policy = PRESETS.get(top.shown.policy, top.shown.policy).partition(" (")[0]
+    policy = PRESETS.get(top.shown.policy, top.shown.policy)
     command = f"""vllm serve MODEL --additional-config '{{"xshare": {{"policy": "{policy}"}}}}'"""
     return tag("p", "In vLLM: ", tag("code", command))
 

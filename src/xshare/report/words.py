@@ -50,7 +50,7 @@ NAMES = {
     "impl": "implementation",
 }
 UNITS = {"ms": ", ms", "us": ", µs", "gbps": "GB/s", "kl": "KL"}
-PRESETS = {str(Policy.parse(name)): f"{name} ({text})" for name, text in RECOMMENDED.items()}
+PRESETS = {str(Policy.parse(name)): name for name in RECOMMENDED}  # by what they are
 
 
 def titled(column: str) -> str:
@@ -62,7 +62,8 @@ def titled(column: str) -> str:
 
 def named(policy: object) -> str:
     """A policy as it is written, a recommended preset with its name."""
-    return PRESETS.get(str(policy), str(policy))
+    preset = PRESETS.get(str(policy))
+    return str(policy) if preset is None else f"{preset} ({RECOMMENDED[preset]})"
 
 
 def plain(text: object, most: int = 40) -> str:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from statistics import median
 
 import torch
+from torch import Tensor
 
 from xshare.engines.base import Engine, Run
 from xshare.errors import XShareError
@@ -183,33 +184,27 @@ def decoded(way: Way, repeat: int, run: Run, engine: Engine) -> Decoded:
 def copy_gbps(device: str, megabytes: int = 256) -> float:
     """What the device's memory can do: bytes read and written by copies, a second."""
     source = torch.ones(megabytes << 20, dtype=torch.uint8, device=device)
-    target = torch.empty_like(source)
-
-    def once() -> float:
-        if source.is_cuda:
-            torch.cuda.synchronize()
-        began = time.perf_counter()
-        target.copy_(source)
-        if source.is_cuda:
-            torch.cuda.synchronize()
-        return time.perf_counter() - began
-
-    once()
-    return 2 * source.numel() / median(once() for _ in range(7)) / 1e9
+    return 2 * source.numel() / median(copy_seconds(source, torch.empty_like(source), 7)) / 1e9
 
 
 def bus_gbps(megabytes: int = 256) -> float:
     """At which a GPU reads host memory."""
     source = torch.ones(megabytes << 20, dtype=torch.uint8).pin_memory()
-    target = torch.empty_like(source, device="cuda")
-    times = []
-    for _ in range(5):
-        torch.cuda.synchronize()
+    return source.numel() / min(copy_seconds(source, torch.empty_like(source, device="cuda"), 5)) / 1e9
+
+
+def copy_seconds(source: Tensor, target: Tensor, times: int) -> list[float]:
+    def once() -> float:
+        if target.is_cuda:
+            torch.cuda.synchronize()
         began = time.perf_counter()
         target.copy_(source, non_blocking=True)
-        torch.cuda.synchronize()
-        times.append(time.perf_counter() - began)
-    return source.numel() / min(times) / 1e9
+        if target.is_cuda:
+            torch.cuda.synchronize()
+        return time.perf_counter() - began
+
+    once()
+    return [once() for _ in range(times)]
 
 
 def verdict(found: Examination) -> tuple[bool, str]:
