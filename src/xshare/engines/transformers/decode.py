@@ -17,9 +17,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from xshare.progress import Advance, quiet
 
+# Not cuDNN's, which makes a plan for every new shape, in tens of milliseconds: here each step has a shape of its own.
+ATTENTION = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 SLACK = 64  # columns that nobody needs any more, before they are dropped, which copies all that is cached
 HOLES = 32  # that rejected drafts may leave in every sequence before ranks are closed, which moves all that is cached
 
@@ -126,6 +129,7 @@ def _widen(states: Tensor, width: int) -> Tensor:
 
 
 @torch.inference_mode()
+@sdpa_kernel(ATTENTION)
 def decode(
     model: Any,
     prompts: Sequence[Sequence[int]],

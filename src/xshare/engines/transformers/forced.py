@@ -10,12 +10,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.attention import sdpa_kernel
 from torch.nn.utils.rnn import pad_sequence
 
 from xshare.batch import BatchLayout
 from xshare.engines.base import Divergence
 from xshare.engines.transformers.attach import Attached
-from xshare.engines.transformers.decode import read_prompts
+from xshare.engines.transformers.decode import ATTENTION, read_prompts
 from xshare.engines.transformers.places import Places
 from xshare.progress import Advance, quiet
 
@@ -60,6 +61,7 @@ class Texts:
         self.native = self._hidden()
         attached.switch(True)
 
+    @sdpa_kernel(ATTENTION)
     def _hidden(self) -> Tensor:
         """[sequences, positions, d]"""
         hidden: Tensor = self.decoder(
