@@ -19,8 +19,18 @@ POLICIES = ("policy", "scan", "timed", "point")  # columns that hold one
 def write_result(path: Path, rows: list[Row], stamp: dict[str, Any], **more: list[Row]) -> None:
     """`more`: other lists of flat records, such as the samples that the rows were made from."""
     with whole_file(path) as temporary:
-        found = {"format": FORMAT, "provenance": stamp, "rows": rows, **more}
-        temporary.write_text(json.dumps(found, indent=1, allow_nan=False) + "\n")
+        temporary.write_text(as_text({"format": FORMAT, "provenance": stamp, "rows": rows, **more}))
+
+
+def as_text(content: Row) -> str:
+    """JSON with a record a line: what a run adds is what a diff shows."""
+
+    def lines(value: Any) -> str:
+        if not isinstance(value, list):
+            return json.dumps(value, allow_nan=False)
+        return "[\n" + ",\n".join(json.dumps(record, allow_nan=False) for record in value) + "\n]"
+
+    return "{\n" + ",\n".join(f"{json.dumps(name)}: {lines(value)}" for name, value in content.items()) + "\n}\n"
 
 
 def as_meant(found: Row) -> Row:
