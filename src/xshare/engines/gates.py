@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-Reason = Literal["off", "prefill", "many_rows", "many_requests", "few_rows", "within_budget", "mismatch"]
+Reason = Literal["off", "prefill", "many_rows", "many_requests", "few_rows", "within_budget", "unshared", "mismatch"]
 
 
 class Gates(BaseModel):
@@ -27,9 +27,9 @@ class Gates(BaseModel):
             raise ValueError(f"min_rows ({self.min_rows}) must be at most max_rows ({self.max_rows})")
         return self
 
-    def why_not(self, rows: int, within: int, requests: int = 0) -> Reason | None:
+    def why_not(self, rows: int, within: int, requests: int = 0, unshared: int = 0) -> Reason | None:
         """Why a decode step of that many voting rows is left alone, or None. `within`: rows that natively load no more
-        than the budget allows."""
+        than the budget allows. `unshared`: rows that the engine loads experts for one by one, shared or not."""
         if self.max_rows is not None and rows > self.max_rows:
             return "many_rows"
         if self.max_requests is not None and requests > self.max_requests:
@@ -38,6 +38,8 @@ class Gates(BaseModel):
             return "few_rows"
         if self.bypass and rows <= within:
             return "within_budget"
+        if self.bypass and rows <= unshared:
+            return "unshared"
         return None
 
 

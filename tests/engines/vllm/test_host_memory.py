@@ -7,7 +7,10 @@ import pytest
 import torch
 from torch import nn
 
+from xshare.batch import Placement
+from xshare.engines.gates import Gates
 from xshare.engines.vllm.runner import say_where_experts_are
+from xshare.engines.vllm.state import State
 from xshare.engines.vllm.weights import in_host_memory
 
 pytestmark = pytest.mark.engine
@@ -31,10 +34,35 @@ def test_a_layer_lies_in_host_memory_if_its_large_weights_do():
     assert not in_host_memory(SimpleNamespace(routed_experts=nn.Module()))  # swizzled: no parameters are left
 
 
+def layers_of(*places, experts=128, placement=None):
+    """A layer of top-8 for each place: whether its experts lie in host memory."""
+    router = SimpleNamespace(top_k=8)
+    site = {"num_experts": experts, "router": router, "placement": placement}
+    return [SimpleNamespace(site=SimpleNamespace(in_host_memory=place, **site)) for place in places]
+
+
+@pytest.mark.parametrize(
+    ("layers", "rows"),
+    [
+        (layers_of(True, True, False), 4),  # 4 * 8 * 4 = 128
+        (layers_of(True, True, experts=512), 16),
+        (layers_of(True, False), 0),  # from the GPU's own memory the second row finds them in the cache
+        (layers_of(True, True, placement=Placement.contiguous(128, 2)), 0),  # vLLM sorts there
+        ([], 0),
+    ],
+)
+def test_steps_in_which_nothing_is_shared_are_left_alone(layers, rows):
+    host_layers = sum(layer.site.in_host_memory for layer in layers)
+    assert State.unshared.func(SimpleNamespace(layers=layers, host_layers=host_layers)) == rows
+    reasons = [Gates().why_not(voting, within=2, unshared=rows) for voting in (2, max(3, rows), rows + 3)]
+    assert reasons == ["within_budget", "unshared" if rows else None, None]
+    assert Gates(bypass=False).why_not(max(1, rows), within=2, unshared=rows) is None
+
+
 @pytest.mark.parametrize(
     ("gigabytes", "layers", "says"),
     [
-        (8, 3, "INFO xshare: the experts of 3 of 4 layers lie in host memory"),
+        (8, 3, "INFO xshare: the experts of 3 of 4 layers lie in host memory, and are read from there"),
         (8, 0, "WARNING xshare: vLLM was given --cpu-offload-gb, but all experts lie on the GPU: --cpu-offload-params"),
         (0, 0, ""),
     ],
@@ -43,11 +71,13 @@ def test_the_log_says_where_experts_are(caplog, gigabytes, layers, says):
     config = SimpleNamespace(offload_config=SimpleNamespace(uva=SimpleNamespace(cpu_offload_gb=gigabytes)))
     with caplog.at_level(logging.INFO, "vllm.xshare"):
         logging.getLogger("vllm.xshare").addHandler(caplog.handler)
-        say_where_experts_are(SimpleNamespace(host_layers=layers, layers=[None] * 4), config)
+        state = SimpleNamespace(host_layers=layers, layers=[None] * 4, unshared=4, gates=Gates())
+        say_where_experts_are(state, config)
         logging.getLogger("vllm.xshare").removeHandler(caplog.handler)
-    said = [f"{record.levelname} {record.getMessage()}" for record in caplog.records]
-    assert all(line.startswith(says) for line in said)
-    assert bool(said) == bool(says)
+    said = list(dict.fromkeys(f"{record.levelname} {record.getMessage()}" for record in caplog.records))
+    wanted = [says] * bool(says) + ["INFO xshare: steps of up to 4 rows are left alone"] * bool(layers)
+    assert len(said) == len(wanted)
+    assert all(line.startswith(start) for line, start in zip(said, wanted, strict=True))
 
 
 def test_an_engine_without_offloading_says_nothing(caplog):

@@ -98,6 +98,11 @@ def say_where_experts_are(state: State, config: Any) -> None:
     there, layers = state.host_layers, len(state.layers)
     if there:
         log.info("xshare: the experts of %d of %d layers lie in host memory, and are read from there", there, layers)
+        if state.unshared >= state.gates.min_rows and state.gates.bypass:
+            log.info(
+                "xshare: steps of up to %d rows are left alone: vLLM reads every row's experts by themselves there",
+                state.unshared,
+            )
     else:
         log.warning(
             "xshare: vLLM was given --cpu-offload-gb, but all experts lie on the GPU: --cpu-offload-params names other "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from xshare.engines.vllm.metrics import Samples
 from xshare.engines.vllm.settings import Settings, SettingsError
 from xshare.engines.vllm.sizes import Sizes
 from xshare.engines.vllm.step import Array, Step
+from xshare.engines.vllm.weights import rows_unshared
 from xshare.errors import PolicyError
 from xshare.policy import Policy
 from xshare.routing import check_policy
@@ -65,6 +67,16 @@ class State:
         """Layers whose experts lie in host memory."""
         return sum(layer.site.in_host_memory for layer in self.layers)
 
+    @cached_property
+    def unshared(self) -> int:
+        """Rows up to which shared experts save nothing: `rows_unshared`, where most layers' lie in host memory."""
+        sites = [layer.site for layer in self.layers]
+        if self.host_layers * 2 <= len(sites):
+            return 0
+        # With expert parallelism it sorts whatever there is.
+        each = [0 if site.placement else rows_unshared(site.num_experts, site.router.top_k) for site in sites]
+        return min(each)
+
     # Every step
 
     def one_row_each(self, requests: int) -> Array:
@@ -108,7 +120,7 @@ class State:
     def why_not(self, decoding: bool, rows: int, requests: int = 0) -> Reason | None:
         if not self.on:
             return "off"
-        return self.gates.why_not(rows, self.within, requests) if decoding else "prefill"
+        return self.gates.why_not(rows, self.within, requests, self.unshared) if decoding else "prefill"
 
     # Live control
 

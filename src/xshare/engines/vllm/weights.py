@@ -33,6 +33,13 @@ def in_host_memory(runner: Any) -> bool:
     )
 
 
+def rows_unshared(num_experts: int, top_k: int) -> int:
+    """Rows up to which vLLM does not sort them by expert, but loads each row's experts for it alone (fused_moe, in 0.26
+    to 0.32: rows * k * 4 <= N). On the GPU the second row finds them in the cache; what lies in host memory crosses the
+    bus again, and an expert that is shared saves nothing."""
+    return num_experts // (4 * top_k)
+
+
 def _swizzled(holder: Any) -> list[Tensor]:
     """Tensors inside the attributes that are a triton_kernels Tensor."""
     inside = [getattr(getattr(value, "storage", None), "data", None) for value in vars(holder).values()]
