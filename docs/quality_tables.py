@@ -19,7 +19,7 @@ def policies(found: Row, how: Setting) -> Table:
     cells = []
     for row in sorted(_of(found["rows"], how), key=_place):
         line = [f"`{row['policy']}`", row["paper"].replace(",", ", "), f"{row['active']:.1f}"]
-        line += [of_native(row), _share(row, "accuracy"), _change(row)]
+        line += [of_native(row), _share(row, "accuracy"), change(row)]
         line += [f"{row['agreement']:.1%}", f"{row['kl']:.4f}"]
         cells.append(line + ([f"{row['accepted']:.2f}"] if how[1] else []))
     return titles + (["accepted"] if how[1] else []), cells
@@ -127,7 +127,7 @@ def _share(row: Row, name: str) -> str:
     return f"{row[name]:.1%} ({low:.1%} to {high:.1%})"
 
 
-def _change(row: Row) -> str:
+def change(row: Row) -> str:
     if row["policy"] == "native":
         return ""
     return f"{_points(row['change'])} ({_points(row['change_low'])} to {_points(row['change_high'])})"
@@ -152,14 +152,11 @@ def choosing(speed: Row, nano: Row, lab: Row | None, how: Setting) -> Table:
     for found in (found for found in (nano, lab) if found is not None):
         name = found["rows"][0]["model"]
         mixed, alike = ([_named(found, policy, (*how[:2], mix)) for policy in order] for mix in (True, False))
-        rows = {row["policy"]: row for row in _of(found["rows"], how)}
-        other = [row and rows.get(f"{row['policy']},score=topk") for row in mixed]
         columns |= {
             f"{name}: experts": [of_native(row) if row else "" for row in mixed],
-            f"{name}: points (95 %)": [_change(row) if row else "" for row in mixed],
+            f"{name}: points (95 %)": [change(row) if row else "" for row in mixed],
             f"{name}: KL": [f"{row['kl']:.4f}" if row else "" for row in mixed],
-            f"{name}: one kind at a time": [_change(row) if row else "" for row in alike],
-            f"{name}: with `score=topk`": [_change(row) if row else "" for row in other],
+            f"{name}: one kind at a time": [change(row) if row else "" for row in alike],
         }
     shown = {title: cells for title, cells in columns.items() if any(cells)}
     return list(shown), [list(line) for line in zip(*shown.values(), strict=True)]

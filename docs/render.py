@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
+import frontier_tables
 import quality_tables
 import speed_tables
 import typer
@@ -28,6 +29,7 @@ PAGES = [
     "docs/evidence.md",
     "docs/kernels.md",
     "docs/nano.md",
+    "docs/offload.md",
     "docs/transformers.md",
     "docs/vllm.md",
     "src/xshare/models/nano/README.md",
@@ -229,7 +231,7 @@ TABLES: dict[str, Callable[[str], str]] = {
     "nano_accepted": nano_accepted_table,
 }
 
-FILES = quality_tables.tables() | speed_tables.tables()
+FILES = quality_tables.tables() | speed_tables.tables() | frontier_tables.tables()
 
 
 def file_table(name: str) -> str:

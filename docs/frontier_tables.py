@@ -1,0 +1,99 @@
+"""Tables of the presets, for render.py: what they cost in answers (frontier.json), and give (offload.json)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from quality_tables import Row, Table, change, of_native
+
+from xshare.policy import RECOMMENDED, Policy
+from xshare.report.words import named
+
+MODELS = ("nano", "lab")
+SETTINGS = {"": (16, 0), "_drafts": (4, 3)}  # batch, drafts
+
+
+def presets(found: Row) -> Table:
+    """What each costs both models, confirmed on questions that nobody chose by."""
+    titles = ["preset", "drafts", *(f"{model}: {what}" for model in MODELS for what in ("experts", "points (95 %)"))]
+    cells = []
+    for batch, drafts in SETTINGS.values():
+        for preset in RECOMMENDED:
+            rows = [_row(found, model, "confirming", batch, drafts, str(Policy.parse(preset))) for model in MODELS]
+            numbers = [cell for row in rows for cell in ((of_native(row), change(row)) if row else ("", ""))]
+            cells.append([f"`{preset}` ({RECOMMENDED[preset]})", str(drafts or "none"), *numbers])
+    return titles, cells
+
+
+def frontier(found: Row, batch: int, drafts: int) -> Table:
+    """All that was tried, from most experts to fewest: on the questions for choosing, and where it was asked them on
+    the fresh ones."""
+    columns = ("experts", "1000 to choose by", "3000 fresh", "KL")
+    cells = []
+    at = {
+        (row["model"], row["set"], scaled(row)): row
+        for row in found["rows"]
+        if (row["batch"], row["drafts"]) == (batch, drafts) and row["policy"] != "native" and not row["paper"]
+    }
+    shares: dict[str, list[float]] = {}
+    for (_, _, policy), row in at.items():
+        shares.setdefault(policy, []).append(row["active"] / row["active_native"])
+    for policy in sorted(shares, key=lambda policy: -shares[policy][0]):
+        line = [f"`{named(policy)}`"]
+        for model in MODELS:
+            chosen, fresh = (at.get((model, name, policy)) for name in ("choosing", "confirming"))
+            row = chosen or fresh
+            line += [of_native(row), *(change(each) if each else "" for each in (chosen, fresh))] if row else [""] * 3
+            line += [f"{row['kl']:.4f}" if row else ""]
+        cells.append(line)
+    return ["policy", *(f"{model}: {what}" for model in MODELS for what in columns)], cells
+
+
+def scaled(row: Row) -> str:
+    """A policy as it would be for nano's 64 experts: batch budgets are twice that for lab's 128."""
+    if row["model"] == "nano" or ",m=" not in row["policy"] or ",m=0" in row["policy"]:
+        return str(row["policy"])
+    head, _, tail = row["policy"].partition(",m=")
+    number, comma, rest = tail.partition(",")
+    return f"{head},m={int(number) // 2}{comma}{rest}"
+
+
+def offload(found: Row) -> Table:
+    """How far the time of a step follows the experts that it reads over the bus."""
+    titles = ["batch", "policy", "experts", "ms a step", "times as fast", "by experts alone", "GB/s"]
+    cells = []
+    for row in sorted(found["rows"], key=lambda row: row["batch"]):
+        shown = {"noop": "no-op control", "native": "native"}.get(row["policy"], f"`{row['policy']}`")
+        times = f"{row['ratio']:.2f} ({row['ratio_low']:.2f} to {row['ratio_high']:.2f})"
+        line = [str(row["batch"]), shown, f"{row['active']:.1f}", f"{row['ms']:.0f}"]
+        cells.append(
+            [*line, "" if row["policy"] == "native" else times, f"{row['expected']:.2f}", f"{row['gbps']:.0f}"]
+        )
+    return titles, cells
+
+
+def gains(offload: Row, demo: Row) -> Table:
+    """How many times as fast the presets were, wherever they have been timed."""
+    times = {row["policy"]: row["ratio"] for row in offload["rows"] if row["batch"] == 16}
+    on_cpu = {row["policy"]: row["ratio"] for row in demo["rows"] if row["model"] == "large"}
+    rows = {
+        "host memory, read by an H200 over the bus; 16 requests": [times[preset] for preset in RECOMMENDED],
+        "memory of a machine with two cores; 8 requests": [on_cpu[str(Policy.parse(name))] for name in RECOMMENDED],
+    }
+    cells = [[where, *(f"{ratio:.2f}" for ratio in ratios)] for where, ratios in rows.items()]
+    return ["experts lie in", *(f"`{preset}`" for preset in RECOMMENDED)], cells
+
+
+def _row(found: Row, model: str, name: str, batch: int, drafts: int, policy: str) -> Row | None:
+    wanted: dict[str, Any] = {"model": model, "set": name, "batch": batch, "drafts": drafts, "policy": policy}
+    return next((row for row in found["rows"] if wanted.items() <= row.items()), None)
+
+
+def tables() -> dict[str, tuple[str, Callable[..., Table]]]:
+    """By marker: the result file, and what is made of it."""
+    found: dict[str, tuple[str, Callable[..., Table]]] = {"presets": ("frontier", presets)}
+    for name, (batch, drafts) in SETTINGS.items():
+        found[f"frontier{name}"] = ("frontier", partial(frontier, batch=batch, drafts=drafts))
+    return found | {"offload": ("offload", offload), "gains": ("offload demo", gains)}
