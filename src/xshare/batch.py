@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
-from typing import Self
+from typing import Any, Self
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from xshare.errors import LayoutError
@@ -62,6 +64,11 @@ class BatchLayout:
     @property
     def voting(self) -> Tensor:
         return self.requests >= 0  # [..., n]
+
+    @cached_property
+    def array(self) -> NDArray[Any]:
+        """The requests as compiled code reads them, int64 [steps, n]: made once for all layers of a pass. On a CPU."""
+        return np.ascontiguousarray(self.requests.reshape(-1, self.rows).numpy())
 
     @cached_property
     def slots(self) -> Tensor:

@@ -156,8 +156,8 @@ def test_rows_settle_as_the_reference_has_them():
         weights = (native.weights.gather(1, order) * (1 + 1e-7)).to(torch.bfloat16 if seed % 2 else torch.float32)
         ids = native.ids.gather(1, order).int()
         theirs = settle(reference(logits, router, policy), weights, ids)
-        found = cpu.Steps(router, policy)(logits)
-        ours = cpu.settled(found, weights.unsqueeze(0), ids.unsqueeze(0))
+        steps = cpu.Steps(router, policy)
+        ours = steps.settled(steps(logits), weights.unsqueeze(0), ids.unsqueeze(0))
         for mine, other in zip(ours, theirs, strict=True):
             assert mine.dtype == other.dtype
             assert torch.equal(mine.squeeze(0), other)

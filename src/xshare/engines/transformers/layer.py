@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from xshare.algorithms import load
@@ -30,6 +32,7 @@ class Layer:
         self.steps = 0
         self.latest: Tensor | None = None  # float64 [figures, steps] of the last pass, zero where it was left alone
         self.sums: Tensor | None = None  # float64 [figures], on the layer's device
+        self.host_sums = np.zeros(len(FIGURES))  # the same, of what was routed by compiled code
 
     @torch.compiler.disable
     def after(self, module: Any, args: Any, output: Triple) -> Triple | None:
@@ -45,11 +48,12 @@ class Layer:
         places = state.places
         rows = places.by_step(logits).detach()  # [steps, n, N]
         if cpu.serves(rows, self.policy):
-            found = self._ready()(rows, state.layout)
-            self._add(torch.from_numpy(found.figures))
+            ready = self._ready()
+            found = ready(rows, state.layout)
+            self._add_array(found.figures)
             if self.policy.method == "native":
                 return None
-            own_weights, own_ids = cpu.settled(found, places.by_step(weights), places.by_step(ids))
+            own_weights, own_ids = ready.settled(found, places.by_step(weights), places.by_step(ids))
             return logits, places.by_row(own_weights), places.by_row(own_ids)
         if self.policy.method == "native":
             self._count_native(rows)
@@ -92,11 +96,18 @@ class Layer:
         self.sums = sums if self.sums is None else self.sums.to(sums.device) + sums
         self.steps += self.state.counted
 
+    def _add_array(self, figures: NDArray[Any]) -> None:
+        """The same without torch, whose operations take longer than all of selection."""
+        if self.state.open is not None:
+            figures = figures * self.state.open.numpy()
+        self.latest = torch.from_numpy(figures)
+        self.host_sums += figures.sum(-1)
+        self.steps += self.state.counted
+
     def means(self) -> list[float]:
         """The figures, each a mean over the steps that were acted on: this waits for the device."""
-        if self.sums is None:
-            return [0.0] * len(FIGURES)
-        means: list[float] = (self.sums / max(1, self.steps)).tolist()
+        sums = self.host_sums + (0.0 if self.sums is None else self.sums.cpu().numpy())
+        means: list[float] = (sums / max(1, self.steps)).tolist()
         return means
 
 

@@ -54,6 +54,8 @@ class Places:
 
     def requests(self, whose: Tensor) -> Tensor:
         """Whose each row is, [rows] -> [steps, n], -1 where there is no row."""
+        if self.rows is None:
+            return whose.unsqueeze(0)
         found = self.by_step(whose.unsqueeze(1)).squeeze(2)
         return found if self.there is None else found.where(self.there, -1)
 

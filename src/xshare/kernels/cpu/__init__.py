@@ -4,6 +4,6 @@ The reference issues some hundred torch operations for a layer, each of which co
 this package imports no Numba, and without Numba the reference runs.
 """
 
-from xshare.kernels.cpu.call import Routed, Steps, serves, settled
+from xshare.kernels.cpu.call import Routed, Steps, serves
 
-__all__ = ["Routed", "Steps", "serves", "settled"]
+__all__ = ["Routed", "Steps", "serves"]

@@ -6,7 +6,6 @@ import logging
 from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
-from math import prod
 from typing import Any
 
 import numpy as np
@@ -21,6 +20,7 @@ from xshare.router import RouterSpec
 
 METHODS = {"xshare": None, "native": None, "oea": True}  # whether weights inside S are renormalised; None: as natively
 FIGURES = len(Figure)
+KNOWN = (torch.float32, torch.float64)  # to NumPy
 Array = NDArray[Any]
 log = logging.getLogger("xshare")
 
@@ -57,9 +57,10 @@ class Steps:
     def __init__(
         self, router: RouterSpec, policy: Policy, placement: Placement | None = None, cost: Tensor | None = None
     ) -> None:
-        from xshare.kernels.cpu.steps import route_steps
+        from xshare.kernels.cpu.steps import route_steps, settle_rows
 
-        self.route_steps, self.top_k, self.by_request = route_steps, router.top_k, policy.request_budget > 0
+        self.route_steps, self.settle_rows = route_steps, settle_rows
+        self.top_k, self.by_request = router.top_k, policy.request_budget > 0
         self.bias, self.placement = router.correction_bias, placement
         self.cost = NOTHING[0] if cost is None else cost.numpy()
         self.whole, self.real = numbers(policy, router, 1 if placement is None else placement.num_devices)
@@ -67,9 +68,12 @@ class Steps:
     def __call__(self, logits: Tensor, layout: BatchLayout | None = None) -> Routed:
         """float [..., n, N], a request a row where no layout says otherwise; layout and placement fit them."""
         *lead, n, N = logits.shape
-        B = prod(lead)
-        rows = as_float64(logits).reshape(B, n, N)
-        requests = one_per_row(n) if layout is None else by_step(layout.requests, lead)
+        rows = as_float64(logits).reshape(-1, n, N)
+        B = len(rows)
+        requests = one_per_row(n) if layout is None else layout.array
+        if len(requests) not in (1, B):  # fewer leading dimensions than the logits have
+            assert layout is not None
+            requests = by_step(layout.requests, lead)
         slots, num_slots = requests, n
         if self.by_request and layout is not None:
             slots, num_slots = by_step(layout.slots, lead), layout.num_slots
@@ -96,11 +100,21 @@ class Steps:
         )
         return Routed(ids, weights, sets[0], sets[1], sets[2], figures)
 
+    def settled(self, found: Routed, weights: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
+        """Weights and ids of the steps [B, n, k] in the model's own types; a row that keeps its native experts keeps
+        their bits: `engines.transformers.layer.settle`."""
+        theirs = weights.numpy() if weights.dtype in KNOWN else as_float64(weights)
+        their_ids = np.ascontiguousarray(ids.numpy().astype(np.int64, copy=False))
+        own, own_ids = np.empty_like(theirs), np.empty_like(their_ids)
+        exact = rounding(weights.dtype)
+        self.settle_rows(found.selected, theirs, their_ids, exact, found.weights, found.ids, own, own_ids)
+        return torch.from_numpy(own).to(weights.dtype), torch.from_numpy(own_ids).to(ids.dtype)
+
 
 def as_float64(values: Tensor) -> Array:
     """By NumPy, which takes a tenth of torch's time for so little."""
-    known = values.dtype in (torch.float32, torch.float64)
-    array: Array = (values if known else values.float()).detach().numpy()
+    values = values.detach() if values.requires_grad else values
+    array: Array = (values if values.dtype in KNOWN else values.float()).numpy()
     return array.astype(np.float64, order="C", copy=False)
 
 
@@ -166,16 +180,6 @@ def numbers(policy: Policy, router: RouterSpec, devices: int) -> tuple[Array, Ar
         np.array([whole[each] for each in Whole], np.int64),
         np.array([-1.0 if real[each] is None else real[each] for each in Real]),
     )
-
-
-def settled(found: Routed, weights: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
-    """Weights and ids of the steps [B, n, k] in the model's own types; a row that keeps its native experts keeps their
-    bits: `engines.transformers.layer.settle`."""
-    from xshare.kernels.cpu.steps import settle_rows
-
-    their_ids = np.ascontiguousarray(ids.numpy().astype(np.int64, copy=False))
-    settle_rows(found.selected, as_float64(weights), their_ids, rounding(weights.dtype), found.weights, found.ids)
-    return torch.from_numpy(found.weights).to(weights.dtype), torch.from_numpy(found.ids).to(ids.dtype)
 
 
 def rounding(dtype: torch.dtype) -> float:

@@ -246,9 +246,9 @@ def report(native, native_weights, voting, S, devices, num_devices, figures, b):
 
 
 @jit
-def settle_rows(S, theirs, their_ids, rounding, weights, ids):
-    """Rows [B, n, k] whose experts all lie in S, with the model's weights but for rounding, stay as the model has them:
-    with S = E, where it may also break ties in its own way, all is as it was."""
+def settle_rows(S, theirs, their_ids, rounding, weights, ids, own_weights, own_ids):
+    """Rows [B, n, k] in the model's own type. Those whose experts all lie in S, with the model's weights but for
+    rounding, are as the model has them: with S = E, where it may also break ties in its own way, all is as it was."""
     B, n, k = ids.shape
     a, b = np.empty(k), np.empty(k)
     for step in range(B):
@@ -262,6 +262,6 @@ def settle_rows(S, theirs, their_ids, rounding, weights, ids):
                 b.sort()
                 for t in range(k):
                     same &= abs(a[t] - b[t]) <= rounding * b[t]
-            if same:
-                for t in range(k):
-                    weights[step, i, t], ids[step, i, t] = theirs[step, i, t], their_ids[step, i, t]
+            for t in range(k):
+                own_weights[step, i, t] = theirs[step, i, t] if same else weights[step, i, t]
+                own_ids[step, i, t] = their_ids[step, i, t] if same else ids[step, i, t]
