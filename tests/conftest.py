@@ -25,12 +25,12 @@ settings.register_profile("ci", deadline=None, derandomize=True)
 settings.load_profile("ci" if os.environ.get("CI") else "default")
 
 # Files that take longest, the longest first: begun last, one of them would leave the other processes idle. Ahead of
-# them what Numba compiles first for all, while the others still wait for a server and a browser.
+# them what Numba compiles first for all, while the others still wait for a server and for vLLM.
 LONGEST = [
     "kernels/test_random_configurations.py",
     "engines/vllm/test_server.py",
-    "report/test_browser.py",
     "models/test_nano.py",
+    "report/test_browser.py",
     "engines/vllm/test_models.py",
     "benchmarks/test_paper_speed.py",
     "engines/vllm/test_compiled.py",
@@ -59,6 +59,21 @@ LONGEST = [
 def pytest_configure(config):
     if hasattr(config.option, "loadscopereorder"):  # xdist would begin with the files of the most tests instead
         config.option.loadscopereorder = False
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """Files stay whole (--dist loadfile), and all that run vLLM in their own process go to one of the processes: to
+    import it takes longer than most of them do."""
+    from xdist.scheduler import LoadFileScheduling
+
+    class Scheduler(LoadFileScheduling):
+        def _split_scope(self, nodeid):
+            file = super()._split_scope(nodeid)
+            inside = "engines/vllm/" in file and not file.endswith("test_server.py")  # that is a process of its own
+            return "vllm" if inside or file.endswith("models/test_nano.py") else file
+
+    return Scheduler(config, log) if config.getvalue("dist") == "loadfile" else None
 
 
 def pytest_collection_modifyitems(items):

@@ -25,7 +25,7 @@ TOKENS = 6
 def short():
     """Looks and timings are as short as they can be: what is decided, and how, stays."""
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("xshare.tune.tuning.TIMED", 12)  # tokens
+        patched.setattr("xshare.tune.tuning.TIMED", 6)  # tokens
         patched.setattr("xshare.tune.scan.COVERAGES", (0.6, 0.7, 0.8))
         patched.setattr("xshare.tune.scan.PRICES", (0.3, 0.6, 0.9))
         patched.setattr("xshare.tune.scan.WEIGHED", (0.6,))

@@ -70,10 +70,14 @@ class Browser:
     def open(self, path, width, scheme):
         """Load a page afresh, as wide as `width` pixels, in a light or a dark `scheme`."""
         self.ask("Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=False)
-        self.ask("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
+        self.prefer(scheme)
         self.events.clear()
         self.ask("Page.navigate", url=path.as_uri())
         self.until(lambda found: found.get("method") == "Page.loadEventFired")
+
+    def prefer(self, scheme):
+        """Light or dark, from now on."""
+        self.ask("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
 
     def value(self, expression):
         """What a JavaScript expression is in the page."""

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from math import comb, log, sqrt
+from math import comb, inf, log, sqrt
 from statistics import NormalDist
 
 import numpy as np
 
 MOST = 100_000  # questions that anyone would ask
+PLACES = 1 << 30  # of a mean, between 0 and 1
 STAKES = (np.arange(256) + 0.5) / 256  # shares of a capital that are bet
 LOSING = np.log1p(-STAKES)  # what a lost question makes of it, as a logarithm
 
@@ -63,15 +64,36 @@ def _lower(lost: int, won: int, asked: int, alpha: float) -> float:
     then has a chance of at most alpha. The capital is an average over all u. The bound is the largest mean that would
     have made it grow so far.
     """
-    low, high = 0.0, 1.0
-    for _ in range(30):
-        m = (low + high) / 2
-        grown = lost * LOSING + won * np.log1p(STAKES * (1 / m - 1))
-        grown += (asked - lost - won) * np.log1p(STAKES * (0.5 / m - 1))
+    gone, alike = lost * LOSING, asked - lost - won
+
+    def spare(place: int) -> float:
+        """How far the capital has grown beyond 1/alpha on a mean of place / PLACES, as a logarithm. It falls with the
+        mean."""
+        m = place / PLACES
+        grown = gone + won * np.log1p(STAKES * (1 / m - 1)) + alike * np.log1p(STAKES * (0.5 / m - 1))
         most = grown.max()
-        capital = most + log(np.exp(grown - most).mean())
-        low, high = (m, high) if capital >= -log(alpha) else (low, m)
-    return 2 * low - 1
+        return float(most + log(np.exp(grown - most).mean()) + log(alpha))
+
+    return 2 * _last(spare, PLACES) / PLACES - 1
+
+
+def _last(of: Callable[[int], float], high: int) -> int:
+    """The last place below `high` where a falling function is not negative, or 0.
+
+    By false position, in half the steps that halving takes. An end that stays twice gets half its weight, or it would
+    stay for long.
+    """
+    low, at_low, at_high, rose = 0, inf, of(high), False
+    while high - low > 1:
+        share = at_low / (at_low - at_high) if low else 0.5  # at 0 the function is infinite
+        place = min(max(low + int(share * (high - low)), low + 1), high - 1)
+        found = of(place)
+        if found >= 0:
+            low, at_low, at_high = place, found, at_high / 2 if rose else at_high
+        else:
+            high, at_high, at_low = place, found, at_low if rose else at_low / 2
+        rose = found >= 0
+    return low
 
 
 def needed(lost: int, won: int, asked: int, bound: float, alpha: float) -> int | None:

@@ -79,7 +79,9 @@ def check(step: Step, layer, routed: Routed, policy: str) -> None:
 
 def check_coverage(layer, routed: Routed, policy: str) -> None:
     """No row is routed to less of its native weight than rho."""
-    rho = xshare.Policy.parse(policy).coverage or 0.0
+    rho = xshare.Policy.parse(policy).coverage
+    if not rho:
+        return
     native = xshare.route(routed.logits, layer.site.router, xshare.Policy(method="native"))
     for mine, ids, weights in zip(routed.ids.tolist(), native.ids.tolist(), native.weights.tolist(), strict=True):
         kept = sum(weight for expert, weight in zip(ids, weights, strict=True) if expert in mine)

@@ -19,9 +19,9 @@ PLACEMENT = xshare.Placement.contiguous(32, 2)
 
 @pytest.fixture(scope="module")
 def llm(checkpoint, started):
-    with pytest.MonkeyPatch.context() as patched:
-        # Each rank would compile how it looks up its part of the words.
-        patched.setattr("torch._dynamo.config.disable", True)
+    # Each rank would compile how it looks up its part of the words. By torch's own means: a patch of pytest's leaves no
+    # such setting behind, and nothing that is compiled later in this process would run.
+    with torch._dynamo.config.patch(disable=True), pytest.MonkeyPatch.context() as patched:
         # In a new interpreter each rank would import vLLM again, which takes longer than all of these tests. A fork
         # waits for ever for threads that this process had.
         torch._C.set_num_threads(1)  # torch's own: where vLLM ran, it has put another in its place
