@@ -71,7 +71,7 @@ def by_step(texts: list[Any], layers: list[Any]) -> torch.Tensor:
     step, kl, same = (torch.cat([getattr(text, name) for text in texts]).cpu() for name in ("step", "kl", "same"))
     rows = step.bincount()
     means = torch.stack([step.bincount(weights.double()) / rows.clamp(min=1) for weights in (kl, same)])
-    figures = torch.stack([layer.latest.cpu() for layer in layers]).mean(0)[:, : len(rows)]
+    figures = torch.stack([torch.as_tensor(layer.latest).cpu() for layer in layers]).mean(0)[:, : len(rows)]
     mass, active, native = (figures[FIGURES.index(f)] for f in ("mass_kept", "experts_active", "experts_native"))
     return torch.stack([1 - mass, *means, active, native], dim=1)[rows == rows.max()]
 

@@ -25,12 +25,14 @@ class Layer:
     def __init__(self, state: State, router: Router, policy: Policy) -> None:
         """`policy`: this layer's own."""
         self.state, self.router, self.policy = state, router, policy
+        self.prunes = policy.method != "native"
         self.steps_for: tuple[Tensor | None, cpu.Steps] | None = None  # on a CPU: ready for a correction bias
         self.clear()
 
     def clear(self) -> None:
         self.steps = 0
-        self.latest: Tensor | None = None  # float64 [figures, steps] of the last pass, zero where it was left alone
+        self.latest: Tensor | NDArray[Any] | None = None  # [figures, steps] of the last pass, 0 where it was left alone
+        self.figures = np.zeros((len(FIGURES), 1))  # those of a single step, written by compiled code
         self.sums: Tensor | None = None  # float64 [figures], on the layer's device
         self.host_sums = np.zeros(len(FIGURES))  # the same, of what was routed by compiled code
 
@@ -46,16 +48,23 @@ class Layer:
             state.tally.mismatch(len(logits), state.rows)
             return None
         places = state.places
+        compiled = self._ready() if cpu.serves(logits, self.policy) else None
+        # In decoding on a CPU all of it is one call.
+        if compiled and self.prunes and places.rows is None and state.open is None:
+            settled = compiled.one(logits, weights, ids, state.layout, self.figures, self.host_sums)
+            if settled is not None:
+                self.latest = self.figures
+                self.steps += state.counted
+                return logits, *settled
         rows = places.by_step(logits).detach()  # [steps, n, N]
-        if cpu.serves(rows, self.policy):
-            ready = self._ready()
-            found = ready(rows, state.layout)
+        if compiled:
+            found = compiled(rows, state.layout)
             self._add_array(found.figures)
-            if self.policy.method == "native":
+            if not self.prunes:
                 return None
-            own_weights, own_ids = ready.settled(found, places.by_step(weights), places.by_step(ids))
+            own_weights, own_ids = compiled.settled(found, places.by_step(weights), places.by_step(ids))
             return logits, places.by_row(own_weights), places.by_row(own_ids)
-        if self.policy.method == "native":
+        if not self.prunes:
             self._count_native(rows)
             return None
         routing = route(rows, self.router.spec(), self.policy, layout=state.layout, placement=state.placement)
@@ -100,7 +109,7 @@ class Layer:
         """The same without torch, whose operations take longer than all of selection."""
         if self.state.open is not None:
             figures = figures * self.state.open.numpy()
-        self.latest = torch.from_numpy(figures)
+        self.latest = figures
         self.host_sums += figures.sum(-1)
         self.steps += self.state.counted
 

@@ -43,6 +43,16 @@ class Pass:
     def rows(self) -> int:
         return self.sequences * self.new
 
+    @property
+    def padded(self) -> bool:
+        """Whether any of its rows is padding: this waits for the device."""
+        return self.mask is not None and not bool(self._here(self.mask).all())
+
+    def _here(self, mask: Tensor) -> Tensor:
+        """Of a mask what is about the new tokens, [sequences, new]."""
+        here = mask[:, self.past : self.past + self.new]
+        return here if here.shape[1] == self.new else mask[:, -self.new :]
+
     def requests(self, ends: Tensor | None) -> Tensor:
         """Whose each row is, int64 [rows]: the sequence's number, or -1 for padding and for sequences that have ended.
 
@@ -50,9 +60,7 @@ class Pass:
         """
         numbers = torch.arange(self.sequences, device=self.device).unsqueeze(1).expand(-1, self.new)
         if self.mask is not None:
-            here = self.mask[:, self.past : self.past + self.new]
-            here = here if here.shape[1] == self.new else self.mask[:, -self.new :]
-            numbers = numbers.where(here.to(self.device) != 0, -1)
+            numbers = numbers.where(self._here(self.mask).to(self.device) != 0, -1)
         if ends is not None and self.tokens is not None:
             ended = torch.isin(self.tokens[:, :1], ends.to(self.device))  # of a request's rows, the first is accepted
             numbers = numbers.masked_fill(ended, -1)

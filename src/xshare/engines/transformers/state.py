@@ -40,6 +40,7 @@ class State:
         self.batch: int | None = None  # sequences of a batch, where a pass decodes several
         self.kinds: list[int] = []  # of the sequences of the pass, of which a batch has one; of none, all alike
         self.generation: Generation | None = None  # the call of `generate` under way
+        self._latest: tuple[tuple[Any, ...], BatchLayout] | None = None  # of plain steps, and what it is for
         # Of the pass under way. Several steps only where the caller lays them out, or decodes several batches.
         self.gate = False
         self.rows = 1
@@ -58,8 +59,12 @@ class State:
             return self._bypass("off")
         if self.given is None and not self._decoding(step):
             return self._bypass("prefill")
-        requests, places = self._requests(step)  # [steps, n]
-        voting: list[int] = (requests >= 0).sum(-1).tolist()  # one read a pass, and none of the layers waits
+        plain = self._plain(step)
+        if plain is not None:
+            requests, places, voting = plain.requests, Places(), [step.rows]
+        else:
+            requests, places = self._requests(step)  # [steps, n]
+            voting = (requests >= 0).sum(-1).tolist()  # one read a pass, and none of the layers waits
         reasons = [self.gates.why_not(rows, self.within) for rows in voting]
         for reason in reasons:
             if reason is not None:
@@ -72,7 +77,18 @@ class State:
             if self.counted < len(requests):  # without a voting row a step is routed natively
                 self.open = torch.tensor([reason is None for reason in reasons], device=step.device)
                 requests = requests.where(self.open.unsqueeze(1), -1)
-            self.layout = BatchLayout(requests)
+            self.layout = BatchLayout(requests) if plain is None else plain
+
+    def _plain(self, step: Pass) -> BatchLayout | None:
+        """The layout [1, n] of a step of one batch in which every row votes: the very same as long as the batch stays.
+        None for any other."""
+        ends = None if self.generation is None else self.generation.ends
+        if self.given is not None or self.batch is not None or ends is not None or step.padded:
+            return None
+        key = step.sequences, step.new, step.device, torch.is_inference_mode_enabled()
+        if self._latest is None or self._latest[0] != key:
+            self._latest = key, BatchLayout(step.requests(None).unsqueeze(0))
+        return self._latest[1]
 
     def _decoding(self, step: Pass) -> bool:
         now = self.generation

@@ -57,9 +57,9 @@ class Steps:
     def __init__(
         self, router: RouterSpec, policy: Policy, placement: Placement | None = None, cost: Tensor | None = None
     ) -> None:
-        from xshare.kernels.cpu.steps import route_steps, settle_rows
+        from xshare.kernels.cpu.steps import route_one, route_steps, settle_rows
 
-        self.route_steps, self.settle_rows = route_steps, settle_rows
+        self.route_steps, self.settle_rows, self.route_one = route_steps, settle_rows, route_one
         self.top_k, self.by_request = router.top_k, policy.request_budget > 0
         self.bias, self.placement = router.correction_bias, placement
         self.cost = NOTHING[0] if cost is None else cost.numpy()
@@ -70,27 +70,11 @@ class Steps:
         *lead, n, N = logits.shape
         rows = as_float64(logits).reshape(-1, n, N)
         B = len(rows)
-        requests = one_per_row(n) if layout is None else layout.array
-        if len(requests) not in (1, B):  # fewer leading dimensions than the logits have
-            assert layout is not None
-            requests = by_step(layout.requests, lead)
-        slots, num_slots = requests, n
-        if self.by_request and layout is not None:
-            slots, num_slots = by_step(layout.slots, lead), layout.num_slots
-        marks = None if layout is None else layout.protected
         ids, weights = np.empty((B, n, self.top_k), np.int64), np.empty((B, n, self.top_k))
         sets, figures = np.empty((3, B, N), np.bool_), np.empty((FIGURES, B))
         self.route_steps(
             rows,
-            NOTHING if self.bias is None else by_step(self.bias.double(), lead),
-            requests,
-            slots,
-            num_slots,
-            nobody(n) if marks is None else by_step(marks, lead),
-            one_device(N) if self.placement is None else by_step(self.placement.devices, lead),
-            self.cost,
-            self.whole,
-            self.real,
+            *self._given(lead, B, n, N, layout),
             ids,
             weights,
             sets[0],
@@ -99,6 +83,41 @@ class Steps:
             figures,
         )
         return Routed(ids, weights, sets[0], sets[1], sets[2], figures)
+
+    def _given(self, lead: list[int], B: int, n: int, N: int, layout: BatchLayout | None) -> tuple[Any, ...]:
+        """What the compiled steps take beside logits: bias, requests, slots and their number, protected rows, devices,
+        cost, the router's and the policy's numbers."""
+        requests = one_per_row(n) if layout is None else layout.array
+        if len(requests) not in (1, B):  # fewer leading dimensions than the logits have
+            assert layout is not None
+            requests = by_step(layout.requests, lead)
+        slots, num_slots = requests, n
+        if self.by_request and layout is not None:
+            slots, num_slots = by_step(layout.slots, lead), layout.num_slots
+        marks = None if layout is None else layout.protected
+        bias = NOTHING if self.bias is None else by_step(self.bias.double(), lead)
+        protected = nobody(n) if marks is None else by_step(marks, lead)
+        devices = one_device(N) if self.placement is None else by_step(self.placement.devices, lead)
+        return bias, requests, slots, num_slots, protected, devices, self.cost, self.whole, self.real
+
+    def one(
+        self, logits: Tensor, weights: Tensor, ids: Tensor, layout: BatchLayout | None, figures: Array, sums: Array
+    ) -> tuple[Tensor, Tensor] | None:
+        """A single step, logits [n, N] and the model's own weights and ids [n, k] -> weights and ids as `settled` has
+        them; writes its figures [figures, 1] and adds them to `sums`. None for types that need more than this.
+
+        Everything in one call: around a step of a small model, Python and torch take longer than selecting.
+        """
+        known = logits.dtype in KNOWN and weights.dtype in KNOWN and ids.dtype == torch.int64
+        if not known or logits.requires_grad or weights.requires_grad:
+            return None
+        rows, theirs, their_ids = logits.numpy(), weights.numpy(), ids.numpy()
+        own, own_ids = np.empty_like(theirs), np.empty_like(their_ids)
+        self.route_one(
+            rows, *self._given([], 1, len(rows), rows.shape[1], layout),
+            theirs, their_ids, rounding(weights.dtype), own, own_ids, figures, sums,
+        )  # fmt: skip
+        return torch.from_numpy(own), torch.from_numpy(own_ids)
 
     def settled(self, found: Routed, weights: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
         """Weights and ids of the steps [B, n, k] in the model's own types; a row that keeps its native experts keeps
@@ -182,6 +201,7 @@ def numbers(policy: Policy, router: RouterSpec, devices: int) -> tuple[Array, Ar
     )
 
 
+@cache
 def rounding(dtype: torch.dtype) -> float:
     """By how much weights of a type differ from ours, relatively."""
     return max(1e-5, 4 * torch.finfo(dtype).eps)

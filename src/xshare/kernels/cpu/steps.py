@@ -265,3 +265,30 @@ def settle_rows(S, theirs, their_ids, rounding, weights, ids, own_weights, own_i
             for t in range(k):
                 own_weights[step, i, t] = theirs[step, i, t] if same else weights[step, i, t]
                 own_ids[step, i, t] = their_ids[step, i, t] if same else ids[step, i, t]
+
+
+@jit
+def route_one(
+    logits, bias, requests, slots, num_slots, protected, devices, cost, whole, real,
+    theirs, their_ids, rounding, own_weights, own_ids, figures, sums,
+):  # fmt: skip
+    """A single step of an engine, in one call: logits [n, N] and the model's weights and ids [n, k], in the types they
+    have -> ours, settled, and figures [9, 1], which are added to sums [9]. The rest as in `route_steps`."""
+    n, N = logits.shape
+    k = whole[TOP_K]
+    rows = np.empty((1, n, N))
+    for i in range(n):
+        for j in range(N):
+            rows[0, i, j] = logits[i, j]
+    ids, weights, sets = np.empty((1, n, k), np.int64), np.empty((1, n, k)), np.empty((3, 1, N), np.bool_)
+    route_steps(
+        rows, bias, requests, slots, num_slots, protected, devices, cost, whole, real,
+        ids, weights, sets[0], sets[1], sets[2], figures,
+    )  # fmt: skip
+    shape = (1, n, k)
+    settle_rows(
+        sets[0], theirs.reshape(shape), their_ids.reshape(shape), rounding, weights, ids,
+        own_weights.reshape(shape), own_ids.reshape(shape),
+    )  # fmt: skip
+    for each in range(len(sums)):
+        sums[each] += figures[each, 0]
