@@ -7,6 +7,7 @@ from functools import partial
 from importlib.util import find_spec
 
 import cases
+import numpy as np
 import pytest
 import torch
 
@@ -161,6 +162,35 @@ def test_rows_settle_as_the_reference_has_them():
         for mine, other in zip(ours, theirs, strict=True):
             assert mine.dtype == other.dtype
             assert torch.equal(mine.squeeze(0), other)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_a_step_in_one_call_is_the_same(seed):
+    """What an engine on a CPU calls for a single step, figures included."""
+    rng = random.Random(seed)
+    torch.manual_seed(seed)
+    n, N, k = rng.choice([1, 3, 16]), rng.choice([8, 64]), rng.choice([2, 4])
+    router = rng.choice(
+        [xshare.RouterSpec.softmax(k), xshare.RouterSpec.sigmoid(k, correction_bias=torch.randn(N) / 4)]
+    )
+    policy = xshare.Policy.parse(rng.choice(["rho=0.6", "k0=1,m=3", f"k0=1,m={N}", "k0=1,m=0,mr=2", "lam=0.3,p=2"]))
+    logits, requests = torch.randn(n, N) * 2, torch.tensor([[rng.randrange(-1, n) for _ in range(n)]])
+    logits[rng.randrange(n)] = rng.choice([float("nan"), float("-inf"), 0.0])  # one that may be impossible to read
+    native = route(logits, router, xshare.Policy.parse("native"))
+    weights, ids, layout = native.weights.to(rng.choice([torch.float32, torch.float64])), native.ids, None
+    if seed % 3:
+        layout = xshare.BatchLayout(requests)
+    steps, sums = cpu.Steps(router, policy), np.zeros(call.FIGURES)
+    found = steps(logits[None], layout)
+    wanted = steps.settled(found, weights[None], ids[None])
+    for turn in (1, 2):
+        figures = np.zeros((call.FIGURES, 1))
+        ours = steps.one(logits, weights, ids, layout, figures, sums)
+        assert all(torch.equal(mine, other[0]) for mine, other in zip(ours, wanted, strict=True))
+        assert np.array_equal(figures, found.figures)
+        assert np.array_equal(sums, turn * found.figures[:, 0])
+        assert np.array_equal(steps.sets[0], found.selected)
+    assert steps.one(logits.bfloat16(), weights, ids, layout, figures, sums) is None  # not of a type that it takes
 
 
 def test_llvmlite_has_a_dictionary_for_those_who_look_into_all_modules():

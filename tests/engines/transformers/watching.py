@@ -40,7 +40,7 @@ def watched(model):
     """Yields the list of passes. Enter it before `apply`: hooks run in the order in which they were made."""
     steps, hooks = [], []
     decoder = model.model
-    route, call = engine.route, engine.cpu.Steps.__call__
+    route, call, one = engine.route, engine.cpu.Steps.__call__, engine.cpu.Steps.one
 
     def begin(module, args, kwargs):
         cache = kwargs.get("past_key_values")
@@ -65,6 +65,12 @@ def watched(model):
         steps[-1].layers[-1].selected = [set(S.nonzero()[0].tolist()) for S in found.selected]
         return found
 
+    def selecting_at_once(compiled, *args):
+        found = one(compiled, *args)
+        if found is not None:
+            steps[-1].layers[-1].selected = [set(compiled.sets[0, 0].nonzero()[0].tolist())]
+        return found
+
     hooks.append(decoder.register_forward_pre_hook(begin, with_kwargs=True))
     for block in (each.mlp for each in decoder.layers):
         router = getattr(block, "router", None) or getattr(block, "gate", None)
@@ -72,10 +78,11 @@ def watched(model):
             hooks.append(router.register_forward_hook(routed))
             hooks.append(block.experts.register_forward_pre_hook(experts, with_kwargs=True))
     engine.route, engine.cpu.Steps.__call__ = selecting, selecting_compiled
+    engine.cpu.Steps.one = selecting_at_once
     try:
         yield steps
     finally:
-        engine.route, engine.cpu.Steps.__call__ = route, call
+        engine.route, engine.cpu.Steps.__call__, engine.cpu.Steps.one = route, call, one
         for hook in hooks:
             hook.remove()
 

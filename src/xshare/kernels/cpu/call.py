@@ -60,6 +60,7 @@ class Steps:
         from xshare.kernels.cpu.steps import route_one, route_steps, settle_rows
 
         self.route_steps, self.settle_rows, self.route_one = route_steps, settle_rows, route_one
+        self.sets: Array = np.empty((3, 1, 0), np.bool_)  # S and what was loaded of it, of the last single step
         self.top_k, self.by_request = router.top_k, policy.request_budget > 0
         self.bias, self.placement = router.correction_bias, placement
         self.cost = NOTHING[0] if cost is None else cost.numpy()
@@ -113,9 +114,11 @@ class Steps:
             return None
         rows, theirs, their_ids = logits.numpy(), weights.numpy(), ids.numpy()
         own, own_ids = np.empty_like(theirs), np.empty_like(their_ids)
+        if self.sets.shape[-1] != rows.shape[-1]:
+            self.sets = np.empty((3, 1, rows.shape[-1]), np.bool_)
         self.route_one(
-            rows, *self._given([], 1, len(rows), rows.shape[1], layout),
-            theirs, their_ids, rounding(weights.dtype), own, own_ids, figures, sums,
+            rows, *self._given([1], 1, len(rows), rows.shape[1], layout),
+            theirs, their_ids, rounding(weights.dtype), own, own_ids, self.sets, figures, sums,
         )  # fmt: skip
         return torch.from_numpy(own), torch.from_numpy(own_ids)
 

@@ -270,17 +270,18 @@ def settle_rows(S, theirs, their_ids, rounding, weights, ids, own_weights, own_i
 @jit
 def route_one(
     logits, bias, requests, slots, num_slots, protected, devices, cost, whole, real,
-    theirs, their_ids, rounding, own_weights, own_ids, figures, sums,
+    theirs, their_ids, rounding, own_weights, own_ids, sets, figures, sums,
 ):  # fmt: skip
     """A single step of an engine, in one call: logits [n, N] and the model's weights and ids [n, k], in the types they
-    have -> ours, settled, and figures [9, 1], which are added to sums [9]. The rest as in `route_steps`."""
+    have -> ours, settled; sets [3, 1, N], S first; figures [9, 1], which are added to sums [9]. The rest as in
+    `route_steps`."""
     n, N = logits.shape
     k = whole[TOP_K]
     rows = np.empty((1, n, N))
     for i in range(n):
         for j in range(N):
             rows[0, i, j] = logits[i, j]
-    ids, weights, sets = np.empty((1, n, k), np.int64), np.empty((1, n, k)), np.empty((3, 1, N), np.bool_)
+    ids, weights = np.empty((1, n, k), np.int64), np.empty((1, n, k))
     route_steps(
         rows, bias, requests, slots, num_slots, protected, devices, cost, whole, real,
         ids, weights, sets[0], sets[1], sets[2], figures,
