@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from xshare import models
+from xshare.engines.transformers import experts
 from xshare.engines.transformers.decode import decode
 from xshare.engines.transformers.engine import TransformersEngine
 from xshare.engines.transformers.routers import find
@@ -30,8 +31,8 @@ def large_engine(texts: Sequence[str], steps: int, hidden: int = HIDDEN, width: 
     return TransformersEngine(model, NoTokenizer(), "large")
 
 
-def build(experts: int, top_k: int, hidden: int = HIDDEN, width: int = WIDTH, layers: int = LAYERS) -> Any:
-    """In float32, one loop over the loaded experts a layer, as Transformers' eager experts have it."""
+def build(num_experts: int, top_k: int, hidden: int = HIDDEN, width: int = WIDTH, layers: int = LAYERS) -> Any:
+    """In float32. Every loaded expert is read once, by compiled code where there is Numba, or by Transformers' loop."""
     from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
     config = Qwen3MoeConfig(
@@ -41,7 +42,7 @@ def build(experts: int, top_k: int, hidden: int = HIDDEN, width: int = WIDTH, la
         num_attention_heads=max(1, hidden // 128),
         num_key_value_heads=1,
         head_dim=64,
-        num_experts=experts,
+        num_experts=num_experts,
         num_experts_per_tok=top_k,
         moe_intermediate_size=width,
         norm_topk_prob=True,
@@ -62,6 +63,7 @@ def build(experts: int, top_k: int, hidden: int = HIDDEN, width: int = WIDTH, la
         for name, buffer in model.named_buffers():
             if name.endswith("inv_freq"):
                 buffer.copy_(1 / 10000 ** (torch.arange(0, 64, 2) / 64))
+    experts.use(model)
     return model
 
 
