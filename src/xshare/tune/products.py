@@ -1,7 +1,7 @@
 """Matrix products of few rows on a CPU: how long one takes against reading its weights.
 
-An expert's share of a decode step is one to a dozen rows. Some libraries have a cliff there: on an Arm Neoverse-N1,
-oneDNN takes ten times as long for 9 rows as for 8, and switching it off halves a step.
+An expert's share of a decode step is one to a dozen rows. Some libraries have a cliff there: on an Arm machine,
+oneDNN took ten times as long for 9 rows as for 8, and switching it off halved a step.
 """
 
 from __future__ import annotations
