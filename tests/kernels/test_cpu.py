@@ -199,3 +199,13 @@ def test_llvmlite_has_a_dictionary_for_those_who_look_into_all_modules():
 
     cpu.Steps(xshare.RouterSpec.softmax(2), xshare.Policy.parse("rho=0.7"))
     assert vars(ffi.lib).get("kernel") is None
+
+
+def test_all_of_it_can_be_compiled_ahead():
+    """What `make setup` does, so that nobody waits for it later."""
+    from xshare.kernels.cpu.__main__ import main
+
+    main()
+    from xshare.kernels.cpu import experts, steps
+
+    assert all(each.signatures for each in (steps.route_steps, steps.route_one, experts.run_experts))
