@@ -88,17 +88,19 @@ class Steps:
     def _given(self, lead: list[int], B: int, n: int, N: int, layout: BatchLayout | None) -> tuple[Any, ...]:
         """What the compiled steps take beside logits: bias, requests, slots and their number, protected rows, devices,
         cost, the router's and the policy's numbers."""
-        requests = one_per_row(n) if layout is None else layout.array
+        bias = NOTHING if self.bias is None else by_step(self.bias.double(), lead)
+        devices = one_device(N) if self.placement is None else by_step(self.placement.devices, lead)
+        if layout is None:
+            requests = one_per_row(n)
+            return bias, requests, requests, n, nobody(n), devices, self.cost, self.whole, self.real
+        requests = layout.array
         if len(requests) not in (1, B):  # fewer leading dimensions than the logits have
-            assert layout is not None
             requests = by_step(layout.requests, lead)
         slots, num_slots = requests, n
-        if self.by_request and layout is not None:
+        if self.by_request:
             slots, num_slots = by_step(layout.slots, lead), layout.num_slots
-        marks = None if layout is None else layout.protected
-        bias = NOTHING if self.bias is None else by_step(self.bias.double(), lead)
+        marks = layout.protected
         protected = nobody(n) if marks is None else by_step(marks, lead)
-        devices = one_device(N) if self.placement is None else by_step(self.placement.devices, lead)
         return bias, requests, slots, num_slots, protected, devices, self.cost, self.whole, self.real
 
     def one(
