@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
 from functools import partial
 from itertools import count
 from multiprocessing import get_context
-from multiprocessing.pool import AsyncResult, Pool
 from pathlib import Path
 
 import numpy as np
@@ -38,10 +38,10 @@ class Feed:
     def __init__(self, model: str, corpus: Path, rows: int, seed: int, workers: int, short: bool) -> None:
         self.model, self.rows, self.rng = model, rows, np.random.default_rng(seed)
         self.short = short  # may change: from then on questions of all sizes are made
-        self.pool: Pool = get_context("spawn").Pool(workers)
+        self.pool = ProcessPoolExecutor(workers, get_context("spawn"))
         self.shares = np.array(list(MIX.values())) / sum(MIX.values())
         domains = [*PROSE, "python"]
-        texts = self.pool.map(partial(prose, corpus, LENGTH[model]), domains, chunksize=1)
+        texts = self.pool.map(partial(prose, corpus, LENGTH[model]), domains)
         self.stock = dict(zip(domains, texts, strict=True))
         self.tasks = self._tasks(seed, workers)
         special = tokenizer()
@@ -51,12 +51,12 @@ class Feed:
         """Row by row. Every process is kept two jobs ahead, and no more."""
         seeds = count(seed * 1_000_000)
 
-        def begin() -> AsyncResult[Rows]:
-            return self.pool.apply_async(tasks, (self.model, self.short, next(seeds)))
+        def begin() -> Future[Rows]:
+            return self.pool.submit(tasks, self.model, self.short, next(seeds))
 
         waiting = [begin() for _ in range(2 * workers)]
         while True:
-            done = waiting.pop(0).get()
+            done = waiting.pop(0).result()
             waiting.append(begin())
             yield from done
 
@@ -74,7 +74,7 @@ class Feed:
         return as_batch(rows, self.question, self.answer)
 
     def close(self) -> None:
-        self.pool.terminate()
+        self.pool.shutdown(cancel_futures=True)  # multiprocessing's own pool can wait for itself for ever
 
 
 def as_batch(rows: np.ndarray, question: int, answer: int) -> tuple[Tensor, Tensor]:
