@@ -191,6 +191,11 @@ def test_a_step_in_one_call_is_the_same(seed):
         assert np.array_equal(sums, turn * found.figures[:, 0])
         assert np.array_equal(steps.sets[0], found.selected)
     assert steps.one(logits.bfloat16(), weights, ids, layout, figures, sums) is None  # not of a type that it takes
+    assert steps.one(logits, weights.clone().requires_grad_(), ids, layout, figures, sums) is None
+    if n > 1 and k > 1:
+        assert steps.one(logits, weights.t().contiguous().t(), ids, layout, figures, sums) is None
+    learning = steps.settled(found, weights[None].clone().requires_grad_(), ids[None])  # a model outside no_grad
+    assert all(torch.equal(mine, other) for mine, other in zip(learning, wanted, strict=True))
 
 
 def test_llvmlite_has_a_dictionary_for_those_who_look_into_all_modules():

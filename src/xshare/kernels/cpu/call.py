@@ -112,7 +112,8 @@ class Steps:
         Everything in one call: around a step of a small model, Python and torch take longer than selecting.
         """
         known = logits.dtype in KNOWN and weights.dtype in KNOWN and ids.dtype == torch.int64
-        if not known or logits.requires_grad or weights.requires_grad:
+        dense = weights.is_contiguous() and ids.is_contiguous()
+        if not (known and dense) or logits.requires_grad or weights.requires_grad:
             return None
         rows, theirs, their_ids = logits.numpy(), weights.numpy(), ids.numpy()
         own, own_ids = np.empty_like(theirs), np.empty_like(their_ids)
@@ -127,7 +128,7 @@ class Steps:
     def settled(self, found: Routed, weights: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
         """Weights and ids of the steps [B, n, k] in the model's own types; a row that keeps its native experts keeps
         their bits: `engines.transformers.layer.settle`."""
-        theirs = weights.numpy() if weights.dtype in KNOWN else as_float64(weights)
+        theirs = weights.detach().numpy() if weights.dtype in KNOWN else as_float64(weights)
         their_ids = np.ascontiguousarray(ids.numpy().astype(np.int64, copy=False))
         own, own_ids = np.empty_like(theirs), np.empty_like(their_ids)
         exact = rounding(weights.dtype)

@@ -2,8 +2,8 @@
 
 A decode step has one to a dozen rows for each expert it loads. Libraries have a fast way for one row, which reads the
 weights as fast as memory gives them, and take up to four times as long for two: their other way is made for many. Here
-a row of weights stays in the nearest cache for all rows of the step that want it, so that up to some eight of them cost
-what one costs, and a step takes as long as the experts it loads.
+a row of weights stays in the nearest cache for all rows of the step that want it, so that up to four of them cost
+little more than one, and a step takes about as long as the experts it loads.
 """
 
 from math import exp
