@@ -1,0 +1,120 @@
+"""The staircase: what sets of every size cost on one machine, in a file that `xshare doctor --stairs` writes.
+
+A step's time does not grow evenly with its experts: some are free, and one too many costs a whole stair. The file holds
+times by rows of a step and size of the set; from them a cost table for each number of rows (docs/algorithms.md, 3b).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from xshare.algorithms.price import SLACK
+from xshare.errors import XShareError
+
+# What must be the same where a staircase is used: it is one machine's, one kernel's and one model's.
+WHERE = ("engine", "device", "backend", "dtype", "experts", "top_k", "layers", "config", "tensor_parallel")
+COLUMNS = ("batch", "experts", "ms", "ms_low", "ms_high", "backend", "layers")  # of a row; `batch` is rows of a step
+
+
+class StairsError(XShareError):
+    """A staircase that cannot be read, or is of another machine."""
+
+
+@dataclass(frozen=True)
+class Stairs:
+    where: dict[str, Any]  # WHERE, as far as it is known
+    times: dict[int, dict[int, float]]  # by rows of a step: size of the set -> ms, as measured
+    name: str = "the staircase"
+
+    @cached_property
+    def rows(self) -> list[int]:
+        return sorted(self.times)
+
+    @cached_property
+    def costs(self) -> Tensor:
+        """float64 [len(rows), N + 1]: a table for each number of rows, in the order of `rows`."""
+        N = int(self.where["experts"])
+        return torch.stack([cost_of(list(self.times[rows]), list(self.times[rows].values()), N) for rows in self.rows])
+
+    def table_for(self, rows: int) -> int | None:
+        """The number of the table for a step: of the smallest measured that has no fewer rows; None beyond them."""
+        return next((number for number, measured in enumerate(self.rows) if measured >= rows), None)
+
+    def check(self, here: Mapping[str, Any]) -> None:
+        """Refuse to be used elsewhere. `here`: what is known of the engine, by the names of WHERE."""
+        for what in WHERE:
+            mine, its = self.where.get(what), here.get(what)
+            if mine is not None and its is not None and mine != its:
+                raise StairsError(
+                    f"{self.name} was measured with {what.replace('_', ' ')} {mine!r}, and here it is {its!r}: "
+                    f"measure it here, with xshare doctor --stairs"
+                )
+
+
+def read_stairs(path: Path) -> Stairs:
+    name = f"staircase {str(path)!r}"
+    try:
+        found = json.loads(path.read_text())
+        stamp, times = found["provenance"], dict[int, dict[int, float]]()
+        for row in found["rows"]:
+            times.setdefault(int(row["batch"]), {})[int(row["experts"])] = float(row["ms"])
+        stairs = Stairs({what: stamp.get(what) for what in WHERE}, times, name)
+        int(stamp["experts"])
+    except OSError as error:
+        raise StairsError(f"{name} cannot be read: {error.strerror}") from None
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise StairsError(f"{name} must be a file that xshare doctor --stairs has written") from None
+    if not times:
+        raise StairsError(f"{name} holds no times: let xshare doctor --stairs finish")
+    stairs.costs  # noqa: B018: may refuse
+    return stairs
+
+
+def cost_of(sizes: Sequence[int], ms: Sequence[float], num_experts: int) -> Tensor:
+    """Times of sets of these sizes -> the cost table c[0..N], float64. Never falling; the least-squares slope over the
+    measured sizes is 1, and outside them it goes on with slope 1."""
+    order = np.argsort(sizes)
+    at, level = np.asarray(sizes)[order], never_falling(np.asarray(ms, dtype=np.float64)[order])
+    if len(at) < 2 or at[0] < 0 or at[-1] > num_experts or len(set(sizes)) < len(at):
+        raise StairsError(f"a staircase needs times of two sizes or more, each once, from 0 to {num_experts} experts")
+    slope = float(np.polyfit(at, level, 1)[0])
+    if not slope > 1e-9 * level[0]:
+        raise StairsError("a staircase needs times that grow with the experts, and these do not: is it another bound?")
+    cost = np.interp(np.arange(num_experts + 1), at, (level - level[0]) / slope + at[0])
+    below, above = np.arange(at[0]), np.arange(at[-1] + 1, num_experts + 1)
+    cost[below], cost[above] = below, cost[at[-1]] + above - at[-1]
+    return torch.from_numpy(cost)
+
+
+def never_falling(values: np.ndarray[Any, np.dtype[np.float64]]) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """The nearest sequence, by least squares, that never falls: neighbours that do are put at their mean."""
+    means: list[float] = []
+    counts: list[int] = []
+    for value in values:
+        means.append(float(value))
+        counts.append(1)
+        while len(means) > 1 and means[-2] > means[-1]:
+            (first, a), (second, b) = (means.pop(-2), counts.pop(-2)), (means.pop(), counts.pop())
+            means.append((first * a + second * b) / (a + b))
+            counts.append(a + b)
+    return np.repeat(means, counts)
+
+
+def edges(cost: Tensor, first: int, last: int) -> list[int]:
+    """The largest size of every stair from `first` to `last`: up to it one more expert costs next to nothing."""
+    found: list[int] = []
+    size = first
+    while size <= last:
+        size = min(last, int((cost <= cost[size] + SLACK).sum()) - 1)
+        found.append(size)
+        size += 1
+    return found
