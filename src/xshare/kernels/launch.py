@@ -17,6 +17,7 @@ from xshare.kernels.control import Control
 from xshare.kernels.limits import DTYPES, THRESHOLDS, thresholds_of, unsupported_shape
 from xshare.kernels.plan import Plan, Scratch
 from xshare.kernels.refinement import reroute_rows
+from xshare.kernels.tables import Tables, no_tables
 from xshare.kernels.words import Own
 from xshare.policy import Policy
 from xshare.router import RouterSpec
@@ -44,6 +45,7 @@ class FusedSelection:
     cost: Tensor | None = None  # float64 [tables, N + 1]: what so many experts cost here
     thresholds: frozenset[str] = THRESHOLDS  # that policies may set: the others' code is left out, and costs nothing
     scratch: Scratch | None = None  # another layer's of the same plan, to share it
+    tables: Tables | None = None  # where to leave all of routing, for 16-bit logits, in place of masked logits
 
     def __post_init__(self) -> None:
         self._check_rules()
@@ -95,25 +97,31 @@ class FusedSelection:
                 f"start an engine with such a policy, or with live 'any'"
             )
 
-    def launch(self, logits: Tensor, control: Control) -> None:
-        """Select for `logits` [rows, N], rows possibly strided; leaves keep, share, masked_bias and masked logits."""
+    def launch(self, logits: Tensor, control: Control) -> bool:
+        """Select for `logits` [rows, N], rows possibly strided; leaves keep, share, masked_bias and masked logits. With
+        `tables`, and logits of their type, it leaves these instead of masked logits; whether it did."""
         self._check_logits(logits)
         if control.policy is not None:
             self.check(control.policy)
         plan, scratch = self.plan, self.scratch
         assert scratch is not None
+        tables = self.tables if self.tables is not None and logits.dtype == self.tables.dtype else None
         arguments = self._data(logits, control) | self._rules(logits)
+        arguments |= no_tables(logits) if tables is None else tables.arguments(len(logits))
+        arguments["MASK_LOGITS"] = self.mask_logits and tables is None
         if plan.one_tile:
             kernel.select_in_one_tile[(1,)](
                 **arguments, halves=scratch.halves, counts=scratch.counts, order=scratch.order
             )
-            return
+            return tables is not None
         shared = {name: value for name, value in vars(scratch).items() if name != "plan"}
-        for part in (0,) if plan.on_gpu else (1, 2):
+        shared["hists"] = logits if tables is None else tables.hists
+        for part in (0,) if plan.on_gpu else (1, 2) if tables is None else (1, 2, 3):
             kernel.select_in_blocks[(plan.blocks,)](
                 **arguments, **shared, starts=control.starts,
                 BLOCKS=plan.blocks, PART=part, QUOTA=plan.quota, DIRECT=plan.direct, EACH=plan.each,
             )  # fmt: skip
+        return tables is not None
 
     def _check_logits(self, logits: Tensor) -> None:
         n, N = logits.shape if logits.ndim == 2 else (0, 0)
@@ -148,7 +156,7 @@ class FusedSelection:
             "KEEP_GROUPS": 1 if router is None else router.topk_group,
             "DEVICES": self.placement is not None, "COST": self.cost is not None,
             "PROTECT": self.protects, "UNIQUE": logits.dtype == torch.bfloat16 and self._by_logit,
-            "MASK_LOGITS": self.mask_logits, "MASK_BIAS": router is not None and router.scoring == "sigmoid",
+            "MASK_BIAS": router is not None and router.scoring == "sigmoid",
             "SHARE": self.with_share, "SEEN": self.seen is not None,
             **{name.upper(): name in self.thresholds for name in THRESHOLDS},
             "LOWEST": torch.finfo(logits.dtype).min, "num_warps": plan.warps,

@@ -233,24 +233,20 @@ def votes(
 ):  # fmt: skip
     """The votes of the requests [first, last), BQ at a time and each inside one warp -> sums and counts [BQ, BN].
 
-    A request's rows are read EACH at a time; with EACH = 0 every row below `end` is a request of its own. Each row's
-    best logit and total are left in `stats`, for the share inside S.
+    A request's rows are read EACH at a time. Each row's best logit and total are left in `stats`, for the share inside
+    S.
     """
-    AT_ONCE: tl.constexpr = EACH if EACH > 0 else 1
-    turn = tl.arange(0, AT_ONCE * BQ) // BQ
+    turn = tl.arange(0, EACH * BQ) // BQ
     high, low = tl.zeros([BQ, BN], tl.float32), tl.zeros([BQ, BN], tl.float32)
     count = tl.zeros([BQ, BN], tl.int32)
     position = tl.minimum(first, last)
     while position < last:
-        request = position + tl.arange(0, AT_ONCE * BQ) % BQ
-        if EACH == 0:
-            start, stop = request, tl.minimum(request + 1, end)
-        else:
-            start = tl.load(starts + request, mask=request < last, other=0)
-            stop = tl.minimum(tl.load(starts + request + 1, mask=request < last, other=0), end)
+        request = position + tl.arange(0, EACH * BQ) % BQ
+        start = tl.load(starts + request, mask=request < last, other=0)
+        stop = tl.minimum(tl.load(starts + request + 1, mask=request < last, other=0), end)
         its_high, its_low = tl.zeros([BQ, BN], tl.float32), tl.zeros([BQ, BN], tl.float32)
         its_count = tl.zeros([BQ, BN], tl.int32)
-        longest = tl.max(stop - start, axis=0) if EACH > 0 else 1
+        longest = tl.max(stop - start, axis=0)
         done = tl.minimum(longest, 0)
         while done < longest:
             rows = start + turn + done
@@ -259,7 +255,7 @@ def votes(
             x = as_rows(tl.load(logits + place, mask=there, other=float("-inf")).to(tl.float32), BN)
             x = tl.where(live[:, None], x, float("-inf"))
             score, key, best, usable, top, total = read_rows(
-                x, bias, N, AT_ONCE * BQ, BN, SCORING, GROUPS, KEEP_GROUPS, UNIQUE
+                x, bias, N, EACH * BQ, BN, SCORING, GROUPS, KEEP_GROUPS, UNIQUE
             )
             protected = usable
             if PROTECT:
@@ -273,10 +269,8 @@ def votes(
             if STATS:
                 tl.store(stats + 2 * rows, top, mask=live)
                 tl.store(stats + 2 * rows + 1, total, mask=live)
-            done += AT_ONCE
-        if EACH > 0:
-            if m_r > 0:
-                its_count = want_best(its_high, its_low, its_count, m_r, N, BN)
+            done += EACH
+        its_count = want_best(its_high, its_low, its_count, m_r, N, BN)
         high, low, count = high + its_high, low + its_low, count + its_count
         position += BQ
     return high, low, count

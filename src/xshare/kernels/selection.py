@@ -1,4 +1,5 @@
-"""Selection as one Triton launch: router logits -> S, without a sort, a rounded sum or a host synchronisation.
+"""Selection as one Triton launch: router logits -> S, without a sort, a rounded sum or a host synchronisation; and with
+ROUTE all of routing, each row's experts inside S and the tables that the experts' kernel wants.
 
 The steps are those of `algorithms/`. Rows and columns want opposite layouts, one row a warp and one expert a thread,
 and turning a tile from one into the other inside a kernel costs more than all arithmetic together. So votes go through
@@ -12,6 +13,7 @@ import triton.language as tl
 
 from xshare.kernels.columns import add_up, choose, leave_votes
 from xshare.kernels.rows import LOWEST_FLOAT, SIGMOID, SOFTMAX, addresses, as_rows, fold, read_rows, vote, votes
+from xshare.kernels.sorting import bits_set, leave_rows, marks_of, masked, top_inside, weigh, write_pairs, write_tables
 from xshare.kernels.words import Own, Word
 
 GATE, ROWS, REQUESTS, K0, MR, MG, ROUNDS, TOPK, POWER, PROTECTED, COST_TABLE, SAMPLE = (
@@ -54,13 +56,9 @@ def _leave_seen(seen, sample, rows, present, x, N: tl.constexpr, BN: tl.constexp
 
 @triton.jit
 def _mask_rows(logits, place, there, x, S, LOWEST: tl.constexpr):
-    """The lowest finite value outside S, half of that for -inf inside, which must not come after what is outside. Any
-    other kept logit is written back as it was read, so that stores are whole; S = E changes no bit of a finite row."""
-    lowest = tl.full(x.shape, LOWEST, tl.float32).to(logits.dtype.element_ty)
-    above = tl.full(x.shape, LOWEST / 2, tl.float32).to(logits.dtype.element_ty)
-    kept = tl.where(x == float("-inf"), above, x)
-    masked = tl.reshape(tl.where(S[None, :], kept, lowest), [x.shape[0], place.shape[0], place.shape[2]])
-    tl.store(logits + place, tl.permute(masked, (1, 0, 2)), mask=there)
+    """What is kept is written back as it was read, so that stores are whole."""
+    tile = tl.reshape(masked(x, S, LOWEST), [x.shape[0], place.shape[0], place.shape[2]])
+    tl.store(logits + place, tl.permute(tile, (1, 0, 2)), mask=there)
 
 
 @triton.jit
@@ -90,16 +88,53 @@ def _leave_open(
         tl.store(share + rows, tl.full([BR], 1.0, tl.float32), mask=rows < present)
 
 
-@triton.jit(do_not_specialize=["present"])  # one kernel for all numbers of rows of a bucket
+@triton.jit
+def _vote_here(
+    x, rows, end, bias, protected_ptr, guarded, k0, rho, by_top_k, power, stats,
+    N: tl.constexpr, BR: tl.constexpr, BQ: tl.constexpr, BN: tl.constexpr, TOP_K: tl.constexpr,
+    SCORING: tl.constexpr, RENORMALIZE: tl.constexpr, GROUPS: tl.constexpr, KEEP_GROUPS: tl.constexpr,
+    PROTECT: tl.constexpr, UNIQUE: tl.constexpr, STATS: tl.constexpr,
+):  # fmt: skip
+    """What `votes` gives, of the rows that this program has in registers: whose they are makes no difference."""
+    value = tl.where((rows < end)[:, None], x.to(tl.float32), float("-inf"))
+    score, key, best, usable, top, total = read_rows(value, bias, N, BR, BN, SCORING, GROUPS, KEEP_GROUPS, UNIQUE)
+    protected = usable
+    if PROTECT:
+        protected = tl.load(protected_ptr + rows, mask=rows < end * guarded, other=0) != 0
+    high, low, count = vote(
+        value, score, key, best, usable, top, total, protected, k0, rho, by_top_k, power,
+        BN, TOP_K, SCORING, RENORMALIZE, PROTECT, UNIQUE,
+    )  # fmt: skip
+    if STATS:
+        tl.store(stats + 2 * rows, top, mask=rows < end)
+        tl.store(stats + 2 * rows + 1, total, mask=rows < end)
+    return fold(high, BQ), fold(low, BQ), fold(count, BQ)
+
+
+@triton.jit
+def _meet(arrivals, BLOCKS: tl.constexpr):
+    """Go on when all programs of the launch are here. What they wrote before can be read, past the nearest cache."""
+    tl.debug_barrier()
+    if BLOCKS > 1:
+        arrived = tl.atomic_add(arrivals, 1, sem="acq_rel", scope="gpu")
+        everyone = (arrived // BLOCKS + 1) * BLOCKS
+        arrived += 1
+        while arrived < everyone:
+            arrived = tl.atomic_add(arrivals, 0, sem="acquire", scope="gpu")
+        tl.debug_barrier()
+
+
+@triton.jit(do_not_specialize=["present", "most_tiles"])  # one kernel for all numbers of rows of a bucket
 def select_in_one_tile(
     logits, stride, present, bias_ptr, control, own, protected_ptr, cost, devices, num_devices, keep, masked_bias,
-    share, seen, halves, counts, order,
+    share, seen, halves, counts, order, pairs, weights, hist, offsets, tiles, most_tiles, keys, marks, places,
     N: tl.constexpr, BR: tl.constexpr, BQ: tl.constexpr, BN: tl.constexpr, SPAN: tl.constexpr,
     TOP_K: tl.constexpr, SCORING: tl.constexpr, RENORMALIZE: tl.constexpr,
     GROUPS: tl.constexpr, KEEP_GROUPS: tl.constexpr,
     DEVICES: tl.constexpr, COST: tl.constexpr, PROTECT: tl.constexpr, UNIQUE: tl.constexpr,
     MASS: tl.constexpr, COVERAGE: tl.constexpr, PRICE: tl.constexpr,
     MASK_LOGITS: tl.constexpr, MASK_BIAS: tl.constexpr, SHARE: tl.constexpr, SEEN: tl.constexpr,
+    ROUTE: tl.constexpr, ROWS_MOST: tl.constexpr, OFFSETS: tl.constexpr, TILES: tl.constexpr, TILES_MOST: tl.constexpr,
     LOWEST: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """Few rows and no requests: one program, one tile, in registers from the first step to the last."""
@@ -117,6 +152,7 @@ def select_in_one_tile(
     bias = tl.load(bias_ptr + cols, mask=cols < N, other=0.0)
     gate = tl.load(control + GATE)
     rows, place, there, x = _rows_at(logits, stride, 0, present, N, BR, BN, SPAN)
+    S = cols < N
     if gate == 0:
         _leave_open(0, present, keep, bias, masked_bias, share, N, BR, BN, MASK_BIAS, SHARE)
     else:
@@ -146,14 +182,28 @@ def select_in_one_tile(
             kept = tl.sum(tl.where(S[None, :], score, 0.0), axis=1) / total
             tl.store(share + rows, tl.where(usable & (total > 0), kept, 1.0), mask=rows < present)
         _write_set(S, keep, bias, masked_bias, N, BN, MASK_BIAS)
+    if ROUTE:
+        key, chosen = top_inside(x, S, N, BN, TOP_K, LOWEST)
+        leave_rows(key, chosen & (rows < present)[:, None], keys, marks, rows, BQ, BN, TOP_K)
+        tl.debug_barrier()
+        mark = marks_of(marks, BR, BQ, BN)
+        pair, is_there, column, weight = weigh(keys, 0, present, weights, BR, TOP_K)
+        first = write_tables(
+            bits_set(mark), hist, offsets, OFFSETS, tiles, TILES, most_tiles, 0, 1, N, BN, ROWS_MOST, TILES_MOST
+        )
+        tl.store(places + cols, first)
+        tl.store(places + BN + cols, mark)
+        tl.debug_barrier()
+        write_pairs(pair, is_there, column, weight, 0, places, pairs, pairs + present * TOP_K, weights, BN, TOP_K)
     if SEEN:
         _leave_seen(seen, sample, rows, present, x, N, BN)
 
 
-@triton.jit(do_not_specialize=["present"])
+@triton.jit(do_not_specialize=["present", "most_tiles"])
 def select_in_blocks(
     logits, stride, present, bias_ptr, starts, control, own, protected_ptr, cost, devices, num_devices, keep,
-    masked_bias, share, seen, stats, halves, counts, sums, totals, order, arrivals,
+    masked_bias, share, seen, stats, halves, counts, sums, totals, order, arrivals, pairs, weights, hist, offsets,
+    tiles, most_tiles, keys, marks, places, hists,
     BLOCKS: tl.constexpr, PART: tl.constexpr, QUOTA: tl.constexpr, DIRECT: tl.constexpr,
     N: tl.constexpr, BR: tl.constexpr, BQ: tl.constexpr, BN: tl.constexpr, SPAN: tl.constexpr, EACH: tl.constexpr,
     TOP_K: tl.constexpr, SCORING: tl.constexpr, RENORMALIZE: tl.constexpr,
@@ -161,13 +211,15 @@ def select_in_blocks(
     DEVICES: tl.constexpr, COST: tl.constexpr, PROTECT: tl.constexpr, UNIQUE: tl.constexpr,
     MASS: tl.constexpr, COVERAGE: tl.constexpr, PRICE: tl.constexpr,
     MASK_LOGITS: tl.constexpr, MASK_BIAS: tl.constexpr, SHARE: tl.constexpr, SEEN: tl.constexpr,
+    ROUTE: tl.constexpr, ROWS_MOST: tl.constexpr, OFFSETS: tl.constexpr, TILES: tl.constexpr, TILES_MOST: tl.constexpr,
     LOWEST: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """More rows, or requests: every program takes QUOTA requests, all meet, and each then finishes BR rows.
+    """More rows, or requests: every program takes BR rows, or QUOTA requests with a budget of their own; all meet, and
+    each finishes its BR rows.
 
     They meet by counting arrivals, for which the few programs of a launch, all on the chip at once, can wait. Where
-    they cannot (Triton's interpreter runs one after another), PART 1 votes and PART 2 does the rest, in two launches;
-    PART 0 is both.
+    they cannot (Triton's interpreter runs one after another), PART 1 votes, PART 2 chooses, and with ROUTE PART 3 sorts
+    the rows, in launches of their own; PART 0 is all of it.
     """
     block = tl.program_id(0)
     cols = tl.arange(0, BN)
@@ -184,17 +236,24 @@ def select_in_blocks(
         tl.extra.cuda.gdc_wait()
     gate = tl.load(control + GATE)  # of the words' cache line; asked for ahead, ptxas waits for it before the logits
     rows, place, there, x = _rows_at(logits, stride, block * BR, present, N, BR, BN, SPAN)
+    S = cols < N
     if gate == 0:
         _leave_open(block * BR, present, keep, bias, masked_bias, share, N, BR, BN, MASK_BIAS, SHARE)
     else:
         m = own_m.to(tl.int32)  # not before the logits are asked for
         rho = tl.cast(own_rho, tl.float32) if COVERAGE else 0.0
-        if PART != 2:
-            high, low, count = votes(
-                logits, stride, bias, starts, block * QUOTA, tl.minimum(last, (block + 1) * QUOTA), end,
-                protected_ptr, guarded, k0, rho, by_top_k, power, m_r, stats,
-                N, BQ, BN, SPAN, EACH, TOP_K, SCORING, RENORMALIZE, GROUPS, KEEP_GROUPS, PROTECT, UNIQUE, SHARE,
-            )  # fmt: skip
+        if PART < 2:
+            if EACH == 0 or m_r == 0:
+                high, low, count = _vote_here(
+                    x, rows, end, bias, protected_ptr, guarded, k0, rho, by_top_k, power, stats,
+                    N, BR, BQ, BN, TOP_K, SCORING, RENORMALIZE, GROUPS, KEEP_GROUPS, PROTECT, UNIQUE, SHARE,
+                )  # fmt: skip
+            else:
+                high, low, count = votes(
+                    logits, stride, bias, starts, block * QUOTA, tl.minimum(last, (block + 1) * QUOTA), end,
+                    protected_ptr, guarded, k0, rho, by_top_k, power, m_r, stats,
+                    N, BQ, BN, SPAN, EACH, TOP_K, SCORING, RENORMALIZE, GROUPS, KEEP_GROUPS, PROTECT, UNIQUE, SHARE,
+                )  # fmt: skip
             if DIRECT:  # few enough for everyone to add up all rows
                 leave_votes(high, low, count, halves, counts, block * BQ, BLOCKS * BQ, BQ, BN)
             else:
@@ -205,15 +264,9 @@ def select_in_blocks(
                 u, count = add_up(halves, counts, BQ, BN, False)
                 tl.store(sums + block * BN + cols, u)
                 tl.store(totals + block * BN + cols, count)
-        if PART != 1:
-            tl.debug_barrier()
-            if PART == 0 and BLOCKS > 1:
-                arrived = tl.atomic_add(arrivals, 1, sem="acq_rel", scope="gpu")
-                everyone = (arrived // BLOCKS + 1) * BLOCKS
-                arrived += 1
-                while arrived < everyone:
-                    arrived = tl.atomic_add(arrivals, 0, sem="acquire", scope="gpu")
-                tl.debug_barrier()
+        if PART == 0 or PART == 2:
+            if PART == 0:
+                _meet(arrivals, BLOCKS)
             if DIRECT:
                 u, count = add_up(halves, counts, BLOCKS * BQ, BN, False)
             else:
@@ -235,5 +288,33 @@ def select_in_blocks(
                 tl.store(share + rows, _kept_again(x, rows, top, total, S, end, SCORING), mask=rows < present)
             if block == 0:
                 _write_set(S, keep, bias, masked_bias, N, BN, MASK_BIAS)
-    if SEEN and PART != 1:
+    if ROUTE:
+        marks += block * BQ * BN
+        places += block * 2 * BN
+        if PART == 0 or PART == 2:
+            key, chosen = top_inside(x, S, N, BN, TOP_K, LOWEST)
+            leave_rows(key, chosen & (rows < present)[:, None], keys, marks, rows, BQ, BN, TOP_K)
+            tl.debug_barrier()
+            mark = marks_of(marks, BR, BQ, BN)
+            tl.store(places + BN + cols, mark)
+            tl.store(hists + block * BN + cols, bits_set(mark))
+        if PART == 0:
+            _meet(arrivals, BLOCKS)
+        if PART == 0 or PART == 3:
+            count, earlier = tl.zeros([BN], tl.int32), tl.zeros([BN], tl.int32)
+            for other in range(BLOCKS):
+                its = tl.load(hists + other * BN + cols, cache_modifier=".cg")
+                count += its
+                earlier += tl.where(other < block, its, 0)
+            SHARED: tl.constexpr = BLOCKS if BLOCKS < 4 else 4
+            first = write_tables(
+                count, hist, offsets, OFFSETS, tiles, TILES, most_tiles, block, SHARED, N, BN, ROWS_MOST, TILES_MOST
+            )
+            tl.store(places + cols, first + earlier)
+            tl.debug_barrier()
+            pair, is_there, column, weight = weigh(keys, block * BR, present, weights, BR, TOP_K)
+            write_pairs(
+                pair, is_there, column, weight, block * BR, places, pairs, pairs + present * TOP_K, weights, BN, TOP_K
+            )
+    if SEEN and (PART == 0 or PART == 2):
         _leave_seen(seen, sample, rows, present, x, N, BN)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
+from xshare.engines.vllm import one_launch
 from xshare.engines.vllm.alike import Buffers
 from xshare.engines.vllm.site import Site
 from xshare.engines.vllm.sizes import Sizes
@@ -12,10 +15,28 @@ from xshare.engines.vllm.step import Step
 from xshare.kernels.control import own_numbers
 from xshare.kernels.launch import FusedSelection
 from xshare.kernels.plan import Plan, Scratch
+from xshare.kernels.tables import Tables
 from xshare.kernels.words import Own
 from xshare.policy import Policy
 
-Pool = dict[Plan, Scratch]  # layers run one after another, and share what they can
+
+class Pool:
+    """Layers run one after another, and share what they can."""
+
+    def __init__(self) -> None:
+        self._scratch: dict[Plan, Scratch] = {}
+        self._tables: dict[tuple[Any, ...], Tables] = {}
+
+    def scratch(self, plan: Plan, device: torch.device) -> Scratch:
+        if plan not in self._scratch:
+            self._scratch[plan] = Scratch(plan, device)
+        return self._scratch[plan]
+
+    def tables(self, plan: Plan, num_experts: int, top_k: int, dtype: torch.dtype, device: torch.device) -> Tables:
+        key = plan, num_experts, top_k, dtype
+        if key not in self._tables:
+            self._tables[key] = Tables(plan, num_experts, top_k, dtype, device)
+        return self._tables[key]
 
 
 class FusedSelector:
@@ -32,10 +53,12 @@ class FusedSelector:
         mask_logits: bool,
         with_share: bool,
         reroutes: bool,
+        routes: torch.dtype | None,
         pool: Pool,
     ) -> None:
         """`policy` is this layer's of the start. `never_within`: rows that are never acted on, because they natively
-        load no more than the budget. `thresholds`: see FusedSelection."""
+        load no more than the budget. `thresholds`: see FusedSelection. `routes`: logits of this type are routed in the
+        same launch (one_launch.py)."""
         assert step.control is not None
         self.control, self.sizes, self.router, self.num_experts = step.control, sizes, site.router, site.num_experts
         self.never_within, self.reroutes = never_within, reroutes
@@ -45,8 +68,7 @@ class FusedSelector:
         self.selections: dict[int, FusedSelection] = {}  # by rows
         for rows in sizes.buckets:
             plan = Plan.of(site.num_experts, rows, each, step.device)
-            if plan not in pool:
-                pool[plan] = Scratch(plan, step.device)
+            shape = site.num_experts, site.router.top_k
             self.selections[rows] = FusedSelection(
                 num_experts=site.num_experts,
                 rows=rows,
@@ -60,18 +82,40 @@ class FusedSelector:
                 keep=buffers.keep,
                 own=self.own,
                 thresholds=thresholds,
-                scratch=pool[plan],
+                scratch=pool.scratch(plan, step.device),
+                tables=None if routes is None else pool.tables(plan, *shape, routes, step.device),
             )
+        self.routes = routes
+        self._ready: dict[int, Any] = {}  # by rows: the tables, as the engine asks for them
         self.set_policy(policy)
 
     def launch(self, logits: Tensor) -> FusedSelection | None:
-        """Select for these logits; the selection, or None where it was not launched."""
+        """Select for these logits; the selection, or None where it was not launched. Where it routes it always is: with
+        the gate closed it routes natively, and faster than the engine."""
         n = len(logits)
-        if n > self.sizes.buckets[-1] or n <= self.never_within:
+        if n > self.sizes.buckets[-1] or (n <= self.never_within and logits.dtype != self.routes):
             return None
         selection = self.selections[next(rows for rows in self.selections if rows >= n)]
         selection.launch(logits, self.control)
         return selection
+
+    def routed(self, logits: Tensor) -> Any:
+        if logits.dtype != self.routes or not one_launch.aligned(logits):
+            return None
+        selection = self.launch(logits)
+        if selection is None:
+            return None
+        n = len(logits)
+        if n not in self._ready:
+            assert selection.tables is not None
+            self._ready[n] = one_launch.as_asked(selection.tables, n)
+        return self._ready[n]
+
+    def do_not_route(self) -> None:
+        """Leave it to the engine, from masked logits."""
+        self.routes = None
+        for selection in self.selections.values():
+            selection.tables = None
 
     def masked(self, logits: Tensor) -> tuple[Tensor, Tensor | None]:
         """In place."""

@@ -1,6 +1,7 @@
-"""How S reaches the engine's own routing rule, which does the refinement: three ways, each on both paths.
+"""How S reaches the engine's own routing rule, which does the refinement: in four ways.
 
 logits   masked logits: softmax routers, and sigmoid ones without a bias
+route    the same without the engine's rule, whose bits our kernel gives by itself (one_launch.py)
 bias     a masked correction bias: routers that rank by score + bias
 reroute  the engine's ids and weights replaced by ours: groups, which the engine would judge by experts outside S too
 """
@@ -51,6 +52,22 @@ class MaskLogits:
         if not isinstance(out, Tensor):
             raise SettingsError(f"{self.name} leaves its output unfinished, which xshare cannot rescale: skip it")
         return out * share.to(out.dtype)
+
+
+class Route(MaskLogits):
+    """Where the kernel has done all of routing, the experts are handed that; otherwise as above."""
+
+    mode: ClassVar[str] = "route"
+
+    def __init__(self, site: Site, selector: Selector) -> None:
+        from xshare.engines.vllm.one_launch import stand_in  # needs Triton
+
+        super().__init__(site, selector)
+        self.stand_in = stand_in()
+
+    def compute(self, native: Callable[[Tensor], Any], logits: Tensor) -> Any:
+        ready = self.selector.routed(logits)
+        return super().compute(native, logits) if ready is None else self.stand_in.during(ready, native, logits)
 
 
 class MaskBias:
@@ -110,6 +127,8 @@ def mode_of(site: Site, policy: Policy, device: torch.device) -> str:
 def make_hook(mode: str, site: Site, selector: Selector, device: torch.device) -> Hook:
     if mode == MaskBias.mode:
         return MaskBias(site, selector, device)
+    if mode == Route.mode:
+        return Route(site, selector)
     return MaskLogits(site, selector) if mode == MaskLogits.mode else Reroute(site, selector)
 
 

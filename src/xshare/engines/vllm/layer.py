@@ -8,6 +8,7 @@ instance: drafters have routers of the same classes.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +18,7 @@ from torch import Tensor
 
 from xshare.engines.gates import Tally
 from xshare.engines.vllm.alike import Alike, Buffers
-from xshare.engines.vllm.hooks import Hook, MaskLogits, Reroute, Routed, make_hook, mode_of, rescales
+from xshare.engines.vllm.hooks import Hook, MaskLogits, Reroute, Route, Routed, make_hook, mode_of, rescales
 from xshare.engines.vllm.reference import ReferenceSelector
 from xshare.engines.vllm.routers import first_replicas, has_replicas
 from xshare.engines.vllm.selector import Selector
@@ -25,6 +26,8 @@ from xshare.engines.vllm.site import Site
 from xshare.engines.vllm.sizes import Sizes
 from xshare.engines.vllm.step import Step
 from xshare.policy import Policy
+
+log = logging.getLogger("vllm.xshare")
 
 
 @dataclass(eq=False)
@@ -80,17 +83,26 @@ def make_layers(
     *,
     never_within: int,
     thresholds: frozenset[str],
+    one_launch: bool,
 ) -> list[Layer]:
-    """A layer for each site, with the memory that its group has for it. `never_within`, `thresholds`: FusedSelector."""
+    """A layer for each site, with the memory that its group has for it. `never_within`, `thresholds`: FusedSelector.
+    `one_launch`: whether all of routing is done in the selection's, where that can be."""
     buffers = {place: mine for group in groups for place, mine in group.buffers().items()}
-    pool: dict[Any, Any] = {}
+    pool: Any = None
     layers = []
+    refused: dict[str | None, int] = {}  # layers that are not routed in one launch, by reason
     for place, (site, own) in enumerate(zip(sites, policy.by_layer([site.number for site in sites]), strict=True)):
         mode = mode_of(site, policy, step.device)
         selector: Selector
         if step.device.type == "cuda":
-            from xshare.engines.vllm.fused import FusedSelector  # needs Triton
+            from xshare.engines.vllm.fused import FusedSelector, Pool  # needs Triton
+            from xshare.engines.vllm.one_launch import why_not
 
+            pool, dtype = pool or Pool(), site.runner.moe_config.in_dtype
+            if mode == MaskLogits.mode and one_launch:
+                reason = why_not(site, step.device, dtype)
+                mode = Route.mode if reason is None else mode
+                refused[reason] = refused.get(reason, 0) + 1
             selector = FusedSelector(
                 site,
                 buffers[place],
@@ -99,18 +111,35 @@ def make_layers(
                 own,
                 never_within=never_within,
                 thresholds=thresholds,
-                mask_logits=mode == MaskLogits.mode,
+                mask_logits=mode in (MaskLogits.mode, Route.mode),
                 with_share=mode == MaskLogits.mode and rescales(site),  # nobody else needs it
                 reroutes=mode == Reroute.mode,
+                routes=dtype if mode == Route.mode else None,
                 pool=pool,
             )
         else:
             selector = ReferenceSelector(site, buffers[place], step, tally, own)
         hook = make_hook(mode, site, selector, step.device)
         layers.append(Layer(site, selector, hook, buffers[place]))
+    for reason, count in refused.items():
+        if reason is not None:
+            log.info("xshare: %d layers are routed by vLLM itself, not in the selection's launch: %s", count, reason)
     return layers
 
 
 def compile_layers(layers: Sequence[Layer], dtype: torch.dtype) -> None:
     for layer in layers:
+        layer.selector.compile(dtype)
+    routing = [layer for layer in layers if layer.hook.mode == Route.mode]
+    if not routing:
+        return
+    from xshare.engines.vllm.one_launch import differs
+
+    where = next((found for layer in routing if (found := differs(layer.selector)) is not None), None)
+    if where is None:
+        log.info("xshare: %d layers are routed in one launch, to the bit as vLLM routes them", len(routing))
+        return
+    log.warning("xshare: all layers are routed by vLLM itself: in one launch it came out otherwise with %s", where)
+    for layer in routing:
+        layer.selector.do_not_route()  # type: ignore[attr-defined]
         layer.selector.compile(dtype)

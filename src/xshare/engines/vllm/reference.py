@@ -48,6 +48,9 @@ class ReferenceSelector:
         masked, share = torch.ops.xshare.mask_logits(logits, self.key)
         return masked, share
 
+    def routed(self, logits: Tensor) -> None:
+        return None
+
     def masked_bias(self, logits: Tensor) -> Tensor:
         assert self.bias is not None
         torch.ops.xshare.mask_bias(logits, self.bias, self.key)

@@ -79,7 +79,10 @@ def make_state(model: Any, settings: Settings, device: torch.device, config: Any
     groups = alike(sites, sizes.buckets[-1], device, sampled=settings.metrics.on)
     never_within = 0 if settings.at_every_size else rows_within(policy, numbers, top_k)
     thresholds = THRESHOLDS if settings.at_every_size else thresholds_of(policy.by_layer(numbers))
-    layers = make_layers(sites, policy, groups, now, sizes, tally, never_within=never_within, thresholds=thresholds)
+    layers = make_layers(
+        sites, policy, groups, now, sizes, tally,
+        never_within=never_within, thresholds=thresholds, one_launch=settings.one_launch,
+    )  # fmt: skip
     samples = Samples(groups, device) if settings.metrics.on else None
     state = State(settings, policy, layers, now, sizes, tally, samples)
     if state.why_not(True, sizes.max_rows) == "within_budget":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -14,6 +14,10 @@ class Selector(Protocol):
     def masked(self, logits: Tensor) -> tuple[Tensor, Tensor | None]:
         """Logits with the lowest finite value outside S, and each row's share of its score inside S, [n, 1]; the logits
         as they are, and perhaps no share, where this step is left alone."""
+
+    def routed(self, logits: Tensor) -> Any:
+        """All of routing, as the engine would have worked it out from masked logits; None where that was not done, and
+        the logits are as they came."""
 
     def masked_bias(self, logits: Tensor) -> Tensor:
         """The layer's correction bias with the lowest finite value outside S, [N]; its own where the step is left

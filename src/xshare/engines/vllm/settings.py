@@ -40,6 +40,7 @@ class Settings(BaseModel):
     gates: KernelGates = KernelGates.model_validate({})
     metrics: Metrics = Metrics.model_validate({})
     strict: bool = False  # refuse to start where a layer cannot be served
+    one_launch: bool = True  # whether all of routing is done in the selection's launch, where that can be
     layers: list[int] | None = Field(None, min_length=1)  # MoE layers to act on, counted from 0; all by default
     profile: str | None = None  # a file of `xshare tune`, which says the policy
     # What can be changed while serving: with "any", selection is captured at every size, so that it can also act on

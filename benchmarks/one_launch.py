@@ -1,0 +1,151 @@
+"""All of routing in one launch against vLLM's own, on its Triton path for MXFP4: is it the same, and what does it save?
+
+    python benchmarks/one_launch.py [--json evidence/one_launch.json]
+
+Needs a GPU and a vLLM with that path (0.26). A graph of LAYERS layers of [router GEMM -> routing] is replayed, with the
+experts left out, in four forms, in turns; `..._us` are medians of a layer, the router's GEMM included:
+
+  native   vLLM's routing() as it is: top-k, histogram, offsets, sort
+  masked   selection in front of it, which masks logits
+  one      selection and routing in one launch of ours
+  closed   the same, gate closed: native routing in one launch
+
+`compared` batches of logits of many scales, with ties, -0 and -inf among them, were routed both ways under each policy,
+gate open and closed; of `differ` any table had another bit.
+"""
+
+from __future__ import annotations
+
+import statistics
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+from kernel import HIDDEN, LAYERS, captured, replay_us
+
+from xshare import Policy, RouterSpec
+from xshare.cli.output import number_table, progress_bar, wide_console
+from xshare.engines.vllm.one_launch import as_asked, same, stand_in
+from xshare.kernels.control import Control
+from xshare.kernels.launch import FusedSelection
+from xshare.kernels.tables import Tables
+from xshare.results import Results, Row
+
+REPLAYS = 60
+EXPERTS, TOP_K = 128, 4  # gpt-oss-120b
+CELLS = [(rows, 0) for rows in (1, 4, 8, 16, 32, 64, 128, 256)] + [(16, 4), (64, 4)]  # rows, and of a request
+POLICIES = ("k0=0,rho=0.7", "k0=1,m=24", "k0=2,m=0")
+
+
+def made(rows: int, each: int, routes: bool) -> FusedSelection:
+    router = RouterSpec.softmax(TOP_K)
+    found = FusedSelection(
+        num_experts=EXPERTS, rows=rows, device="cuda", router=router, rows_per_request=each, mask_logits=True
+    )
+    if routes:
+        found.tables = Tables(found.plan, EXPERTS, TOP_K, torch.bfloat16, "cuda")
+    return found
+
+
+def control_of(policy: str, rows: int, each: int) -> Control:
+    control = Control("cuda")
+    control.set_policy(Policy.parse(policy))
+    control.set_step(rows, [*range(0, rows, each), rows] if each else None)
+    control.set_gate(True)
+    control.push()
+    return control
+
+
+def differing(selection: FusedSelection, control: Control, rows: int, batches: int, dice: torch.Generator) -> int:
+    """Of so many batches, how many are not routed to the bit as vLLM does."""
+    native, lowest, found = stand_in().native, torch.finfo(torch.bfloat16).min, 0
+    assert selection.tables is not None
+    assert selection.keep is not None
+    for batch in range(batches):
+        logits = torch.randn(rows, EXPERTS, generator=dice, device="cuda") * 4 ** (batch % 5 - 2)
+        if batch % 3 == 1:
+            logits = logits.round()  # ties, and -0
+        if batch % 7 == 3:
+            logits[:, batch % EXPERTS :: 5] = -torch.inf
+        logits = logits.bfloat16()
+        control.set_gate(batch % 2 == 0)
+        control.push()
+        selection.launch(logits, control)
+        kept = torch.where(logits == -torch.inf, lowest / 2, logits)
+        inside = torch.where(selection.keep, kept, lowest) if batch % 2 == 0 else logits
+        # With nothing outside, -inf is the same as the value that stands for it: neither gets a weight.
+        inside = torch.where(inside == -torch.inf, lowest / 2, inside).bfloat16()
+        found += not same(as_asked(selection.tables, rows), native(inside, TOP_K, sm_first=False))
+    return found
+
+
+def times(rows: int, each: int) -> Row:
+    native = stand_in().native
+    masking, routing, policy = made(rows, each, False), made(rows, each, True), POLICIES[0]
+    is_open, closed = control_of(policy, rows, each), control_of(policy, rows, each)
+    closed.set_gate(False)
+    closed.push()
+    hidden = torch.randn(rows, HIDDEN, device="cuda", dtype=torch.bfloat16)
+    weights = [torch.randn(EXPERTS, HIDDEN, device="cuda", dtype=torch.bfloat16) / 27 for _ in range(LAYERS)]
+    logits = torch.empty(rows, EXPERTS, device="cuda", dtype=torch.bfloat16)
+
+    def chain(form: str) -> Any:
+        def layers() -> None:
+            for weight in weights:
+                torch.mm(hidden, weight.t(), out=logits)
+                if form in ("one", "closed"):
+                    routing.launch(logits, is_open if form == "one" else closed)
+                    continue
+                if form == "masked":
+                    masking.launch(logits, is_open)
+                if form != "none":
+                    native(logits, TOP_K, sm_first=False)
+
+        return captured(layers)
+
+    graphs = {form: chain(form) for form in ("none", "native", "masked", "one", "closed")}
+    taken: dict[str, list[float]] = {form: [] for form in graphs}
+    for replay in range(REPLAYS):
+        for form in graphs if replay % 2 else reversed(graphs):
+            taken[form].append(replay_us(graphs[form]))
+    return {f"{form}_us": statistics.median(each[5:]) for form, each in taken.items()}
+
+
+def main(
+    json: Annotated[Path | None, typer.Option(help="Write the rows here.")] = None,
+    batches: Annotated[int, typer.Option(help="Batches of logits of each policy to compare.")] = 70,
+) -> None:
+    import triton
+    import vllm
+    from vllm.utils.import_utils import has_triton_kernels
+
+    has_triton_kernels()  # gives vLLM's own copy that name
+    about = {"gpu": torch.cuda.get_device_name(), "triton": triton.__version__, "vllm": vllm.__version__, "seed": 0}
+    results = Results(json, None, about | {"layers": LAYERS, "experts": EXPERTS, "top_k": TOP_K}, lists=())
+    dice = torch.Generator("cuda").manual_seed(0)
+    table = number_table("routing of a layer, us, its router's GEMM included", "rows", "of a request", "GEMM alone",
+                         "native", "masked", "one launch", "gate closed", "compared", "differ")  # fmt: skip
+    with progress_bar("cells", len(CELLS)) as advance:
+        for rows, each in CELLS:
+            differ = 0
+            selection = made(rows, each, True)
+            for policy in POLICIES:
+                differ += differing(selection, control_of(policy, rows, each), rows, batches, dice)
+            row = {
+                "rows": rows,
+                "each": each,
+                **times(rows, each),
+                "compared": batches * len(POLICIES),
+                "differ": differ,
+            }
+            results.rows.append(row)
+            results.write()
+            table.add_row(*(f"{value:.2f}" if isinstance(value, float) else str(value) for value in row.values()))
+            advance(1)
+    wide_console().print(table)
+    raise typer.Exit(1 if any(row["differ"] for row in results.rows) else 0)
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,173 @@
+"""Routing in one launch, on vLLM's Triton path for MXFP4: our kernel leaves what its routing() would return.
+
+Natively that is four launches behind the selection's: top-k, two for a histogram, and one that sorts. The experts' code
+asks `triton_kernels.routing.routing` for all of it; for as long as one of our layers computes, that name answers with
+what our kernel has left. It is used only where it was seen to give the very same bits, and looked at again at every
+start.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Callable, Iterable
+from importlib import import_module
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from xshare.engines.vllm.site import Site
+from xshare.kernels.control import Control
+from xshare.kernels.launch import FusedSelection
+from xshare.kernels.tables import DTYPES, TOP_KS, Tables, most_tiles
+from xshare.policy import Policy
+
+log = logging.getLogger("vllm.xshare")
+VERIFIED = ("0.26.",)  # versions of vLLM that it was run with on a GPU
+EXPERTS = "OAITritonMxfp4ExpertsMonolithic"
+PARAMETERS = ["logits", "n_expts_act", "sm_first", "expt_indx", "simulated_ep", "n_rows"]  # of routing()
+TILES = (16, 32, 64, 128)
+ALIGNED = 16  # elements: for other rows Triton compiles vLLM's kernel to add a softmax up in another order
+MADE_UP = 2**19  # rows whose weights are compared: of a sum in another order one weight in 10^5 has another last bit
+
+
+class StandIn:
+    """In the place of `triton_kernels.routing.routing`, which is called by name."""
+
+    def __init__(self, module: Any) -> None:
+        self.module, self.native = module, module.routing
+        self.ready: Any = None  # for the next call
+        module.routing = self
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        ready, self.ready = self.ready, None
+        return self.native(*args, **kwargs) if ready is None else ready
+
+    def during(self, ready: Any, compute: Callable[[Tensor], Any], logits: Tensor) -> Any:
+        """What `compute` gives with that routing."""
+        self.ready = ready
+        try:
+            found = compute(logits)
+            if self.ready is not None:
+                raise RuntimeError("vLLM's experts have not asked for the routing that xshare had ready for them")
+        finally:
+            self.ready = None
+        return found
+
+
+def stand_in() -> StandIn:
+    """One for the process."""
+    module = import_module("triton_kernels.routing")  # vLLM's own copy, under the name that vLLM gives it
+    return module.routing if isinstance(module.routing, StandIn) else StandIn(module)
+
+
+def why_not(site: Site, device: torch.device, dtype: torch.dtype) -> str | None:
+    """Why a layer is routed by vLLM itself, or None."""
+    if device.type != "cuda":
+        return "there is no GPU"
+    import vllm
+
+    if not vllm.__version__.startswith(VERIFIED):
+        return f"it was verified with vLLM {VERIFIED[0]}x, not {vllm.__version__}"
+    if not site.monolithic or site.backend != EXPERTS:
+        return f"the experts are computed by {site.backend}, not {EXPERTS}"
+    rule = site.router
+    if rule.scoring != "softmax" or not rule.renormalize or rule.top_k not in TOP_KS or rule.n_group > 1:
+        return f"it serves softmax over a row's top {', '.join(map(str, TOP_KS))}, not {rule}"
+    if dtype not in DTYPES or site.num_experts % ALIGNED:
+        return f"it serves 16-bit logits of a multiple of {ALIGNED} experts, not {site.num_experts} of {dtype}"
+    if site.runner.routed_experts.expert_map is not None:
+        return "experts are spread over devices"
+    from vllm.model_executor.layers.fused_moe.experts import gpt_oss_triton_kernels_moe as path
+
+    if not path.use_legacy_triton_kernels:
+        return "vLLM has another version of triton_kernels"
+    if list(inspect.signature(stand_in().native).parameters) != PARAMETERS:
+        return "triton_kernels' routing() has other parameters"
+    return None
+
+
+def as_asked(tables: Tables, rows: int) -> Any:
+    """The tables of a step of so many rows, as routing() returns them."""
+    module, N, k = stand_in().module, tables.num_experts, tables.top_k
+    pairs, tiles = rows * k, most_tiles(rows * k, N)
+    gathers, scatters = tables.pairs[:pairs], tables.pairs[pairs : 2 * pairs]
+    data = module.ExptData(
+        tables.hist,
+        tables.offsets[0, : N + 1],
+        {size: tables.offsets[1 + place, : N + 1] for place, size in enumerate(TILES)},
+        {size: tables.tiles[place, :tiles] for place, size in enumerate(TILES)},
+    )
+    return (
+        module.RoutingData(tables.weights[:pairs], tables.hist, N, k, data),
+        module.GatherIndx(src_indx=gathers, dst_indx=scatters),
+        module.ScatterIndx(src_indx=scatters, dst_indx=gathers),
+    )
+
+
+def parts(routed: Any) -> Iterable[Tensor]:
+    """All tensors of what routing() returns."""
+    data, gather, scatter = routed
+    yield from (data.gate_scal, data.expt_hist, data.expt_data.hist, data.expt_data.token_offs_raw)
+    for size in TILES:
+        yield from (data.expt_data.token_offs_pad[size], data.expt_data.block_pid_map[size])
+    yield from (gather.src_indx, gather.dst_indx, scatter.src_indx, scatter.dst_indx)
+
+
+def same(ours: Any, native: Any) -> bool:
+    """To the last bit, and in the same form."""
+    return all(
+        a.shape == b.shape and a.dtype == b.dtype and torch.equal(as_bits(a), as_bits(b))
+        for a, b in zip(parts(ours), parts(native), strict=True)
+    )
+
+
+def as_bits(tensor: Tensor) -> Tensor:
+    return tensor.view(torch.int16) if tensor.dtype in DTYPES else tensor
+
+
+def aligned(logits: Tensor) -> bool:
+    return logits.stride(0) % ALIGNED == 0 and logits.data_ptr() % (2 * ALIGNED) == 0
+
+
+def differs(selector: Any) -> str | None:
+    """Where the selections of a layer route otherwise than vLLM does by itself, on made-up logits, with the gate closed
+    and open; None where they nowhere do. Layers share their tables, which are looked at once."""
+    dice = torch.Generator(selector.own.device).manual_seed(0)
+    unseen = {rows: each for rows, each in selector.selections.items() if not each.tables.checked}
+    for rows, selection in unseen.items():
+        selection.tables.checked = True
+        control = Control(selection.device)
+        control.set_policy(Policy(warmup=1, batch_budget=selection.router.top_k))
+        control.set_step(rows)
+        for is_open in (False, True):
+            control.set_gate(is_open)
+            control.push()
+            logits = made_up(selection, rows, dice)
+            if not same(*both(selection, control, logits)):
+                return f"{rows} rows, the gate {'open' if is_open else 'closed'}"
+    if unseen:
+        rows, selection = max(unseen.items())
+        control = Control(selection.device)  # the gate is closed
+        control.push()
+        for _ in range(min(2000, MADE_UP // rows)):  # a second
+            ours, native = both(selection, control, made_up(selection, rows, dice))
+            if not torch.equal(as_bits(ours[0].gate_scal), as_bits(native[0].gate_scal)):
+                return "weights in another order of summation"
+    return None
+
+
+def made_up(selection: FusedSelection, rows: int, dice: torch.Generator) -> Tensor:
+    assert selection.tables is not None
+    logits = torch.randn(rows, selection.num_experts, generator=dice, device=selection.device)
+    return logits.to(selection.tables.dtype)
+
+
+def both(selection: FusedSelection, control: Control, logits: Tensor) -> tuple[Any, Any]:
+    """Our routing of these logits, and vLLM's of the same, masked."""
+    assert selection.tables is not None
+    assert selection.keep is not None
+    selection.launch(logits, control)
+    inside = torch.where(selection.keep, logits, torch.finfo(logits.dtype).min)
+    return as_asked(selection.tables, len(logits)), stand_in().native(inside, selection.tables.top_k, sm_first=False)

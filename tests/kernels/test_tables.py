@@ -1,0 +1,166 @@
+"""All of routing in one launch: the tables of sorted rows, against an oracle that sorts by hand."""
+
+import itertools
+import math
+
+import pytest
+import torch
+from fusing import DEVICE, GPU, fused, of_shape
+
+import xshare
+from xshare import BatchLayout, Policy, RouterSpec
+
+pytest.importorskip("triton", reason="Triton has no wheel for this platform")
+
+from xshare.kernels.control import Control
+from xshare.kernels.tables import Tables, most_tiles
+
+TILES = (16, 32, 64, 128)
+
+
+def made(N, rows, k=4, dtype=torch.bfloat16, **options):
+    """A selection that routes."""
+    selection = of_shape(N, rows, RouterSpec.softmax(k), mask_logits=True, **options)
+    selection.tables = Tables(selection.plan, N, k, dtype, DEVICE)
+    return selection
+
+
+def by_bits(value):
+    """A 16-bit float's place in the order of bits: -0 below 0, negative NaN first and positive NaN last."""
+    bits = value.view(torch.int16).item()
+    return bits if bits >= 0 else bits ^ 0x7FFF
+
+
+def chosen(row, S, k):
+    """The k best of a row of logits inside S, in the order of columns, and their softmax in the engine's order."""
+    lowest = torch.tensor(torch.finfo(row.dtype).min, dtype=row.dtype)
+    values = [
+        (lowest / 2 if row[j] == -math.inf else row[j]) if S[j] else lowest for j in range(len(row))
+    ]  # as they would be masked
+    best = sorted(range(len(row)), key=lambda j: (-by_bits(values[j]), j))[:k]
+    ids = sorted(best)
+    level = torch.stack([values[j] for j in ids]).float()
+    parts = (level - level.max()).exp()
+    return ids, parts / parts.sum()
+
+
+def tables_of(ids, N, k):
+    """Rows' experts in the order of columns -> hist, offsets, tiles, gathers, scatters, all as lists."""
+    pairs = sorted(range(len(ids) * k), key=lambda pair: (ids[pair // k][pair % k], pair))
+    hist = [sum(each.count(expert) for each in ids) for expert in range(N)]
+    offsets = [[0, *itertools.accumulate(hist)]]
+    tiles = []
+    for size in TILES:
+        counts = [-(-count // size) for count in hist]
+        offsets.append([0, *itertools.accumulate(counts)])
+        entries = [(tile << 16) + expert for expert, count in enumerate(counts) for tile in range(count)]
+        tiles.append(entries + [-1] * (most_tiles(len(pairs), N) - len(entries)))
+    scatters = [0] * len(pairs)
+    for place, pair in enumerate(pairs):
+        scatters[pair] = place
+    return hist, offsets, tiles, pairs, scatters
+
+
+def check(selection, logits, N, k):
+    """What a launch left, against S as it left it."""
+    tables, n = selection.tables, len(logits)
+    S = selection.keep.cpu().tolist()
+    routed = [chosen(row, S, k) for row in logits]
+    ids = [each for each, _ in routed]
+    hist, offsets, tiles, gathers, scatters = tables_of(ids, N, k)
+    assert tables.hist.tolist() == hist
+    assert tables.offsets[:, : N + 1].tolist() == offsets
+    assert tables.tiles[:, : most_tiles(n * k, N)].tolist() == tiles
+    assert tables.pairs[: n * k].tolist() == gathers
+    assert tables.pairs[n * k : 2 * n * k].tolist() == scatters
+    weights = torch.cat([weight for _, weight in routed])[gathers].to(logits.dtype)
+    got = tables.weights[: n * k].cpu()
+    assert torch.allclose(
+        got.float(), weights.float(), rtol=2**-7, atol=1e-6, equal_nan=True
+    )  # one bit of the last place
+    return ids
+
+
+SHAPES = [(16, 128, 4), (5, 128, 4), (32, 128, 4), (13, 32, 4), (40, 32, 2), (33, 128, 8), (64, 60, 1), (1, 16, 4)]
+
+
+@pytest.mark.parametrize(("n", "N", "k"), SHAPES)
+def test_rows_are_sorted_by_expert(n, N, k):
+    for seed, policy in enumerate(("k0=1,m=6", "rho=0.6", f"k0=1,m={N}")):
+        logits = torch.randn(n, N, generator=torch.Generator().manual_seed(seed)).bfloat16()
+        voting = n if seed else max(1, n - 3)  # and padding after
+        selection, left = fused(RouterSpec.softmax(k), Policy.parse(policy), logits, range(voting + 1), made(N, n, k))
+        assert torch.equal(left, logits)  # nothing is masked
+        layout = BatchLayout([*range(voting), *[-1] * (n - voting)])
+        want = xshare.route(logits.float(), RouterSpec.softmax(k), Policy.parse(policy), layout=layout)
+        assert torch.equal(selection.keep.cpu(), want.selected)
+        ids = check(selection, logits, N, k)
+        assert ids == want.ids.sort(dim=-1).values.tolist()
+
+
+def test_requests_of_several_rows():
+    logits = torch.randn(24, 64, generator=torch.Generator().manual_seed(3)).bfloat16()
+    selection = made(64, 24, rows_per_request=4)
+    fused(None, Policy.parse("k0=1,mr=3"), logits, [0, 4, 6, 10, 14, 15, 19, 22], selection)
+    check(selection, logits, 64, 4)
+
+
+def test_a_closed_gate_routes_natively():
+    for n in (16, 48):
+        logits = torch.randn(n, 64, generator=torch.Generator().manual_seed(4)).bfloat16()
+        selection, control = made(64, n), Control(DEVICE)
+        control.set_policy(Policy.parse("k0=1,m=0"))
+        control.push()
+        assert selection.launch(logits.to(DEVICE), control)
+        assert selection.keep.all()
+        check(selection, logits, 64, 4)
+
+
+def test_fewer_rows_than_it_was_made_for():
+    for rows, n in ((32, 9), (64, 41)):
+        selection = made(128, rows)
+        for seed in range(2):  # the second finds what the first left
+            logits = torch.randn(n + seed, 128, generator=torch.Generator().manual_seed(seed)).bfloat16()
+            fused(None, Policy.parse("k0=1,m=4"), logits, range(n + seed + 1), selection)
+            check(selection, logits, 128, 4)
+
+
+def test_ties_zeros_infinities_and_nan():
+    logits = torch.zeros(8, 32).bfloat16()
+    logits[0, ::2] = -0.0
+    logits[1, 3:] = -math.inf
+    logits[2, 7] = math.inf
+    logits[3, 5] = math.nan
+    logits[4, 9] = -math.nan
+    logits[5] = -math.inf
+    logits[6, 4:8] = 1.0
+    for policy in ("k0=1,m=2", "k0=1,m=32"):
+        selection = made(32, 8)
+        fused(None, Policy.parse(policy), logits, range(9), selection)
+        check(selection, logits, 32, 4)
+
+
+def test_one_expert_takes_every_row():
+    n = 200 if GPU else 70
+    logits = torch.full((n, 16), -4.0).bfloat16()
+    logits[:, 3] = 5.0
+    logits[:, 7:10] = 1.0
+    selection = made(16, n)
+    fused(None, Policy.parse("k0=1,m=16"), logits, range(n + 1), selection)
+    ids = check(selection, logits, 16, 4)
+    assert all(each == [3, 7, 8, 9] for each in ids)
+
+
+def test_logits_of_another_type_are_masked():
+    logits = torch.randn(8, 32, generator=torch.Generator().manual_seed(5))
+    selection, left = fused(None, Policy.parse("k0=1,m=0"), logits, range(9), made(32, 8))
+    assert (left[:, ~selection.keep.cpu()] == torch.finfo(torch.float32).min).all()
+    assert not selection.tables.hist.any()
+
+
+def test_what_cannot_be_sorted_is_refused():
+    plan = of_shape(32, 8).plan
+    with pytest.raises(ValueError, match="not 6"):
+        Tables(plan, 32, 6, torch.bfloat16, DEVICE)
+    with pytest.raises(ValueError, match="float32"):
+        Tables(plan, 32, 4, torch.float32, DEVICE)
