@@ -12,10 +12,9 @@ from xshare.engines.counting import FIGURES, Stats
 from xshare.engines.transformers.attach import Attached, apply, remove
 from xshare.engines.transformers.decode import Decoded, decode
 from xshare.engines.transformers.forced import Texts, diverge, texts
-from xshare.engines.transformers.routers import Router, find
+from xshare.engines.transformers.routers import Router, find, where
 from xshare.errors import ModelError
 from xshare.policy import Policy
-from xshare.profile import model_hash
 from xshare.progress import Advance, quiet
 
 NATIVE = Policy(method="native")
@@ -50,18 +49,12 @@ class TransformersEngine:
                 f"the model {model.config.get_text_config().vocab_size}"
             )
         self.about = About(
-            engine="transformers",
+            **where(model, routers),
             version=metadata.version("transformers"),
             model=name,
-            device=str(model.device),
-            dtype=str(model.dtype).removeprefix("torch."),
-            experts=routers[0].num_experts,
-            top_k=routers[0].spec().top_k,
-            layers=len(routers),
             layer_numbers=tuple(router.number for router in routers),
             drafts=drafts,
             expert_bytes=expert_bytes(model, routers),
-            config=model_hash(model.config.get_text_config()),
         )
         self.use(None)
 

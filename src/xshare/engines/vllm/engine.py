@@ -249,17 +249,16 @@ def on_device(given: Mapping[str, Any], has: str) -> dict[str, Any]:
 
 def about(llm: Any, name: str, version: str) -> About:
     """The regime, as far as the engine's configuration tells it."""
-    import torch
+    from xshare.engines.vllm.place import device_name, dtype_name
 
     config = llm.llm_engine.vllm_config
     speculative = config.speculative_config
-    cuda = config.device_config.device_type == "cuda"
     return About(
         engine="vllm",
         version=version,
         model=name,
-        device=torch.cuda.get_device_name() if cuda else config.device_config.device_type,
-        dtype=str(config.model_config.dtype).removeprefix("torch."),
+        device=device_name(config),
+        dtype=dtype_name(config),
         weights=str(config.load_config.load_format),
         graphs="none"
         if config.model_config.enforce_eager

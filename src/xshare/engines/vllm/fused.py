@@ -59,6 +59,7 @@ class FusedSelector:
                 seen=None if buffers.seen is None else buffers.seen[:rows],
                 keep=buffers.keep,
                 own=self.own,
+                cost=step.costs,
                 thresholds=thresholds,
                 scratch=pool[plan],
             )

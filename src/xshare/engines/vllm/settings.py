@@ -45,6 +45,7 @@ class Settings(BaseModel):
     # What can be changed while serving: with "any", selection is captured at every size, so that it can also act on
     # batches that are within the budget it starts with.
     live: Literal["budgets", "any"] = "budgets"
+    cost: str | None = None  # a file of `xshare doctor --stairs`: what so many experts cost on this machine
 
     @property
     def at_every_size(self) -> bool:
@@ -107,4 +108,6 @@ def settings_of(additional_config: Any) -> Settings | None:
         ) from None
     if settings.layers is not None and sorted(set(settings.layers)) != settings.layers:
         raise SettingsError(f"layers in xshare must be in rising order, each once, not {settings.layers}")
+    if settings.cost is not None and policy.method != "xshare":
+        raise SettingsError(f"cost in xshare is weighed by XShare's own policies, not by {policy}: leave it out")
     return settings
