@@ -204,7 +204,7 @@ class Pair:
             for engine in (self.native, self.second):
                 engine.ask("decode", **how, steps=2 * WARM, seed=0)
         else:
-            long = Long.of(cell, len(policies), steps, layers, tiny)
+            long = Long.of(cell, len(policies), steps, repeats, layers, tiny)
             how, last = how | {"prompt": prompt, "most": long.decoded}, long.rounds
         for repeat in range(rounds):
             order = policies if repeat % 2 == 0 else policies[::-1]
@@ -229,10 +229,10 @@ class Long:
     bytes: int
 
     @classmethod
-    def of(cls, cell: Cell, policies: int, steps: int, layers: int, tiny: bool) -> Long:
+    def of(cls, cell: Cell, policies: int, steps: int, repeats: int, layers: int, tiny: bool) -> Long:
         _, batch, prompt = cell
         each = policies * (1 + WARM + steps)
-        rounds = max(1, prompt // GROWTH // each)
+        rounds = min(repeats, max(1, prompt // GROWTH // each))
         decoded = rounds * each + -(-batch * prompt // CHUNK) + 8  # the first go on while the last are read
         held = cache_bytes(gpt_oss_120b(layers, tiny), prompt + decoded, width=4 if tiny else 2)
         return cls(rounds, decoded, int(1.1 * batch * held) + GIB // 8)  # and what is being read, and whole blocks
@@ -269,7 +269,7 @@ def run_piece(piece: Piece, layers: int, cells: list[Cell], kept: Kept, steps: i
     options["sizes"] = sorted({batch * each for batch in piece.batches for each in rows_each})
     options["weights"] = regimes[first]
     if piece.prompts != (PROMPT,):
-        every = [Long.of(cell, len(piece.policies(cell[1], cell[0])), steps, layers, tiny) for cell in cells]
+        every = [Long.of(cell, len(piece.policies(cell[1], cell[0])), steps, repeats, layers, tiny) for cell in cells]
         options["length"] = max(cell[2] + long.decoded for cell, long in zip(cells, every, strict=True))
         options |= {"chunk": CHUNK, "cache": max(long.bytes for long in every)}
     say(f"{piece.name}: starting two engines of {layers} layers")
@@ -304,12 +304,13 @@ def run_piece(piece: Piece, layers: int, cells: list[Cell], kept: Kept, steps: i
                 say(spelled(row))
 
 
-def fitting(piece: Piece, cells: list[Cell], steps: int, layers: int, tiny: bool) -> list[Cell]:
+def fitting(piece: Piece, cells: list[Cell], steps: int, repeats: int, layers: int, tiny: bool) -> list[Cell]:
     """Those whose keys and values fit beside two engines; the others are named."""
     found, most = [], room(gpt_oss_120b(layers, tiny), tiny)
     for cell in cells:
         regime, batch, prompt = cell
-        need = Long.of(cell, len(piece.policies(batch, regime)), steps, layers, tiny).bytes if prompt != PROMPT else 0
+        policies = len(piece.policies(batch, regime))
+        need = 0 if prompt == PROMPT else Long.of(cell, policies, steps, repeats, layers, tiny).bytes
         if need <= most:
             found.append(cell)
         else:
@@ -360,9 +361,10 @@ def main(
             own, done = start if piece.pairs else 1, kept.done()
             cells = [(at, n, p) for at, n, p in wanted if again or (name, at, n, layers, p, own) not in done]
             say(f"{name}: {len(cells)} cells to measure of {len(wanted)} that are asked for")
-            cells = fitting(piece, cells, steps, layers, tiny)
+            pairs = repeats or piece.pairs or REPEATS
+            cells = fitting(piece, cells, steps, pairs, layers, tiny)
             if cells:
-                run_piece(piece, layers, cells, kept, steps, repeats or piece.pairs or REPEATS, start)
+                run_piece(piece, layers, cells, kept, steps, pairs, start)
     except XShareError as error:
         raise SystemExit(str(error)) from None
     every = [row for row in kept.rows if "start" not in row] + kept.lists["pooled"]

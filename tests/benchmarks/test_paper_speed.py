@@ -222,18 +222,18 @@ def test_presets_are_measured_where_routing_is_most_like_a_models_and_the_contro
 
 def test_long_prompts_are_measured_as_far_as_they_fit(capsys):
     piece = paper_speed.PIECES["contexts"]
-    whole = paper_speed.fitting(piece, piece.cells(), 16, 36, False)
+    whole = paper_speed.fitting(piece, piece.cells(), 16, 8, 36, False)
     assert whole == [("carried", 16, 1024), ("carried", 4, 1024), ("carried", 64, 1024), ("carried", 4, 8192)]
     told = capsys.readouterr().out.splitlines()
     assert [line.partition(": ")[2].partition(":")[0] for line in told] == [
         "left out, 16 prompts of 8192 tokens", "left out, 64 prompts of 8192 tokens",
     ]  # fmt: skip
-    assert paper_speed.fitting(piece, piece.cells(), 16, 18, False) == piece.cells()
+    assert paper_speed.fitting(piece, piece.cells(), 16, 8, 18, False) == piece.cells()
     shape = shapes.gpt_oss_120b()
     assert shapes.cache_bytes(shape, 8192) == 18 * (8192 + 128) * 2 * 8 * 64 * 2
-    long = paper_speed.Long.of(("carried", 4, 8192), 4, 16, 36, False)
+    long = paper_speed.Long.of(("carried", 4, 8192), 4, 16, 8, 36, False)
     each = 4 * (1 + paper_speed.WARM + 16)  # steps of a round
-    assert long.rounds == 8192 // 4 // each
+    assert long.rounds == 8 < 8192 // 4 // each  # they are read once
     assert long.decoded > long.rounds * each + 4 * 8192 // paper_speed.CHUNK
     assert long.bytes > 4 * shapes.cache_bytes(shape, 8192 + long.rounds * each)
 
