@@ -37,9 +37,7 @@ def shares(tables: Sequence[int | None], layout: BatchLayout) -> list[Share]:
     return found
 
 
-def by_table(
-    found: Sequence[Share], rows: Tensor, call: Callable[[int | None, Tensor, BatchLayout], Found]
-) -> Found:
+def by_table(found: Sequence[Share], rows: Tensor, call: Callable[[int | None, Tensor, BatchLayout], Found]) -> Found:
     """What `call` makes of rows [steps, n, N] with the table of each step."""
     parts, order = [], []
     for share in found:

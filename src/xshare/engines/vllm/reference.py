@@ -39,9 +39,7 @@ class ReferenceSelector:
                 self.steps[step.table] = cpu.Steps(self.router, self.policy, self.placement, step.cost)
             routing = routed(logits, self.steps[step.table], layout)
         else:
-            routing = route(
-                logits, self.router, self.policy, layout=layout, placement=self.placement, cost=step.cost
-            )
+            routing = route(logits, self.router, self.policy, layout=layout, placement=self.placement, cost=step.cost)
         self.buffers.keep.copy_(routing.selected)
         if step.sampling and self.buffers.seen is not None:
             self.buffers.seen[: len(logits)] = logits
