@@ -79,7 +79,7 @@ def read_stairs(path: Path) -> Stairs:
         raise StairsError(f"{name} must be a file that xshare doctor --stairs has written") from None
     if not times:
         raise StairsError(f"{name} holds no times: let xshare doctor --stairs finish")
-    stairs.costs  # noqa: B018: may refuse
+    stairs.costs  # noqa: B018 (may refuse)
     return stairs
 
 

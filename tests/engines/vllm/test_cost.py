@@ -13,7 +13,7 @@ import xshare
 from xshare.engines.vllm.settings import SettingsError, settings_of
 from xshare.engines.vllm.stat_logger import Figures
 from xshare.errors import XShareError
-from xshare.profile import model_hash
+from xshare.profile import Profile, model_hash
 from xshare.stairs import StairsError, read_stairs
 
 pytestmark = pytest.mark.engine
@@ -133,6 +133,15 @@ def test_the_log_names_the_file_at_the_start(checkpoint, started, file, caplog, 
     with caplog.at_level(logging.INFO, "vllm.xshare"):
         started(checkpoint("qwen3"), key(file))
     assert f"weighed by what they cost here: {file}" in caplog.text
+
+
+def test_a_profile_brings_its_staircase(checkpoint, started, file):
+    folder, cost = checkpoint("qwen3"), {"file": file.name, "sha256": read_stairs(file).sha256}
+    about = {"model": "tiny", "config": place_of(folder)["config"], "measured": {}, "versions": {}}
+    Profile(format=2, policy="k0=1,m=2", cost=cost, **about).save(file.parent / "profile.yaml")
+    llm = started(folder, {"profile": str(file.parent / "profile.yaml")})
+    (stats,) = llm.collective_rpc("xshare_stats")
+    assert (stats["cost"], stats["stairs"], stats["policy"]) == (True, cost["sha256"], "k0=1,m=2")
 
 
 def test_a_compiled_graph_follows_the_switch(checkpoint, started, file, monkeypatch, tmp_path):

@@ -85,6 +85,10 @@ def settings_of(additional_config: Any) -> Settings | None:
             raise SettingsError(f"profile in xshare must be the path of a file, not {own['profile']!r}")
         profile = read_profile(Path(own["profile"]))
         rest = {"policy": profile.policy}
+        if (stairs := profile.stairs(Path(own["profile"]))) is not None:
+            if "cost" in own:
+                raise SettingsError("profile in xshare names the staircase itself: leave cost out")
+            own["cost"] = str(stairs)
         # The same budget prunes a larger batch harder, and that was not measured.
         gates = own.get("gates", {})
         if profile.batch is not None and isinstance(gates, Mapping) and "max_rows" not in gates:
