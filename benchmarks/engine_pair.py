@@ -35,6 +35,7 @@ class Engine:
 
     shape  of shapes.SHAPES, gpt-oss-120b where nothing is said; offload, GB of experts in host memory; every, steps
            between two of which experts are counted; compilation, more of vLLM's compilation_config
+    length tokens that a request may have, chunk, those that a step may read, cache, bytes for keys and values
     runner V1 or V2, vLLM's model runner; a machine without a GPU has V1 only
     rule   None (unmodified vLLM, the plugin not loaded), "xshare" (beside it `xshare`, the plugin's key, or None: no
            key), "logit-sum" (pull request 35551 with a budget of `budget`)
@@ -99,7 +100,11 @@ class Child:
         with tempfile.TemporaryDirectory() as folder:
             self.llm: Any = LLM(**arguments(options, Path(folder)))
         self.before: dict[str, Any] = {}
-        self.decodes = 0
+        self.begun = 0  # requests so far
+        self.running: tuple[int, int, int] | None = None  # batch, seed and prompt of the requests that are there
+        self.have: dict[str, int] = {}  # their tokens
+        gc.collect()
+        gc.freeze()  # what was made until here stays: looking through it before every decode takes longer than a step
 
     def about(self) -> dict[str, Any]:
         """The regime, as far as the engine tells it."""
@@ -124,18 +129,28 @@ class Child:
         self.llm.collective_rpc("xshare_switch", args=(policy != "native",))
         self.before = self.llm.collective_rpc("xshare_stats")[0]
 
+    def cost(self, on: bool) -> None:
+        """Whether sets are chosen by the staircase that the engine was started with. Say the policy after it."""
+        self.llm.collective_rpc("xshare_cost", args=(on,))
+
     def counted(self, batch: int) -> dict[str, Any]:
-        """Steps sampled since the last policy, and the means of their experts over all layers."""
+        """Since the last policy: steps sampled, the means of their experts over all layers, the share of the votes that
+        they kept; steps that selection acted on, and all that it should have, every one in which all requests decode.
+        """
         if self.pruning:  # the last step only
             found = [each.active(batch, 4) for each in self.pruning]
             return {"samples": 1, "active": sum(found) / len(found), "native": None}
         from xshare.engines.counting import since
 
         now = since(self.before, self.llm.collective_rpc("xshare_stats")[0])
+        left = sum(count for reason, count in now.steps_bypassed.items() if reason != "prefill")
         return {
             "samples": now.samples,
             "active": now.mean.get("experts_active"),
             "native": now.mean.get("experts_native"),
+            "mass": now.mean.get("mass_kept"),
+            "pruned": now.steps_pruned,
+            "decoded": now.steps_pruned + left,
         }
 
     def host_layers(self) -> int:
@@ -168,11 +183,35 @@ class Child:
         torch.cuda.empty_cache()  # two engines share the memory of one GPU
         return found
 
-    def decode(self, batch: int, steps: int, seed: int) -> dict[str, float]:
+    def decode(
+        self, batch: int, steps: int, seed: int, prompt: int = PROMPT, warm: int = 0, counted: int = 0, most: int = 0
+    ) -> dict[str, float]:
         """So many steps of a batch whose requests have all begun -> seconds, tokens, steps that lacked a request.
 
         `middle`: the median of its steps, seconds, which says whether a slow decode was slow throughout.
+
+        prompt   tokens, all of them read before the clock starts
+        warm     steps before the clock starts, beside one that always goes before
+        counted  steps before those, in every one of which experts are counted
+        most     tokens that a request may decode in all. With it these requests stay, and are gone on with where they
+                 are asked for again: long prompts take longer to read than there is to measure
         """
+        wanted = batch, seed, prompt
+        if self.running != wanted:
+            self.end()
+            # none may end before the clock does
+            self.begin(batch, seed, prompt, most or (steps + warm + counted + 8) * (1 + self.options["drafts"]))
+            self.running = wanted
+        if counted:
+            self.llm.collective_rpc("xshare_count", args=(1,))
+            self.go(counted)
+            self.llm.collective_rpc("xshare_count", args=(None,))
+        found = self.go(steps, warm)
+        if not most:
+            self.end()
+        return found
+
+    def begin(self, batch: int, seed: int, prompt: int, most: int) -> None:
         from vllm import SamplingParams
 
         from xshare.engines.vllm.dummy import BLOCK
@@ -180,33 +219,49 @@ class Child:
         engine, dice = self.llm.llm_engine, random.Random(seed)
         vocab = engine.model_config.get_vocab_size()
         blocks = dice.sample(range(vocab // BLOCK), vocab // BLOCK)  # requests of different tastes
-        most = (steps + 8) * (1 + self.options["drafts"])  # none may end before the clock does
         params = SamplingParams(temperature=1.0, max_tokens=most, ignore_eos=True, detokenize=False)
-        self.decodes += 1
-        names = [f"{self.decodes}-{number}" for number in range(batch)]
-        for number, name in enumerate(names):
-            prompt = [dice.randrange(vocab) for _ in range(PROMPT - 1)]
-            prompt.append(blocks[number % len(blocks)] * BLOCK + dice.randrange(BLOCK))
-            engine.add_request(name, {"prompt_token_ids": prompt}, params)
-        have: dict[str, int] = {}
-        ends: list[float] = []  # of the steps, after the one with which the last request begins
+        for number in range(batch):
+            tokens = [dice.randrange(vocab) for _ in range(prompt - 1)]
+            tokens.append(blocks[number % len(blocks)] * BLOCK + dice.randrange(BLOCK))
+            self.begun += 1
+            engine.add_request(str(self.begun), {"prompt_token_ids": tokens}, params)
+        self.have = {}
+        while len(self.have) < batch:
+            self.step()
+
+    def step(self) -> int:
+        """Requests that it brought forward: scheduled ahead, a call may come back before there is anything."""
+        outputs = self.llm.llm_engine.step()
+        self.have |= {output.request_id: len(output.outputs[0].token_ids) for output in outputs}
+        return len(outputs)
+
+    def go(self, steps: int, warm: int = 0) -> dict[str, float]:
+        """The clock starts with the end of a step, since one may have been scheduled ahead, long ago."""
+        ends: list[float] = []
         at_begin, short = 0, 0
         gc.collect()
         gc.disable()  # in either engine: a collection takes as long as several steps
-        while len(ends) <= steps:
-            outputs = engine.step()
-            have |= {output.request_id: len(output.outputs[0].token_ids) for output in outputs}
-            if len(have) < batch or not outputs:  # scheduled ahead, a call may come back before there is anything
+        while len(ends) <= warm + steps:
+            brought = self.step()
+            if not brought:
                 continue
-            short += bool(ends) and len(outputs) < batch
-            at_begin = at_begin or sum(have.values())
             ends.append(time.perf_counter())
+            if len(ends) <= warm + 1:
+                at_begin = sum(self.have.values())
+            else:
+                short += brought < len(self.have)
         gc.enable()
-        engine.abort_request(names)
-        for _ in range(4):  # what was scheduled ahead still runs; nothing of it may be left when the policy changes
-            engine.step()
+        ends = ends[warm:]
         found = {"seconds": ends[-1] - ends[0], "middle": median(b - a for a, b in pairwise(ends)), "steps": steps}
-        return found | {"tokens": sum(have.values()) - at_begin, "short": short}
+        return found | {"tokens": sum(self.have.values()) - at_begin, "short": short}
+
+    def end(self) -> None:
+        if self.running is None:
+            return
+        self.running = None
+        self.llm.llm_engine.abort_request(list(self.have))
+        for _ in range(4):  # what was scheduled ahead still runs; nothing of it may be left when the policy changes
+            self.llm.llm_engine.step()
 
 
 def load_alone() -> None:
@@ -236,16 +291,16 @@ def arguments(options: dict[str, Any], folder: Path) -> dict[str, Any]:
         "load_format": "xshare_dummy",
         "model_loader_extra_config": options["weights"],
         "skip_tokenizer_init": True,
-        "max_model_len": 1024,
+        "max_model_len": options.get("length", 1024),
         "max_num_seqs": 64,
-        "max_num_batched_tokens": 512,  # two engines share the memory of one GPU
+        "max_num_batched_tokens": options.get("chunk", 512),  # two engines share the memory of one GPU
         "gpu_memory_utilization": 0.1,  # what must be free at the start: the other engine may have loaded already
-        "kv_cache_memory_bytes": 1 << 30,
+        "kv_cache_memory_bytes": options.get("cache", 1 << (26 if tiny else 30)),
         "enable_prefix_caching": False,
         "disable_log_stats": True,
         "seed": 0,
     }
-    given |= {"dtype": "float32", "enforce_eager": True, "kv_cache_memory_bytes": 1 << 26} if tiny else {}
+    given |= {"dtype": "float32", "enforce_eager": True} if tiny else {}
     if not tiny:
         given["compilation_config"] = {"cudagraph_capture_sizes": options["sizes"]} | options.get("compilation", {})
     if options.get("offload") and not tiny:

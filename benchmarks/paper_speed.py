@@ -21,6 +21,14 @@ once more. With all 36 layers an engine takes 62 GiB, so both fit on a card of 1
   logit-sum              the rule of vLLM pull request 35551
   budgets                sets of exactly m experts, for many m: how straight the law is
   presence               the plugin there and not used
+  presets                what is recommended; presets-fixed, presets-eagle3: with drafts
+  contexts               the same with prompts of 1024 and 8192 tokens, as far as their keys and values fit
+
+Pieces from `presets` on have as many pairs of the control as of every policy, and may be measured in several starts of
+the engines (`--start 2`), which differ where pairs of one start do not; `pooled` in the file has the pairs of all of
+them together. Their rows say in how many steps selection acted, of those in which it should have: a control in which it
+did not is no control. Long prompts are read before the clock starts, and requests are gone on with from pair to pair
+until they have grown by a quarter.
 
 `predicted` is what `step = a + b * active experts` gives for the experts saved if selecting were free, with b from the
 control and the other policies. `floor_ms` is the time to read the active experts at the card's own copy bandwidth.
@@ -40,19 +48,29 @@ from typing import Annotated, Any
 import typer
 from engine_pair import ACCEPTED, PROMPT, Engine
 from fit_routing import EVIDENCE, fits
-from shapes import expert_bytes, gpt_oss_120b
-from speed_rows import LOGIT_SUM, NOOP, PAPER, UNUSED, Bytes, Counted, rows_of, spelled, totals
+from shapes import Config, cache_bytes, expert_bytes, gpt_oss_120b
+from speed_rows import LOGIT_SUM, NOOP, PAPER, UNUSED, Bytes, Counted, pooled, rows_of, spelled, totals
 
 from xshare.errors import XShareError
-from xshare.policy import Policy
+from xshare.policy import RECOMMENDED, Policy
 from xshare.results import Results, Row, provenance
 
 REGIMES = ("independent", "fitted", "carried")
+NEXT = ("carried", "independent", "fitted")  # as they matter
 CONTROLS = 3  # pairs of the control for one of a policy: it decides about one percent
-WARM = 8  # steps after a change of policy
+REPEATS = 5
+WARM = 4  # steps after a change of policy
 BESIDE = ["k0=1,m=24", "k0=0,m=24", "k0=1,m=0", "k0=2,m=0"]  # at other batches; the last two so that the law has points
 BUDGETS = tuple(f"k0=0,m={m}" for m in range(8, 50, 2))
+PRESETS = tuple(str(Policy.parse(name)) for name in RECOMMENDED)
+GIB = 1 << 30
+CACHES = 8 * GIB  # what two engines of all LAYERS leave on a card of 141 GB, for the caches of both
+LAYERS = 36
+CHUNK = 2048  # tokens of long prompts that a step reads
+GROWTH = 4  # long prompts are read again when one part of so many has been decoded
 BEGAN = time.perf_counter()
+
+Cell = tuple[str, int, int]  # regime, batch, tokens of a prompt
 
 
 @dataclass(frozen=True)
@@ -65,13 +83,20 @@ class Piece:
     runner: str = "V1"  # vLLM 0.26's for gpt-oss. With V2, the default from 0.29 on, drafts do not wait for the host
     regimes: tuple[str, ...] = REGIMES
     measured: tuple[str, ...] = ()  # instead of the paper's policies
+    only: tuple[str, ...] = REGIMES  # regimes of the policies; in the others there is the control alone
+    pairs: int = 0  # of the control as of every policy, in one of several starts; 0: as --repeats says, in one start
+    prompts: tuple[int, ...] = (PROMPT,)
 
-    def policies(self, batch: int) -> list[str]:
+    def cells(self) -> list[Cell]:
+        """In the order in which they are measured."""
+        return [(each, size, prompt) for each in self.regimes for prompt in self.prompts for size in self.batches]
+
+    def policies(self, batch: int, regime: str) -> list[str]:
         """What the second engine is measured with; the first is the control, where there is one."""
         if self.method != "xshare":
             return [{"logit-sum": LOGIT_SUM, "unused": UNUSED}[self.method]]
         paper = PAPER.get((self.drafts, batch))
-        return [NOOP, *(self.measured or paper or BESIDE)]
+        return [NOOP, *(self.measured or paper or BESIDE)] if regime in self.only else [NOOP]
 
     def second(self, experts: int) -> Row:
         """How the second engine differs from unmodified vLLM."""
@@ -79,6 +104,12 @@ class Piece:
             return {"rule": "logit-sum", "budget": Policy.parse(LOGIT_SUM).batch_budget}
         control = {"warmup": 1, "batch_budget": experts, "gates": {"bypass": False}}
         return {"rule": "xshare", "xshare": None if self.method == "unused" else control}
+
+
+def presets(name: str, batches: tuple[int, ...], drafter: str = "none", drafts: int = 0, runner: str = "V1") -> Piece:
+    """What is recommended, where routing is most like a model's; the control everywhere."""
+    own: Row = {"regimes": NEXT, "measured": PRESETS, "only": NEXT[:1], "pairs": 8}
+    return Piece(name, batches, drafter, drafts, runner=runner, **own)
 
 
 PIECES = {
@@ -91,9 +122,18 @@ PIECES = {
         Piece("logit-sum", (16, 32, 8, 4), method="logit-sum"),
         Piece("budgets", (16,), regimes=("independent",), measured=BUDGETS),
         Piece("presence", (16, 32), method="unused", regimes=("fitted",)),
+        presets("presets", (16, 32, 8, 4)),
+        presets("presets-fixed", (16, 4), "fixed", 3),
+        presets("presets-eagle3", (16, 4), "eagle3", 3, runner="V2"),
+        Piece("contexts", (16, 4, 64), regimes=("carried",), measured=PRESETS, pairs=8, prompts=(1024, 8192)),
     )
 }
-CELL = ("piece", "regime", "batch", "layers")
+
+
+def cell_of(record: Row) -> tuple[Any, ...]:
+    """What a row or a run is known by. Those of before had one start, and rows short prompts."""
+    own = record.get("prompt_tokens", PROMPT), record.get("start", 1)
+    return *(record[name] for name in ("piece", "regime", "batch", "layers")), *own
 
 
 def say(text: str) -> None:
@@ -107,24 +147,27 @@ class Kept(Results):
         """A file that was measured with other `settings` is left alone, and refused."""
         self.settings = settings
         about = {"shape": "gpt-oss-120b", "weights": "xshare_dummy: speed, not quality", "seed": 0}
-        super().__init__(path, settings, about, ("runs",))
+        super().__init__(path, settings, about, ("runs", "pooled"))
 
     def done(self) -> set[tuple[Any, ...]]:
-        return {tuple(run[name] for name in CELL) for run in self.lists["runs"]}
+        return set(map(cell_of, self.lists["runs"]))
 
     def add(self, rows: Sequence[Row], run: Row) -> None:
         """In place of what is there of that cell; written at once."""
-        self.put(rows, CELL)
-        self.put([run], CELL, "runs")
-        for records in (self.rows, self.lists["runs"]):
+        for records, new in ((self.rows, rows), (self.lists["runs"], [run])):
+            records[:] = [old for old in records if cell_of(old) != cell_of(run)]
+            records += new
             records.sort(key=_place)
+        started = [row for row in self.rows if "start" in row]
+        self.lists["pooled"] = pooled(started, [each for each in self.lists["runs"] if "start" in each])
         self.write()
 
 
 def _place(row: Row) -> tuple[int, ...]:
-    piece = PIECES[row["piece"]]
-    place = list(PIECES).index(piece.name), REGIMES.index(row["regime"]), piece.batches.index(row["batch"])
-    return -row["layers"], *place
+    name, regime, batch, layers, prompt, start = cell_of(row)
+    piece = PIECES[name]
+    place = list(PIECES).index(name), REGIMES.index(regime), piece.prompts.index(prompt), piece.batches.index(batch)
+    return -layers, *place, start
 
 
 @dataclass
@@ -147,25 +190,60 @@ class Pair:
             raise XShareError(f"the engines have filled {filled} routers, which should be as many in both")
         self.regime = regime
 
-    def measure(self, batch: int, steps: int, repeats: int) -> tuple[dict[str, Any], dict[str, Counted]]:
-        policies = self.piece.policies(batch)
-        long = policies[0] if self.piece.method in ("xshare", "unused") else None  # which gets CONTROLS as many pairs
+    def measure(
+        self, cell: Cell, steps: int, repeats: int, layers: int, tiny: bool
+    ) -> tuple[dict[str, Any], dict[str, Counted]]:
+        regime, batch, prompt = cell
+        policies = self.piece.policies(batch, regime)
+        rounds = repeats if self.piece.pairs or self.piece.method == "logit-sum" else CONTROLS * repeats
         pairs: dict[str, list[Any]] = {policy: [] for policy in policies}
         counted: dict[str, list[Row]] = {policy: [] for policy in policies}
-        for engine in (self.native, self.second):
-            engine.ask("decode", batch=batch, steps=2 * WARM, seed=0)
-        for repeat in range(CONTROLS * repeats):
+        how: Row = {"batch": batch}
+        last = rounds  # before requests are replaced by others
+        if prompt == PROMPT:
+            for engine in (self.native, self.second):
+                engine.ask("decode", **how, steps=2 * WARM, seed=0)
+        else:
+            long = Long.of(cell, len(policies), steps, repeats, layers, tiny)
+            how, last = how | {"prompt": prompt, "most": long.decoded}, long.rounds
+        for repeat in range(rounds):
             order = policies if repeat % 2 == 0 else policies[::-1]
-            for policy in order if repeat < repeats else [policy for policy in policies if policy == long]:
+            seed = 2 + (repeat if prompt == PROMPT else repeat // last)
+            for policy in order if repeat < repeats else policies[:1]:
                 if self.piece.method == "xshare":
                     self.second.ask("policy", policy=self.control if policy == NOOP else policy)
-                self.second.ask("decode", batch=batch, steps=WARM, seed=1)
                 two = (self.native, self.second) if repeat % 2 == 0 else (self.second, self.native)
-                found = {engine: engine.ask("decode", batch=batch, steps=steps, seed=2 + repeat) for engine in two}
+                found = {engine: engine.ask("decode", **how, steps=steps, warm=WARM, seed=seed) for engine in two}
                 pairs[policy].append((found[self.native], found[self.second]))
                 if self.piece.method != "unused":
                     counted[policy].append(self.second.ask("counted", batch=batch))
         return pairs, {policy: Counted.of(each) for policy, each in counted.items() if each}
+
+
+@dataclass(frozen=True)
+class Long:
+    """A cell of long prompts: how often they are read, and what their keys and values take."""
+
+    rounds: int  # of all policies before they are read again
+    decoded: int  # tokens of a request by then
+    bytes: int
+
+    @classmethod
+    def of(cls, cell: Cell, policies: int, steps: int, repeats: int, layers: int, tiny: bool) -> Long:
+        _, batch, prompt = cell
+        each = policies * (1 + WARM + steps)
+        rounds = min(repeats, max(1, prompt // GROWTH // each))
+        decoded = rounds * each + -(-batch * prompt // CHUNK) + 8  # the first go on while the last are read
+        held = cache_bytes(gpt_oss_120b(layers, tiny), prompt + decoded, width=4 if tiny else 2)
+        return cls(rounds, decoded, int(1.1 * batch * held) + GIB // 8)  # and what is being read, and whole blocks
+
+
+def room(shape: Config, tiny: bool) -> int:
+    """For the keys and values of one of two engines."""
+    if tiny:
+        return GIB // 4
+    left = (LAYERS - shape["num_hidden_layers"]) * shape["num_local_experts"] * expert_bytes(shape)
+    return int(CACHES / 2 + left)
 
 
 def decodes(pairs: dict[str, Any]) -> dict[str, list[list[float]]]:
@@ -179,8 +257,8 @@ def decodes(pairs: dict[str, Any]) -> dict[str, list[list[float]]]:
     }
 
 
-def run_piece(piece: Piece, layers: int, cells: list[tuple[str, int]], kept: Kept, steps: int, repeats: int) -> None:
-    """Start the two engines and measure these (regime, batch), one after another."""
+def run_piece(piece: Piece, layers: int, cells: list[Cell], kept: Kept, steps: int, repeats: int, start: int) -> None:
+    """Start the two engines and measure these cells, one after another."""
     tiny, regimes = kept.settings["tiny"], kept.settings["regimes"]
     shape = gpt_oss_120b(layers, tiny)
     first = cells[0][0]
@@ -190,6 +268,10 @@ def run_piece(piece: Piece, layers: int, cells: list[tuple[str, int]], kept: Kep
     rows_each = {1 + piece.drafts} | ({1} if piece.drafter == "eagle3" else set())
     options["sizes"] = sorted({batch * each for batch in piece.batches for each in rows_each})
     options["weights"] = regimes[first]
+    if piece.prompts != (PROMPT,):
+        every = [Long.of(cell, len(piece.policies(cell[1], cell[0])), steps, repeats, layers, tiny) for cell in cells]
+        options["length"] = max(cell[2] + long.decoded for cell, long in zip(cells, every, strict=True))
+        options |= {"chunk": CHUNK, "cache": max(long.bytes for long in every)}
     say(f"{piece.name}: starting two engines of {layers} layers")
     with ExitStack() as stack:
         native = stack.enter_context(Engine("native", options | {"rule": None}))
@@ -199,15 +281,20 @@ def run_piece(piece: Piece, layers: int, cells: list[tuple[str, int]], kept: Kep
         say(f"{piece.name}: started, {about}" + (f", copies at {bandwidth / 1e9:.0f} GB/s" if bandwidth else ""))
         pair = Pair(native, second, piece, f"k0=1,m={shape['num_local_experts']}", first)
         moved = Bytes(layers * expert_bytes(shape), bandwidth)
-        for regime, batch in cells:
+        for each in cells:
+            regime, batch, prompt = each
             began = time.perf_counter()
             pair.reach(regime, regimes[regime])
-            pairs, counted = pair.measure(batch, steps, repeats)
+            pairs, counted = pair.measure(each, steps, repeats, layers, tiny)
             cell: Row = {"piece": piece.name, "regime": regime, "batch": batch, "layers": layers}
+            cell |= {"start": start} if piece.pairs else {}
             setting = cell | {"drafts": piece.drafts, "drafter": piece.drafter}
+            setting |= {"prompt_tokens": prompt} if prompt != PROMPT else {}
             plain = [row for row in kept.rows if row["piece"] == "plain"] if piece.method == "logit-sum" else []
             rows = rows_of(setting, pairs, counted, moved, plain)
-            run = cell | about | regimes[regime] | {"steps": steps, "repeats": repeats, "prompt_tokens": PROMPT}
+            if piece.pairs:
+                rows = [row | counted.get(row["policy"], Counted()).steps() for row in rows]
+            run = cell | about | regimes[regime] | {"steps": steps, "repeats": repeats, "prompt_tokens": prompt}
             run |= {"accepted": ACCEPTED if piece.drafts and not tiny else None}
             run |= {"copy_gb_s": bandwidth / 1e9 if bandwidth else None, "seconds": time.perf_counter() - began}
             run["decodes"] = decodes(pairs)
@@ -217,13 +304,35 @@ def run_piece(piece: Piece, layers: int, cells: list[tuple[str, int]], kept: Kep
                 say(spelled(row))
 
 
+def fitting(piece: Piece, cells: list[Cell], steps: int, repeats: int, layers: int, tiny: bool) -> list[Cell]:
+    """Those whose keys and values fit beside two engines; the others are named."""
+    found, most = [], room(gpt_oss_120b(layers, tiny), tiny)
+    for cell in cells:
+        regime, batch, prompt = cell
+        policies = len(piece.policies(batch, regime))
+        need = 0 if prompt == PROMPT else Long.of(cell, policies, steps, repeats, layers, tiny).bytes
+        if need <= most:
+            found.append(cell)
+        else:
+            text = (
+                f"{piece.name}: left out, {batch} prompts of {prompt} tokens: keys and values of {need / GIB:.1f} GiB"
+            )
+            say(f"{text}, and with {layers} layers there is room for {most / GIB:.1f}; fewer (--layers) leave more")
+    return found
+
+
 def main(
     pieces: Annotated[list[str] | None, typer.Argument(help=f"{', '.join(PIECES)}; all by default.")] = None,
     batch: Annotated[list[int] | None, typer.Option(help="Only cells of this batch; may be repeated.")] = None,
     regime: Annotated[list[str] | None, typer.Option(help="Only cells of this regime; may be repeated.")] = None,
     layers: Annotated[int | None, typer.Option(help="36 by default, which is all; fewer for a smaller card.")] = None,
     steps: Annotated[int, typer.Option(help="Steps of a timed decode.")] = 64,
-    repeats: Annotated[int, typer.Option(help=f"Pairs of each policy; {CONTROLS} times as many of the control.")] = 5,
+    repeats: Annotated[
+        int | None,
+        typer.Option(help=f"Pairs of each policy; by default {REPEATS}, or as many as the piece asks for."),
+    ] = None,
+    prompt: Annotated[list[int] | None, typer.Option(help="Only cells with prompts of so many tokens.")] = None,
+    start: Annotated[int, typer.Option(min=1, help="Which start of the engines this is, of `presets` and on.")] = 1,
     json: Annotated[Path, typer.Option(help="The result file; other cells in it are kept.")] = (
         EVIDENCE / "paper_speed.json"
     ),
@@ -239,25 +348,28 @@ def main(
             raise typer.BadParameter(f"{name!r} is no regime: there are {', '.join(REGIMES)}")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))  # so that the engines are stopped as well
     regimes: dict[str, Row] = {"independent": {"skew": 0.0, "correlation": 0.0}} | fits()
-    layers = layers or (4 if tiny else 36)
+    layers = layers or (4 if tiny else LAYERS)
     try:
         kept = Kept(json, {"tiny": tiny, "regimes": regimes})
         for name in [] if summary else pieces or PIECES:
             piece = PIECES[name]
             wanted = [
-                (each, size)
-                for each in piece.regimes
-                for size in piece.batches
-                if (not regime or each in regime) and (not batch or size in batch)
+                (each, size, tokens)
+                for each, size, tokens in piece.cells()
+                if (not regime or each in regime) and (not batch or size in batch) and (not prompt or tokens in prompt)
             ]
-            cells = [cell for cell in wanted if again or (name, *cell, layers) not in kept.done()]
+            own, done = start if piece.pairs else 1, kept.done()
+            cells = [(at, n, p) for at, n, p in wanted if again or (name, at, n, layers, p, own) not in done]
             say(f"{name}: {len(cells)} cells to measure of {len(wanted)} that are asked for")
+            pairs = repeats or piece.pairs or REPEATS
+            cells = fitting(piece, cells, steps, pairs, layers, tiny)
             if cells:
-                run_piece(piece, layers, cells, kept, steps, repeats)
+                run_piece(piece, layers, cells, kept, steps, pairs, start)
     except XShareError as error:
         raise SystemExit(str(error)) from None
-    for depth in dict.fromkeys(row["layers"] for row in kept.rows):
-        rows = [row for row in kept.rows if row["layers"] == depth]
+    every = [row for row in kept.rows if "start" not in row] + kept.lists["pooled"]
+    for depth in dict.fromkeys(row["layers"] for row in every):
+        rows = [row for row in every if row["layers"] == depth]
         print("\n".join(["", f"All that is there of {depth} layers:", *map(spelled, rows), *totals(rows)]))
 
 

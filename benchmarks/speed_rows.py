@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
+from engine_pair import PROMPT
+
 from xshare.law import Law, fit
 from xshare.results import Row
 from xshare.statistics import median_interval
@@ -46,18 +48,29 @@ LARGE = 1.08  # a gain above which the top of the paper's range is asked for in 
 
 @dataclass(frozen=True)
 class Counted:
-    """Experts of a layer and step, a mean over samples of the second engine; None where nobody counts them."""
+    """Experts of a layer and step, and the share of the votes that they keep: means over samples of an engine with
+    selection. Steps that it acted on, and that it should have. None where nobody counts them."""
 
     active: float | None = None
     native: float | None = None
+    mass: float | None = None
+    pruned: int | None = None
+    decoded: int | None = None
 
     @classmethod
     def of(cls, found: Sequence[Mapping[str, Any]]) -> Counted:
         def mean(name: str) -> float | None:
-            known = [(each["samples"], each[name]) for each in found if each["samples"] and each[name] is not None]
-            return sum(n * value for n, value in known) / sum(n for n, _ in known) if known else None
+            known = [(each["samples"], each.get(name)) for each in found if each["samples"]]
+            told = [(n, value) for n, value in known if value is not None]
+            return sum(n * value for n, value in told) / sum(n for n, _ in told) if told else None
 
-        return cls(mean("active"), mean("native"))
+        def steps(name: str) -> int | None:
+            return sum(each[name] for each in found) if found and all(name in each for each in found) else None
+
+        return cls(mean("active"), mean("native"), mean("mass"), steps("pruned"), steps("decoded"))
+
+    def steps(self) -> Row:
+        return {"steps_pruned": self.pruned, "steps_decoded": self.decoded}
 
 
 @dataclass(frozen=True)
@@ -135,6 +148,45 @@ def rows_of(
     return rows
 
 
+def pooled(rows: Sequence[Row], runs: Sequence[Row]) -> list[Row]:
+    """Rows of several starts as one, which says of how many: ratios of all their pairs, means of what else they have.
+
+    `runs`: those that the rows are of, with every pair (paper_speed.decodes).
+    """
+
+    def cell(record: Row) -> tuple[Any, ...]:
+        return tuple(record.get(name) for name in ("piece", "regime", "batch", "layers"))
+
+    def prompt(record: Row) -> int:
+        return int(record.get("prompt_tokens", PROMPT))
+
+    groups: dict[tuple[Any, ...], list[Row]] = {}
+    for row in rows:
+        groups.setdefault((*cell(row), prompt(row), row["policy"]), []).append(row)
+    found = []
+    for (*where, tokens, policy), each in groups.items():
+        weights = [row["pairs"] for row in each]
+        row = {name: value for name, value in each[0].items() if name != "start"} | {"starts": len(each)}
+        for name in MEANS:
+            values = [(n, other[name]) for n, other in zip(weights, each, strict=True)]
+            if any(value is None for _, value in values):
+                row[name] = None
+            else:
+                row[name] = sum(n * value for n, value in values) / sum(weights)
+        row |= {name: sum(other[name] for other in each) for name in SUMS if row[name] is not None}
+        mine = [run["decodes"] for run in runs if (cell(run), prompt(run)) == (tuple(where), tokens)]
+        pairs = [pair for decodes in mine for pair in decodes.get(policy, ())]
+        if pairs:
+            ratio = median_interval([native / second for native, _, second, _ in pairs])
+            row |= dict(zip(("ratio", "ratio_low", "ratio_high"), ratio, strict=True))
+        found.append(row | (_judged(row, row["predicted"]) if "of_predicted" in row else {}))
+    return found
+
+
+MEANS = ("otps", "step_ms", "token_ratio", "active_native", "active", "predicted", "a", "b", "floor_ms", "law_gb_s")
+SUMS = ("pairs", "short_steps", "steps_pruned", "steps_decoded")
+
+
 def _row(
     setting: Row,
     name: str,
@@ -182,7 +234,8 @@ def _judged(row: Row, gain: float | None) -> Row:
 
 def spelled(row: Row) -> str:
     """One line for the terminal."""
-    text = f"{row['piece']:9} {row['regime']:11} batch {row['batch']:2} {row['policy']:20} {row['step_ms']:7.3f} ms "
+    size = f"batch {row['batch']:2}" + (f" of {row['prompt_tokens']}" if "prompt_tokens" in row else "")
+    text = f"{row['piece']:9} {row['regime']:11} {size} {row['policy']:20} {row['step_ms']:7.3f} ms "
     text += f"ratio {row['ratio']:.3f} [{row['ratio_low']:.3f}, {row['ratio_high']:.3f}]"
     if row["active"] is not None:
         native = row["active_native"]
@@ -192,6 +245,9 @@ def spelled(row: Row) -> str:
         text += f" at {row['law_gb_s']:.0f} GB/s, floor {row['floor_ms']:.2f} ms" if row["floor_ms"] else ""
     if row["method"] in (NOOP, UNUSED) and row["batch"] >= 16:
         text += ": holds 0.99" if row["ratio"] >= 0.99 else ": BELOW 0.99"
+    if row.get("steps_decoded"):
+        text += f" selected in {row['steps_pruned']} of {row['steps_decoded']} steps"
+        text += "" if row["steps_pruned"] == row["steps_decoded"] else ", NOT in all"
     if row.get("predicted"):
         text += f" predicted {row['predicted']:.3f}, lower bound {row['of_predicted']:.3f} of it"
         text += f" and {row['of_gain']:.0%} of its gain" if row["of_gain"] is not None else ""
@@ -208,9 +264,9 @@ def totals(rows: Sequence[Row]) -> list[str]:
     def line(what: str, held: Sequence[bool]) -> list[str]:
         return [f"{what}: {sum(held)} of {len(held)}"] if held else []
 
-    rows = [row for row in rows if row["piece"] != "budgets"]
+    rows = [row for row in rows if row["piece"] not in ("budgets", "contexts")]
     ours = [row for row in rows if row["method"] == "xshare" and row["predicted"]]
-    ours = [row for row in ours if row["paper_high"] or row["policy"] in BUDGET]
+    ours = [row for row in ours if row["paper_high"] or row["policy"].removesuffix(",score=full") in BUDGET]
     told = line("lower bound at least 95 % of predicted, as a ratio", [row["of_predicted"] >= 0.95 for row in ours])
     shares = [row["of_gain"] >= 0.95 for row in ours if row["of_gain"] is not None]
     told += line("lower bound at least 95 % of predicted, as a share of the gain", shares)

@@ -169,7 +169,7 @@ def _named(found: Row, policy: str, how: Setting) -> Row | None:
 
 def _numbers(text: str) -> dict[str, int]:
     """A configuration's, by letter: the paper's order is not ours, and what is zero may be left out."""
-    pairs = [part.split("=") for part in text.split(",") if "=" in part]
+    pairs = [part.split("=") for part in text.removesuffix(",score=full").split(",") if "=" in part]
     return {name: int(value) for name, value in pairs if int(value)}
 
 

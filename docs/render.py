@@ -235,12 +235,13 @@ FILES = quality_tables.tables() | speed_tables.tables() | frontier_tables.tables
 
 
 def file_table(name: str) -> str:
-    """Of one file, or of several of which the first must be there."""
+    """Of one file, or of several of which the first must be there. Nothing, where nothing has been measured yet."""
     files, table = FILES[name]
     paths = [ROOT / "evidence" / f"{file}.json" for file in files.split()]
-    return markdown(
-        *table(*(json.loads(path.read_text()) if path == paths[0] or path.is_file() else None for path in paths))
-    )
+    if not paths[0].is_file():
+        return ""
+    titles, cells = table(*(json.loads(path.read_text()) if path.is_file() else None for path in paths))
+    return markdown(titles, cells) if cells else ""
 
 
 TABLES |= dict.fromkeys(FILES, file_table)

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from xshare.report.words import named
+
 Row = dict[str, Any]
 Table = tuple[list[str], list[list[str]]]
 REGIMES = ("independent", "fitted", "carried")
@@ -13,16 +15,23 @@ SHOWN = {"plain": "no drafts", "eagle3": "EAGLE-3 head", "fixed": "fixed drafts"
 BUDGET = ("k0=1,m=24", "k0=0,m=24")  # at every batch; other policies at 4, 8 and 32 are there as points of the law
 
 
-def deepest(found: Row) -> list[Row]:
-    """Of every cell the rows with the most layers."""
+def deepest(found: Row, of: str = "rows") -> list[Row]:
+    """Of every cell the rows with the most layers. Those of one start of several are not shown: `pooled` has all."""
 
     def cell(row: Row) -> tuple[Any, ...]:
-        return row["piece"], row["regime"], row["batch"]
+        return row["piece"], row["regime"], row["batch"], row.get("prompt_tokens")
 
+    rows = [row for row in found.get(of, []) if "start" not in row]
     most: dict[tuple[Any, ...], int] = {}
-    for row in found["rows"]:
+    for row in rows:
         most[cell(row)] = max(row["layers"], most.get(cell(row), 0))
-    return [row for row in found["rows"] if row["layers"] == most[cell(row)]]
+    return [row for row in rows if row["layers"] == most[cell(row)]]
+
+
+def bare(row: Row) -> str:
+    """Its policy whatever it summed: a file of before does not say that it was all scores."""
+    policy: str = row["policy"]
+    return policy.removesuffix(",score=full")
 
 
 def claims(found: Row, regime: str, piece: str) -> Table:
@@ -49,7 +58,7 @@ def verdicts(found: Row) -> Table:
     """What is asked of the rows, and of how many it is true."""
     rows = deepest(found)
     ours = [row for row in rows if row["method"] == "xshare" and row["piece"] in SHOWN]
-    asked = [row for row in ours if row["paper_high"] or row["policy"] in BUDGET]
+    asked = [row for row in ours if row["paper_high"] or bare(row) in BUDGET]
     demands: dict[str, list[tuple[str, bool]]] = {
         "control at least 0.99 of unmodified vLLM, batch 16 and 32": [
             (row["regime"], row["ratio"] >= 0.99)
@@ -84,23 +93,16 @@ def controls(found: Row) -> Table:
 
 def batches(found: Row, regime: str) -> Table:
     """A budget of 24 at every batch, beside the rule and the claims of vLLM pull request 35551."""
-    titles = [
-        "batch",
-        "layers",
-        "native experts",
-        "pull request says",
-        "its rule, here",
-        "`k0=0,m=24`",
-        "`k0=1,m=24`",
-        "predicted",
-    ]
     pieces = ("plain", "logit-sum")
     rows = [row for row in found["rows"] if row["regime"] == regime and row["piece"] in pieces]
+    budgets = {bare(row): f"`{row['policy']}`" for row in rows if bare(row) in BUDGET}
+    titles = ["batch", "layers", "native experts", "pull request says", "its rule, here"]
+    titles += [*(budgets[policy] for policy in ("k0=0,m=24", "k0=1,m=24")), "predicted"]
     cells = []
     for batch in sorted({row["batch"] for row in rows}):
         depths = [{row["layers"] for row in rows if (row["piece"], row["batch"]) == (name, batch)} for name in pieces]
         layers = max(depths[0] & depths[1] or depths[0])  # both rules in as many
-        at = {row["policy"]: row for row in rows if (row["batch"], row["layers"]) == (batch, layers)}
+        at = {bare(row): row for row in rows if (row["batch"], row["layers"]) == (batch, layers)}
         rule = next((row for row in at.values() if row["method"] == "logit-sum"), None)
         line = [
             str(batch),
@@ -124,11 +126,57 @@ def headline(found: Row) -> Table:
     rows = [row for row in deepest(found) if row["piece"] == "plain" and row["batch"] == 16]
     cells = []
     for policy in HEADLINE:
-        line = ["no-op control" if policy == "noop" else f"`{policy}`"]
-        for regime in REGIMES:
-            row = next(row for row in rows if (row["policy"], row["regime"]) == (policy, regime))
-            line += [_experts(row), _measured(row)]
+        each = [next(row for row in rows if (bare(row), row["regime"]) == (policy, regime)) for regime in REGIMES]
+        line = ["no-op control" if policy == "noop" else f"`{each[-1]['policy']}`"]
+        cells.append(line + [text for row in each for text in (_experts(row), _measured(row))])
+    return titles, cells
+
+
+def presets(found: Row, contexts: bool = False) -> Table:
+    """What is recommended, beside the control, on `carried` routing; `contexts`: with long prompts."""
+    rows = [row for row in deepest(found, "pooled") if row["regime"] == "carried"]
+    at: dict[tuple[Any, ...], dict[str, Row]] = {}
+    for row in rows:
+        if ("prompt_tokens" in row) == contexts:
+            cell = (row["piece"], row.get("prompt_tokens"), row["batch"])
+            at.setdefault(cell, {})[row["policy"] if row["method"] == "xshare" else row["method"]] = row
+    policies = list(dict.fromkeys(row["policy"] for row in rows if row["method"] == "xshare"))
+    titles = ["tokens of a prompt" if contexts else "drafts", "batch", "layers", "native experts", "native, ms"]
+    titles += ["control (95 %)", *(f"`{named(policy)}`" for policy in policies)]
+    cells = []
+    for (_, prompt, batch), each in at.items():
+        native = each["native"]
+        line = [str(prompt) if contexts else _drafts(native), str(batch), str(native["layers"])]
+        line += ["" if native["active"] is None else f"{native['active']:.1f}", f"{native['step_ms']:.2f}"]
+        line += [_ratio(each["noop"]), *(_measured(each[policy]) if policy in each else "" for policy in policies)]
         cells.append(line)
+    return titles, cells
+
+
+def acted(found: Row) -> Table:
+    """The controls of several starts, and whether selection ran in all of their steps."""
+    titles = ["routing", "drafts", "tokens of a prompt", "batch", "layers", "ms a step"]
+    titles += ["of unmodified vLLM's speed (95 %)", "pairs", "starts", "steps selected in"]
+    cells = []
+    for row in deepest(found, "pooled"):
+        if row["method"] == "noop":
+            line = [row["regime"], _drafts(row), str(row.get("prompt_tokens", 8)), str(row["batch"])]
+            line += [str(row["layers"]), f"{row['step_ms']:.2f}", _ratio(row), str(row["pairs"]), str(row["starts"])]
+            cells.append([*line, f"{row['steps_pruned']} of {row['steps_decoded']}"])
+    return titles, cells
+
+
+def cost_aware(found: Row) -> Table:
+    """Policies by cost, and what they gain over as many votes lost without."""
+    titles = ["policy", "by cost", "batch", "experts", "votes lost", "ms a step (95 %)", "faster at equal votes (95 %)"]
+    cells = []
+    for row in found["rows"]:
+        ms = f"{row['ms']:.2f} ({row['ms_low']:.2f} to {row['ms_high']:.2f})"
+        line = [f"`{named(row['policy'])}`", "yes" if row["cost"] else "", str(row["batch"])]
+        line += ["" if row["active"] is None else f"{row['active']:.1f}"]
+        line += ["" if row["votes_lost"] is None else f"{row['votes_lost']:.1%}", ms]
+        gain = {"ratio": row["gain_at_equal_votes"], "ratio_low": row["gain_low"], "ratio_high": row["gain_high"]}
+        cells.append([*line, "" if gain["ratio"] is None else _measured(gain)])
     return titles, cells
 
 
@@ -252,7 +300,7 @@ def _experts(row: Row) -> str:
 
 
 def _drafts(row: Row) -> str:
-    return f"{row['drafts']}, {row['piece']}" if row["drafts"] else "none"
+    return f"{row['drafts']}, {row['piece'].removeprefix('presets-')}" if row["drafts"] else "none"
 
 
 def tables() -> dict[str, tuple[str, Callable[[Row], Table]]]:
@@ -262,6 +310,10 @@ def tables() -> dict[str, tuple[str, Callable[[Row], Table]]]:
         "laws": ("paper_speed", laws),
         "speed_verdicts": ("paper_speed", verdicts),
         "headline": ("paper_speed", headline),
+        "preset_speed": ("paper_speed", presets),
+        "context_speed": ("paper_speed", partial(presets, contexts=True)),
+        "acted": ("paper_speed", acted),
+        "cost_aware": ("cost_aware", cost_aware),
         "slow_host": ("paper_speed_slow_host", hosts),
         "fit_routing": ("fit_routing", fit),
         "ep_claims": ("paper_ep", ep_claims),

@@ -41,6 +41,7 @@ LONGEST = [
     "engines/vllm/test_drafts.py",
     "engines/vllm/test_engine.py",
     "engines/transformers/test_draft_model.py",
+    "benchmarks/test_cost_aware.py",
     "test_docs.py",
     "engines/transformers/test_apply.py",
     "recipes/test_recipe.py",

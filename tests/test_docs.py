@@ -1,11 +1,15 @@
 """What the documentation shows is true: its Python runs, its tables are what evidence/ says."""
 
 import contextlib
+import importlib
 import io
+import json
 import re
 import subprocess
 import sys
 from pathlib import Path
+
+from xshare.results.file import as_meant
 
 ROOT = Path(__file__).parent.parent
 
@@ -20,6 +24,61 @@ def test_the_readmes_python_runs():
 
 def test_tables_are_up_to_date():
     subprocess.run([sys.executable, ROOT / "docs" / "render.py", "--check"], check=True)
+
+
+def tables_of(name, found):
+    """Every table of a result file, as markdown; of the others what is there."""
+    sys.path.append(str(ROOT / "docs"))
+    render = importlib.import_module("render")
+    made = {}
+    for marker, (files, table) in render.FILES.items():
+        first, *others = files.split()
+        if first == name:
+            more = [json.loads((ROOT / "evidence" / f"{other}.json").read_text()) for other in others]
+            titles, cells = table(found, *more)
+            text = render.markdown(titles, cells) if cells else ""
+            made[marker] = text if "format" in found else render.as_meant(marker, text)
+    return made
+
+
+def test_tables_stay_when_more_is_measured_into_a_file_of_before():
+    path = ROOT / "evidence" / "paper_speed.json"
+    before, now = json.loads(path.read_text()), as_meant(json.loads(path.read_text()))
+    assert tables_of("paper_speed", now | {"format": 2}) == tables_of("paper_speed", before)
+
+
+def test_presets_are_shown_once_they_are_measured():
+    found = as_meant(json.loads((ROOT / "evidence" / "paper_speed.json").read_text())) | {"format": 2}
+    nothing = tables_of("paper_speed", found | {"pooled": []})
+    measured = {"ratio": 1.25, "ratio_low": 1.24, "ratio_high": 1.26, "active": 30.0, "active_native": 40.0}
+    measured |= {"drafts": 0, "layers": 36, "step_ms": 8.0, "pairs": 16, "starts": 2, "regime": "carried", "batch": 16}
+    measured |= {"steps_pruned": 464, "steps_decoded": 464}
+    rows = [
+        measured | where | {"method": method, "policy": policy}
+        for where in ({"piece": "presets"}, {"piece": "contexts", "prompt_tokens": 1024})
+        for method, policy in (("native", "native"), ("noop", "noop"), ("xshare", "k0=0,rho=0.7"))
+    ]
+    one_start = [row | {"start": 1} for row in rows]  # which no table shows by itself
+    shown = tables_of("paper_speed", found | {"rows": found["rows"] + one_start, "pooled": rows})
+    own = {"preset_speed", "context_speed", "acted"}
+    assert {name for name in shown if shown[name] != nothing[name]} == own
+    assert {nothing[name] for name in own} == {""}
+    gain = "1.250 (1.240 to 1.260) | +25.0 % (+24.0 % to +26.0 %) |"
+    assert shown["preset_speed"].endswith(f"| none | 16 | 36 | 30.0 | 8.00 | {gain}")
+    assert "`balanced (rho=0.7)`" in shown["preset_speed"]
+    assert shown["context_speed"].endswith(f"| 1024 | 16 | 36 | 30.0 | 8.00 | {gain}")
+    assert shown["acted"].endswith("| 16 | 2 | 464 of 464 |")
+
+
+def test_what_follows_the_staircase_is_shown_with_what_it_gains():
+    row = {"policy": "k0=2,m=0", "cost": True, "batch": 16, "active": 26.0, "votes_lost": 0.171}
+    row |= {"ms": 8.0, "ms_low": 7.9, "ms_high": 8.1, "gain_at_equal_votes": 1.02, "gain_low": 1.01, "gain_high": 1.03}
+    plain = row | {"cost": False, "gain_at_equal_votes": None, "gain_low": None, "gain_high": None}
+    shown = tables_of("cost_aware", {"format": 2, "rows": [plain, row]})["cost_aware"].splitlines()
+    assert shown[2:] == [
+        "| `k0=2,m=0` |  | 16 | 26.0 | 17.1% | 8.00 (7.90 to 8.10) |  |",
+        "| `k0=2,m=0` | yes | 16 | 26.0 | 17.1% | 8.00 (7.90 to 8.10) | +2.0 % (+1.0 % to +3.0 %) |",
+    ]
 
 
 def test_links_lead_somewhere():

@@ -4,10 +4,11 @@ from types import SimpleNamespace
 import pytest
 import yaml
 
-from xshare.engines.vllm.settings import settings_of
+from xshare.engines.vllm.settings import SettingsError, settings_of
 from xshare.errors import PolicyError
 from xshare.policy import Policy
 from xshare.profile import Profile, ProfileError, model_hash, read_profile
+from xshare.results import sha256
 
 CONFIG = {"model_type": "qwen3_moe", "num_hidden_layers": 2, "hidden_size": 64, "num_experts": 8, "vocab_size": 99}
 GOOD = {"model": "toy", "config": model_hash(CONFIG), "policy": "k0=1,m=4", "measured": {}, "versions": {}}
@@ -68,6 +69,37 @@ def test_what_cannot_be_read_is_one_sentence(tmp_path, text, sentence):
     (tmp_path / "p.yaml").write_text(text)
     with pytest.raises(ProfileError, match=sentence):
         read_profile(tmp_path / "p.yaml")
+
+
+def weighed(folder, name="stairs.json"):
+    """A profile beside a staircase that it names."""
+    (folder / "stairs.json").write_text("what was measured")
+    profile = Profile(**GOOD, format=2, cost={"file": str(name), "sha256": sha256(folder / "stairs.json")})
+    profile.save(folder / "p.yaml")
+    return {"profile": str(folder / "p.yaml")}
+
+
+@pytest.mark.parametrize("absolute", [False, True])
+def test_a_server_reads_the_staircase_that_a_profile_names(tmp_path, absolute):
+    given = weighed(tmp_path, tmp_path / "stairs.json" if absolute else "stairs.json")
+    assert read_profile(tmp_path / "p.yaml").cost.sha256 in (tmp_path / "p.yaml").read_text()
+    assert settings_of({"xshare": given}).cost == str(tmp_path / "stairs.json")
+    with pytest.raises(SettingsError, match="profile in xshare names the staircase itself: leave cost out"):
+        settings_of({"xshare": given | {"cost": "other.json"}})
+    (tmp_path / "stairs.json").write_text("measured again")
+    with pytest.raises(ProfileError, match=r"is another than the one that profile '.*p.yaml' was tuned with"):
+        settings_of({"xshare": given})
+    (tmp_path / "stairs.json").unlink()
+    with pytest.raises(ProfileError, match=r"needs the staircase '.*stairs.json', which does not exist"):
+        settings_of({"xshare": given})
+
+
+def test_without_a_staircase_a_profile_says_nothing_of_one(tmp_path):
+    Profile(**GOOD, format=2).save(tmp_path / "p.yaml")
+    assert "cost" not in (tmp_path / "p.yaml").read_text()
+    assert settings_of({"xshare": {"profile": str(tmp_path / "p.yaml")}}).cost is None
+    given = {"profile": str(tmp_path / "p.yaml"), "cost": "s.json"}
+    assert settings_of({"xshare": given}).cost == "s.json"
 
 
 def test_a_missing_file_and_a_bad_policy(tmp_path):

@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from xshare.errors import PolicyError, XShareError
 from xshare.files import whole_file
 from xshare.policy import Policy
+from xshare.results import sha256
 from xshare.spelling import meant_before
 
 # What makes two models route alike in form, by the names that architectures have for it.
@@ -32,6 +33,15 @@ class ProfileError(XShareError):
     """A profile that cannot be read, or is for another model."""
 
 
+class Weighed(BaseModel):
+    """The staircase that sets were weighed by."""
+
+    model_config: ClassVar[ConfigDict] = ConfigDict(frozen=True, extra="forbid")
+
+    file: str  # relative to the profile, or absolute
+    sha256: str
+
+
 class Profile(BaseModel):
     model_config: ClassVar[ConfigDict] = ConfigDict(frozen=True, extra="forbid")
 
@@ -42,6 +52,7 @@ class Profile(BaseModel):
     policy: str
     # In profiles from before layer_budgets: an m for each MoE layer that it acts on, in their order.
     budgets: Annotated[list[Annotated[int, Field(ge=0, strict=True)]], Field(min_length=1)] | None = None
+    cost: Weighed | None = None
     measured: dict[str, Any]
     versions: dict[str, Any]
 
@@ -76,9 +87,23 @@ class Profile(BaseModel):
                 f"configuration is {model_hash(config)[:12]}: tune this model"
             )
 
+    def stairs(self, path: Path) -> Path | None:
+        """The staircase's file, of a profile that lies at `path`; refused where its content is another."""
+        if self.cost is None:
+            return None
+        found = path.parent / self.cost.file
+        if not found.is_file():
+            raise ProfileError(f"profile {str(path)!r} needs the staircase {str(found)!r}, which does not exist")
+        if sha256(found) != self.cost.sha256:
+            raise ProfileError(
+                f"the staircase {str(found)!r} is another than the one that profile {str(path)!r} was tuned with "
+                f"(sha256 {self.cost.sha256[:12]}): tune again, or put that one back"
+            )
+        return found
+
     def save(self, path: Path) -> None:
         with whole_file(path) as temporary:
-            found = self.model_dump(exclude={"budgets"} if self.budgets is None else None)
+            found = self.model_dump(exclude={name for name in ("budgets", "cost") if getattr(self, name) is None})
             temporary.write_text(yaml.safe_dump(found, sort_keys=False, allow_unicode=True))
 
 

@@ -166,7 +166,7 @@ def cost_table(cost: Sequence[float] | Tensor, rows: Tensor) -> Tensor:
     """float64 [N + 1] on the device of `rows` [..., n, N]."""
     wanted = rows.shape[-1] + 1
     try:
-        table = torch.as_tensor(cost, dtype=torch.float64).to(rows.device)
+        table = torch.as_tensor(cost, dtype=torch.float64)
     except (TypeError, ValueError, RuntimeError):
         raise LayoutError(f"cost must be {wanted} numbers, for 0 to {wanted - 1} experts, not {cost!r}") from None
     if table.shape != (wanted,):
@@ -174,7 +174,7 @@ def cost_table(cost: Sequence[float] | Tensor, rows: Tensor) -> Tensor:
         raise LayoutError(f"cost must be {wanted} numbers, for 0 to {wanted - 1} experts, not of shape {got}")
     if not bool(table.isfinite().all()) or bool((table.diff() < 0).any()):
         raise LayoutError("cost must be finite and never fall: more experts never cost less")
-    return table
+    return table.to(rows.device)  # once it was looked at: one that lies on the host waits for no device
 
 
 def fit(rows: Tensor, layout: BatchLayout | None, placement: Placement | None) -> tuple[BatchLayout, Placement]:

@@ -6,6 +6,7 @@ times by rows of a step and size of the set; from them a cost table for each num
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -34,6 +35,7 @@ class Stairs:
     where: dict[str, Any]  # WHERE, as far as it is known
     times: dict[int, dict[int, float]]  # by rows of a step: size of the set -> ms, as measured
     name: str = "the staircase"
+    sha256: str | None = None  # of its file
 
     @cached_property
     def rows(self) -> list[int]:
@@ -63,11 +65,13 @@ class Stairs:
 def read_stairs(path: Path) -> Stairs:
     name = f"staircase {str(path)!r}"
     try:
-        found = json.loads(path.read_text())
+        content = path.read_bytes()
+        found = json.loads(content)
         stamp, times = found["provenance"], dict[int, dict[int, float]]()
         for row in found["rows"]:
             times.setdefault(int(row["batch"]), {})[int(row["experts"])] = float(row["ms"])
-        stairs = Stairs({what: stamp.get(what) for what in WHERE}, times, name)
+        known = {what: stamp.get(what) for what in WHERE}
+        stairs = Stairs(known, times, name, hashlib.sha256(content).hexdigest())
         int(stamp["experts"])
     except OSError as error:
         raise StairsError(f"{name} cannot be read: {error.strerror}") from None
@@ -75,7 +79,7 @@ def read_stairs(path: Path) -> Stairs:
         raise StairsError(f"{name} must be a file that xshare doctor --stairs has written") from None
     if not times:
         raise StairsError(f"{name} holds no times: let xshare doctor --stairs finish")
-    stairs.costs  # noqa: B018  (it may refuse)
+    stairs.costs  # noqa: B018 (may refuse)
     return stairs
 
 

@@ -57,6 +57,23 @@ def sample(policy, repeat, otps, step_ms=None, active=None):
     return found | {"policy": policy, "repeat": repeat, "otps": otps, "step_ms": step_ms, **counts}
 
 
+def test_forms_of_one_policy_are_rows_of_their_own():
+    name = "k0=1,m=2"
+    samples = []
+    for repeat, rate in enumerate((10.0, 20.0)):
+        samples += [sample("native", repeat, rate), sample(name, repeat, 2 * rate)]
+        samples += [sample(name, repeat, 3 * rate) | {"cost": True}]
+        samples += [sample("k0=1,m=3", repeat, 2.5 * rate) | {"equals": name}, sample("k0=1,m=3", repeat, 2 * rate)]
+    rows = rows_of(samples, "k0=1,m=16", {})
+    assert [row["ratio"] for row in rows] == pytest.approx([1, 2, 3, 2.5, 2])
+    assert [("cost" in row, row.get("equals")) for row in rows] == [
+        (False, None), (False, None), (True, None), (False, name), (False, None)
+    ]  # fmt: skip
+    assert rows[2]["equal_ratio"] == pytest.approx(1.2)
+    assert rows[2]["equal_ratio_low"] <= rows[2]["equal_ratio"] <= rows[2]["equal_ratio_high"]
+    assert all("equal_ratio" not in row for row in (*rows[:2], *rows[3:]))
+
+
 def test_ratios_are_paired_by_repeat():
     samples = [
         sample("native", 0, 10.0, 5.0),

@@ -3,8 +3,10 @@
 import json
 
 import pytest
+import staircases
 from killing import killed
 
+from xshare.bench.equal import equal
 from xshare.bench.paired import variants
 from xshare.cli import main
 from xshare.policy import Policy
@@ -129,6 +131,92 @@ def test_mistakes_are_one_sentence(small, bench, words, sentence):
     assert code == 2
     assert sentence in err
     assert len([line for line in err.splitlines() if line.startswith("error: ")]) == 1
+
+
+STAIRS = {2: (5, 9, 13), 4: (7, 11)}
+
+
+@pytest.fixture
+def stairs(small, tmp_path, engine):
+    """What doctor --stairs would write of this model."""
+    where = {name: getattr(engine.about, name) for name in ("engine", "device", "dtype", "experts", "top_k")}
+    where |= {"layers": engine.about.layers, "config": engine.about.config}
+    return staircases.write(tmp_path / "stairs.json", where, STAIRS)
+
+
+def test_by_cost_beside_a_plain_policy_of_as_many_experts(small, tmp_path, bench, stairs):
+    path = tmp_path / "b.json"
+    words = ["--engine", "transformers", "--model", small, "--batch", 3, "--prompt-tokens", 9, "--tokens", 6]
+    words += ["--policy", "k0=1,m=2", "--policy", "k0=0,lam=0.3,p=2", "--policy", "oea:k0=1", "--cost", stairs]
+    code, out, err = bench(*words, "--repeats", 1, "--out", path)
+    assert code == 0, err
+    assert "k0=1,m=2 by cost" in out
+    assert "(as many)" in out
+    assert "by cost is" in out
+    assert "Rivals know no costs, and were measured without." in out
+    first = json.loads(path.read_text())
+    forms = [(row["policy"], row.get("cost", False), row.get("equals")) for row in first["rows"]]
+    budget, price = (name for name, _, equals in forms if equals is not None)
+    assert forms == [
+        ("native", False, None),
+        ("k0=1,m=16", False, None),
+        *(("k0=1,m=2", False, None), ("k0=1,m=2", True, None), (budget, False, "k0=1,m=2")),
+        *(("k0=0,lam=0.3,p=2", False, None), ("k0=0,lam=0.3,p=2", True, None), (price, False, "k0=0,lam=0.3,p=2")),
+        ("oea:k0=1", False, None),
+    ]
+    assert Policy.parse(budget).batch_budget >= 2
+    assert Policy.parse(price).price is not None
+    plain, by_cost, equal = first["rows"][2:5]
+    assert by_cost["active"] > plain["active"]  # filled up to the end of a stair
+    assert abs(equal["active"] - by_cost["active"]) < abs(plain["active"] - by_cost["active"])
+    assert by_cost["equal_ratio_low"] <= by_cost["equal_ratio"] <= by_cost["equal_ratio_high"]
+    # Gone on with: the same plain policies, which are not looked for again.
+    assert bench(*words, "--repeats", 2, "--out", path)[0] == 0
+    found = json.loads(path.read_text())
+    assert found["samples"][: len(first["samples"])] == first["samples"]
+    assert [(row["policy"], row.get("cost", False), row.get("equals")) for row in found["rows"]] == forms
+    assert [row["repeats"] for row in found["rows"]] == [2] * 9
+    code, _, err = bench(*words[:-2], "--repeats", 2, "--out", path)  # without costs it is another measurement
+    assert code == 2
+    assert "was measured with other settings, cost " in err
+
+
+def test_costs_that_are_of_another_place_or_cannot_be_read(small, tmp_path, bench, stairs):
+    words = ["--engine", "transformers", "--model", small, "--policy", "k0=1", "--cost"]
+    code, _, err = bench(*words, tmp_path / "none.json")
+    assert code == 2
+    assert "cannot be read: No such file or directory" in err
+    other = json.loads(stairs.read_text())
+    other["provenance"]["device"] = "NVIDIA H200"
+    stairs.write_text(json.dumps(other))
+    code, _, err = bench(*words, stairs)
+    assert code == 2
+    assert "was measured with device 'NVIDIA H200', and here it is 'cpu'" in err
+
+
+@pytest.mark.parametrize(
+    ("policy", "wanted", "found"),
+    [
+        ("k0=1,m=2", 12.0, "k0=1,m=4"),
+        ("k0=1,m=2", 8.1, "k0=1,m=2"),  # as it is
+        ("k0=1,m=2", 99.0, "k0=1,m=16"),  # the nearest
+        ("k0=1,m=2,ml=0:4", 10.0, "k0=1,m=3,ml=0:5"),
+        ("k0=0,rho=0.7", 7.0, "k0=0,m=3,rho=0.7"),
+        ("k0=0,lam=0.04,p=2", 50.0, "k0=0,lam=0.02,p=2"),
+        ("k0=0,lam=0.04,p=2", 12.5, "k0=0,lam=0.08,p=2"),
+        ("k0=1,tau=0.5", 75.0, "k0=1,tau=0.75"),
+        ("k0=1,m=0,mg=3", 9.0, "k0=1,m=0,mg=3"),
+    ],
+)
+def test_a_plain_policy_of_as_many_experts(policy, wanted, found):
+    def count(policy):
+        if policy.price is not None:
+            return 1 / policy.price
+        if policy.mass is not None:
+            return 100 * policy.mass
+        return 4 * policy.warmup + policy.batch_budget * (1 if policy.coverage else 2) + (4 if policy.coverage else 0)
+
+    assert str(equal(Policy.parse(policy), wanted, 16, count)) == found
 
 
 def test_policies_of_both_scores_have_one_control(engine):

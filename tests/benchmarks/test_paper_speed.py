@@ -185,19 +185,100 @@ def test_counts_are_weighted_by_their_samples():
     found = [{"samples": 3, "active": 10.0, "native": 20.0}, {"samples": 1, "active": 14.0, "native": 24.0}]
     assert Counted.of([*found, {"samples": 0, "active": None, "native": None}]) == Counted(11.0, 21.0)
     assert Counted.of([{"samples": 1, "active": 5.0, "native": None}]) == Counted(5.0, None)
+    told = {"samples": 0, "active": None, "native": None, "pruned": 4, "decoded": 5}
+    assert Counted.of([told, told]).steps() == {"steps_pruned": 8, "steps_decoded": 10}
 
 
 # What is measured
 
 
 def test_policies_are_spelled_as_the_project_spells_them():
-    named = {name for piece in paper_speed.PIECES.values() for batch in piece.batches for name in piece.policies(batch)}
+    named = {
+        name
+        for piece in paper_speed.PIECES.values()
+        for batch in piece.batches
+        for name in piece.policies(batch, "carried")
+    }
     named -= {NOOP, UNUSED}
-    # Two are in both of the paper's tables, and one among the budgets; and the pull request's.
-    assert len(named) == 8 + 8 - 2 + len(paper_speed.BUDGETS) - 1 + 1
+    # Two are in both of the paper's tables, and one among the budgets; the pull request's; and what is recommended.
+    assert len(named) == 8 + 8 - 2 + len(paper_speed.BUDGETS) - 1 + 1 + 3
     for name in named:
         assert str(Policy.parse(name)) == name
-    assert len(paper_speed.PIECES["plain"].policies(16)) == len(paper_speed.PIECES["fixed"].policies(4)) == 9
+    assert (
+        len(paper_speed.PIECES["plain"].policies(16, "carried"))
+        == len(paper_speed.PIECES["fixed"].policies(4, "carried"))
+        == 9
+    )
+
+
+def test_presets_are_measured_where_routing_is_most_like_a_models_and_the_control_everywhere():
+    for name in ("presets", "presets-fixed", "presets-eagle3"):
+        piece = paper_speed.PIECES[name]
+        assert piece.cells()[0] == ("carried", 16, paper_speed.PROMPT)
+        assert {regime for regime, _, _ in piece.cells()} == set(paper_speed.REGIMES)
+        for regime, batch, _ in piece.cells():
+            assert piece.policies(batch, regime) == [NOOP, *(paper_speed.PRESETS if regime == "carried" else ())]
+
+
+def test_long_prompts_are_measured_as_far_as_they_fit(capsys):
+    piece = paper_speed.PIECES["contexts"]
+    whole = paper_speed.fitting(piece, piece.cells(), 16, 8, 36, False)
+    assert whole == [("carried", 16, 1024), ("carried", 4, 1024), ("carried", 64, 1024), ("carried", 4, 8192)]
+    told = capsys.readouterr().out.splitlines()
+    assert [line.partition(": ")[2].partition(":")[0] for line in told] == [
+        "left out, 16 prompts of 8192 tokens", "left out, 64 prompts of 8192 tokens",
+    ]  # fmt: skip
+    assert paper_speed.fitting(piece, piece.cells(), 16, 8, 18, False) == piece.cells()
+    shape = shapes.gpt_oss_120b()
+    assert shapes.cache_bytes(shape, 8192) == 18 * (8192 + 128) * 2 * 8 * 64 * 2
+    long = paper_speed.Long.of(("carried", 4, 8192), 4, 16, 8, 36, False)
+    each = 4 * (1 + paper_speed.WARM + 16)  # steps of a round
+    assert long.rounds == 8 < 8192 // 4 // each  # they are read once
+    assert long.decoded > long.rounds * each + 4 * 8192 // paper_speed.CHUNK
+    assert long.bytes > 4 * shapes.cache_bytes(shape, 8192 + long.rounds * each)
+
+
+class Asked:
+    """In place of an engine: keeps what it was asked."""
+
+    def __init__(self):
+        self.decodes, self.policies = [], []
+
+    def ask(self, what, **how):
+        if what == "decode":
+            self.decodes.append(how)
+            return sample(8.0, how["steps"])
+        if what == "policy":
+            self.policies.append(how["policy"])
+        return {"samples": 1, "active": 9.0, "native": 10.0, "pruned": 21, "decoded": 21}
+
+
+def measured(name, cell, repeats=8):
+    native, second = Asked(), Asked()
+    pair = paper_speed.Pair(native, second, paper_speed.PIECES[name], "k0=1,m=128", cell[0])
+    return native, second, *pair.measure(cell, 16, repeats, 36, False)
+
+
+def test_pairs_are_of_one_set_of_requests():
+    native, second, pairs, counted = measured("presets", ("carried", 16, 8))
+    assert {policy: len(each) for policy, each in pairs.items()} == dict.fromkeys([NOOP, *paper_speed.PRESETS], 8)
+    assert native.decodes == second.decodes
+    assert sorted({how["seed"] for how in second.decodes}) == [0, *range(2, 10)]
+    assert second.policies[:4] == ["k0=1,m=128", *paper_speed.PRESETS]
+    assert counted[NOOP].steps() == {"steps_pruned": 8 * 21, "steps_decoded": 8 * 21}
+    _, _, pairs, _ = measured("plain", ("carried", 4, 8), repeats=2)
+    assert {len(each) for policy, each in pairs.items() if policy != NOOP} == {2}
+    assert len(pairs[NOOP]) == 2 * paper_speed.CONTROLS
+
+
+def test_long_prompts_are_read_again_when_they_have_grown_by_a_quarter():
+    native, second, _, _ = measured("contexts", ("carried", 4, 1024))
+    assert native.decodes == second.decodes  # contexts grow alike in both
+    seeds = [how["seed"] for how in second.decodes]
+    assert seeds == [2] * 12 + [3] * 12 + [4] * 8  # three rounds of four policies each
+    how = second.decodes[0]
+    assert (how["prompt"], how["most"] < 1024 // 3) == (1024, True)
+    assert {how["seed"] for how in measured("contexts", ("carried", 4, 8192))[0].decodes} == {2}
 
 
 def test_the_pull_requests_selection_is_that_of_method_logit_sum():
@@ -225,7 +306,8 @@ def test_a_cell_is_kept_replaced_and_known(tmp_path):
     kept.add([RUN | {"batch": 4, "policy": "native"}], RUN | {"batch": 4})
     kept.add([RUN | {"regime": "independent", "policy": "native"}], RUN | {"regime": "independent"})
     again = paper_speed.Kept(path, SETTINGS)
-    assert again.done() == {("plain", "fitted", 16, 4), ("plain", "fitted", 4, 4), ("plain", "independent", 16, 4)}
+    cells = (("plain", "fitted", 16), ("plain", "fitted", 4), ("plain", "independent", 16))
+    assert again.done() == {(*cell, 4, paper_speed.PROMPT, 1) for cell in cells}
     again.add([RUN | {"policy": name, "step_ms": 2.0} for name in ("native", "noop")], RUN)
     found = json.loads(path.read_text())
     assert len(found["runs"]) == 3
@@ -233,6 +315,30 @@ def test_a_cell_is_kept_replaced_and_known(tmp_path):
         ("independent", 16, "native"), ("fitted", 16, "native"), ("fitted", 16, "noop"), ("fitted", 4, "native"),
     ]  # fmt: skip
     assert [row.get("step_ms") for row in found["rows"]] == [None, 2.0, 2.0, None]
+
+
+def test_pairs_of_several_starts_are_pooled(tmp_path):
+    path = tmp_path / "speed.json"
+    where = RUN | {"piece": "presets"}
+    native, faster = [8.0, 8.0, 4.0, 4.0], [8.0, 8.0, 2.0, 2.0]  # ms and the median step of both engines
+    for start, decodes in ((1, [native] * 3), (2, [faster] * 5)):
+        made = {NOOP: [(sample(a), sample(b)) for a, _, b, _ in decodes]}
+        counted = {NOOP: Counted(20.0 + start, 30.0)}
+        setting = where | {"drafts": 0, "drafter": "none", "start": start}
+        rows = rows_of(setting, made, counted, Bytes(1.0, None))
+        rows = [row | Counted(pruned=4, decoded=4 + start).steps() for row in rows]
+        kept = paper_speed.Kept(path, SETTINGS)  # each start goes on from the file of the other
+        kept.add(rows, where | {"start": start, "prompt_tokens": paper_speed.PROMPT, "decodes": {NOOP: decodes}})
+    found = json.loads(path.read_text())
+    assert len(found["rows"]) == 4
+    assert len(found["runs"]) == 2
+    row = next(row for row in found["pooled"] if row["policy"] == NOOP)
+    assert (row["starts"], row["pairs"], row["ratio"]) == (2, 8, 4.0)  # five of eight pairs
+    assert (row["steps_pruned"], row["steps_decoded"]) == (8, 11)
+    assert row["step_ms"] == pytest.approx((3 * 4 + 5 * 2) / 8)
+    assert "NOT in all" in speed_rows.spelled(row)
+    assert {"start"} & row.keys() == set()
+    assert ("presets", "fitted", 16, 4, 8, 2) in kept.done()
 
 
 def test_a_file_of_other_settings_is_refused(tmp_path):

@@ -5,6 +5,7 @@ import itertools
 import json
 
 import pytest
+import staircases
 from killing import killed
 from typer.testing import CliRunner
 
@@ -140,6 +141,33 @@ def test_speed_as_the_objective(tmp_path, model, task_file):
     found = json.loads((tmp_path / "tune.json").read_text())
     assert all(row["predicted"] > 0 for row in found["rows"])
     assert any("step_ms" in sample for sample in found["samples"])
+
+
+def test_sets_weighed_by_what_they_cost(small, tmp_path, model, task_file, monkeypatch):
+    engine = TransformersEngine(*load(small, dtype="float32"), "small")
+    names = ("engine", "device", "dtype", "experts", "top_k", "layers", "config")
+    where = {name: getattr(engine.about, name) for name in names}
+    stairs = staircases.write(tmp_path / "stairs.json", where, {4: (6, 10, 13)})
+    asked = set()
+    use = TransformersEngine.use
+
+    def watched(self, policy, timed=False, cost=None):
+        use(self, policy, timed, cost)
+        if policy is not None:
+            asked.add(self.attached.state.stairs is not None)
+
+    monkeypatch.setattr(TransformersEngine, "use", watched)
+    words = ["--tasks", str(task_file), *WIDE, "--cost", str(stairs)]
+    result = ask(tmp_path, model, *words)
+    assert result.exit_code == 0, result.output
+    assert asked == {True}
+    assert "sets weighed by what they cost" in result.output
+    assert all(row["cost"] for row in json.loads((tmp_path / "tune.json").read_text())["rows"])
+    profile = read_profile(tmp_path / "profile.yaml")
+    assert profile.cost.file == "stairs.json"  # beside it
+    assert profile.stairs(tmp_path / "profile.yaml") == stairs
+    plain = ask(tmp_path, model, *words[:-2])
+    assert "other settings, cost" in str(plain.exception)
 
 
 def test_with_drafts_request_budgets_are_tried_too(small, tmp_path, task_file):

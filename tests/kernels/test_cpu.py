@@ -50,6 +50,14 @@ def test_random_cases(block):
         assert_same(compiled(*given, **case.keywords()), reference(*given, **case.keywords()), f"seed {seed}")
 
 
+@pytest.mark.parametrize("policy", ["oea:k0=1", "native"])
+def test_rivals_know_no_costs(policy):
+    torch.manual_seed(0)
+    given = torch.randn(6, 16, dtype=torch.float64), xshare.RouterSpec.softmax(4), xshare.Policy.parse(policy)
+    flat = [0.0] * 17  # all experts for nothing
+    assert_same(compiled(*given, cost=flat), reference(*given))
+
+
 def test_many_steps_each_by_itself():
     """Leading dimensions: a layout, a placement and a bias for each step, or one for all."""
     torch.manual_seed(0)

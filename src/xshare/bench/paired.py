@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 from xshare.bench.sample import measure, warm
 from xshare.bench.workload import Workload
@@ -12,6 +13,24 @@ from xshare.progress import Advance
 from xshare.results import Row
 
 NATIVE = "native"
+
+
+@dataclass(frozen=True)
+class Way:
+    """What is measured: native routing (None) or a policy, in one of its forms."""
+
+    policy: Policy | None
+    cost: bool | None = None  # whether sets are weighed by what they cost; None: as the engine is
+    equals: str | None = None  # of a plain policy: the one whose form by cost loads as many experts
+
+    @property
+    def name(self) -> str:
+        return NATIVE if self.policy is None else str(self.policy)
+
+    def columns(self) -> Row:
+        """What tells it from others, in samples and rows."""
+        more: Row = {"cost": True} if self.cost else {}
+        return {"policy": self.name} | more | ({} if self.equals is None else {"equals": self.equals})
 
 
 def control_of(engine: Engine) -> Policy | None:
@@ -28,9 +47,20 @@ def variants(engine: Engine, policies: Sequence[Policy]) -> dict[str, Policy | N
     return {str(policy): None if str(policy) == NATIVE else policy for policy in (*first, *policies)}
 
 
+def weighed(compared: Mapping[str, Policy | None], equal: Mapping[str, Policy]) -> list[Way]:
+    """All of them without costs; behind each that `equal` names, its form by costs, and the plain policy named there,
+    which loads as many experts as that."""
+    found = []
+    for name, policy in compared.items():
+        found.append(Way(policy, False))
+        if name in equal:
+            found += [Way(policy, True), Way(equal[name], False, equals=name)]
+    return found
+
+
 def compare(
     engine: Engine,
-    compared: dict[str, Policy | None],
+    compared: Sequence[Way],
     workload: Workload,
     repeats: range,
     advance: Advance,
@@ -38,22 +68,23 @@ def compare(
 ) -> None:
     """`keep` is given the samples of each repeat as soon as it is whole."""
     idle = workload.prompts_of(engine, -1)
-    for policy in compared.values() if repeats else ():  # what is refused or compiled is so before time is taken
-        engine.use(policy, timed=True)
+    for way in compared if repeats else ():  # what is refused or compiled is so before time is taken
+        engine.use(way.policy, timed=True, cost=way.cost)
         warm(engine, workload, idle)
     for repeat in repeats:
         prompts, arrivals = workload.prompts_of(engine, repeat), workload.arrivals_of(repeat)
-        samples: dict[str, Row] = {}
-        tokens: dict[str, list[list[int]]] = {}
-        for place, name in enumerate(list(compared) if repeat % 2 == 0 else list(compared)[::-1]):
-            engine.use(compared[name], timed=True)
+        samples: dict[Way, Row] = {}
+        tokens: dict[Way, list[list[int]]] = {}
+        for place, way in enumerate(compared if repeat % 2 == 0 else compared[::-1]):
+            engine.use(way.policy, timed=True, cost=way.cost)
             warm(engine, workload, idle)
             found, run = measure(engine, workload, prompts, arrivals, advance)
-            samples[name] = {"policy": name, "repeat": repeat, "place": place} | found
-            tokens[name] = [answer.tokens for answer in run.answers]
-        for name, sample in samples.items():
-            sample["identical"] = _identical(tokens.get(NATIVE), tokens[name])
-        keep([samples[name] for name in compared])
+            samples[way] = way.columns() | {"repeat": repeat, "place": place} | found
+            tokens[way] = [answer.tokens for answer in run.answers]
+        native = next((tokens[way] for way in compared if way.policy is None), None)
+        for way, sample in samples.items():
+            sample["identical"] = _identical(native, tokens[way])
+        keep([samples[way] for way in compared])
 
 
 def _identical(native: list[list[int]] | None, tokens: list[list[int]]) -> float | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any
 
@@ -15,28 +15,42 @@ RATES = ("otps", "otps_total", "ttft_ms_p50", "ttft_ms_p99", "itl_ms_p50", "itl_
 COUNTS = ("accepted_length", "active", "active_native", "mass", "acted", "identical")
 # What each ratio is of; of a time it is native's over the policy's, so that more is always faster.
 RATIOS = {"ratio": "otps", "total_ratio": "otps_total", "step_ratio": "step_ms"}
+FORMS = ("cost", "equals")  # columns that rows of one policy may differ by, where they have them: see Way
 
 
 def rows_of(samples: Sequence[Row], control: str, setting: Row) -> list[Row]:
     """`control` is the name of the no-op control, `setting` columns that all rows share."""
-    by_name: dict[str, list[Row]] = {}
+    by_form: dict[tuple[Any, ...], list[Row]] = {}
     for sample in samples:
-        by_name.setdefault(sample["policy"], []).append(sample)
-    native = {sample["repeat"]: sample for sample in by_name.get(NATIVE, [])}
+        by_form.setdefault((sample["policy"], *map(sample.get, FORMS)), []).append(sample)
+    native = by_repeat(by_form.get((NATIVE, None, None), []))
     rows = []
-    for name, mine in by_name.items():
-        method = "noop" if name == control else Policy.parse(name).method
-        row: Row = {"policy": name, "method": method, **setting, "repeats": len(mine)}
+    for (name, cost, equals), mine in by_form.items():
+        method = "noop" if name == control and not cost and equals is None else Policy.parse(name).method
+        form = {column: mine[0][column] for column in FORMS if column in mine[0]}
+        row: Row = {"policy": name, **form, "method": method, **setting, "repeats": len(mine)}
         row |= {column: _median(mine, column) for column in (*RATES, *COUNTS)}
         row["left_alone"] = next((each["left_alone"] for each in mine if each.get("left_alone")), None)
         for ratio, column in RATIOS.items():
-            pairs = [_ratio(column, each, native.get(each["repeat"], {})) for each in mine]
-            known = [pair for pair in pairs if pair is not None]
-            found = median_interval(known) if known else (None, None, None)
-            row |= dict(zip((ratio, f"{ratio}_low", f"{ratio}_high"), found, strict=True))
+            row |= _against(native, mine, ratio, column)
+        if cost:
+            plain = next((form for form in by_form if form[2] == name), None)
+            row |= _against(by_repeat(by_form.get(plain, []) if plain else []), mine, "equal_ratio", "otps")
         rows.append(row)
     _fill_native(rows, control)
     return rows
+
+
+def by_repeat(samples: Sequence[Row]) -> dict[int, Row]:
+    return {sample["repeat"]: sample for sample in samples}
+
+
+def _against(others: Mapping[int, Row], mine: Sequence[Row], ratio: str, column: str) -> Row:
+    """A ratio's columns, each sample held against the other of its repeat."""
+    pairs = [_ratio(column, each, others.get(each["repeat"], {})) for each in mine]
+    known = [pair for pair in pairs if pair is not None]
+    found = median_interval(known) if known else (None, None, None)
+    return dict(zip((ratio, f"{ratio}_low", f"{ratio}_high"), found, strict=True))
 
 
 def _median(samples: Sequence[Row], column: str) -> Any:
@@ -52,7 +66,7 @@ def _ratio(column: str, mine: Row, native: Row) -> float | None:
 
 def _fill_native(rows: list[Row], control: str) -> None:
     """Switched off, an engine counts no experts; the control, which keeps all, has counted them."""
-    named = {row["policy"]: row for row in rows}
+    named = {row["policy"]: row for row in rows if not any(column in row for column in FORMS)}
     if NATIVE in named and control in named and named[NATIVE]["active"] is None:
         found = named[control]["active_native"]
         named[NATIVE] |= {"active": found, "active_native": found, "mass": None if found is None else 1.0}

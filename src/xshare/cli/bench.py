@@ -8,7 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
-from xshare.bench.paired import NATIVE, compare, control_of, variants
+from xshare.bench.equal import CLOSE, equals_of
+from xshare.bench.paired import NATIVE, Way, compare, control_of, variants, weighed
 from xshare.bench.rows import rows_of
 from xshare.bench.workload import Workload
 from xshare.cli import options as take
@@ -29,7 +30,10 @@ from xshare.engines.opening import open_engine
 from xshare.errors import XShareError
 from xshare.policy import Policy
 from xshare.results import Results, Row, check_continued
+from xshare.stairs import read_stairs
 from xshare.version import __version__
+
+KNOWS_COSTS = ("xshare", "native", "noop")  # methods, or what needs none
 
 
 def bench(
@@ -44,6 +48,7 @@ def bench(
     tokens: Annotated[int, typer.Option(min=2, help="Tokens of an answer.")] = 128,
     repeats: Annotated[int, typer.Option(min=1, help="Runs of each policy.")] = 5,
     drafts: take.Drafts = 0,
+    cost: take.Cost = None,
     seed: take.Seed = 0,
     device: take.Device = None,
     dtype: take.Dtype = None,
@@ -57,13 +62,16 @@ def bench(
     options = engine_arguments(engine_args, timed=True, device=device, dtype=dtype)
     asked, prompt_tokens, texts = asked_for(prompts, prompt_tokens)
     workload = Workload(batch, requests or batch, rate, prompt_tokens, tokens, asked, seed, texts)
-    check_continued(out, workload.record() | {"engine_args": lasting(options), "xshare": __version__})
+    weighed_by = {} if cost is None else {"cost": read_stairs(cost).sha256}
+    check_continued(out, workload.record() | weighed_by | {"engine_args": lasting(options), "xshare": __version__})
     with says_what_is_kept(out, kept):
-        opened = open_engine(chosen_engine(engine, out), model, drafts=drafts, policies=policies, options=options)
+        opened = open_engine(
+            chosen_engine(engine, out), model, drafts=drafts, policies=policies, options=options, cost=cost
+        )
         if not policies and opened.serves is not None:
             policies = [opened.serves]
         try:
-            run(opened, policies, workload, repeats, options, out)
+            run(opened, policies, workload, repeats, options, out, weighed_by)
         finally:
             opened.close()
 
@@ -77,13 +85,23 @@ def repeats_of(samples: list[Row]) -> int:
 
 
 def run(
-    engine: Engine, policies: list[Policy], workload: Workload, repeats: int, options: dict[str, Any], out: Path | None
+    engine: Engine,
+    policies: list[Policy],
+    workload: Workload,
+    repeats: int,
+    options: dict[str, Any],
+    out: Path | None,
+    weighed_by: Row,
 ) -> None:
+    """`weighed_by`: the staircase that policies are measured with too, as `cost`; nothing where there is none."""
     compared = variants(engine, policies)
     setting = workload.record() | {"drafts": engine.about.drafts}
     record = engine.about.record()
     fingerprint = (
-        record | setting | {"policies": list(compared), "engine_args": lasting(options), "xshare": __version__}
+        record
+        | setting
+        | weighed_by
+        | {"policies": list(compared), "engine_args": lasting(options), "xshare": __version__}
     )
     control = str(control_of(engine))
     results = Results(out, fingerprint, record | {"seed": workload.seed})
@@ -95,14 +113,30 @@ def run(
         results.write()
 
     left = range(repeats_of(samples), repeats)
+    ways = [Way(each) for each in compared.values()]
+    if weighed_by:
+        ways = weighed(compared, equals(engine, policies, workload, samples))
     try:
-        with progress_bar("answers", len(left) * len(compared) * workload.requests) as advance:
-            compare(engine, compared, workload, left, advance, keep)
+        with progress_bar("answers", len(left) * len(ways) * workload.requests) as advance:
+            compare(engine, ways, workload, left, advance, keep)
     finally:  # what was measured is shown, whatever has happened since
         if samples:
             show(rows_of(samples, control, setting), engine.about, workload, control)
             if out is not None:
                 wide_console().print(f"results: {out}; run again, the same command goes on from there")
+
+
+def equals(engine: Engine, policies: list[Policy], workload: Workload, samples: list[Row]) -> dict[str, Policy]:
+    """By the name of each policy that weighs costs: the plain one that loads as many experts, as it was measured before
+    or is found now. Rivals know no costs."""
+    known = {sample["equals"]: Policy.parse(sample["policy"]) for sample in samples if "equals" in sample}
+    mine = {str(policy): policy for policy in policies if policy.method == "xshare"}
+    with progress_bar("equal experts", len(mine)) as advance:
+        for name, policy in mine.items():
+            if name not in known:
+                known[name] = equals_of(engine, policy, workload)
+            advance(1)
+    return known
 
 
 def regime(about: About, workload: Workload) -> str:
@@ -132,7 +166,7 @@ def show(rows: list[Row], about: About, workload: Workload, control: str) -> Non
         cells += [_number(row[name], 2) for name in ("ttft_ms_p50", "itl_ms_p50", "itl_ms_p99", "step_ms")]
         cells += [_number(row["accepted_length"], 2)] if drafts else []
         experts = f"{_number(row['active'], 1)} of {_number(row['active_native'], 1)}"
-        table.add_row(f"{row['policy']} (control)" if row["policy"] == control else row["policy"], *cells, experts)
+        table.add_row(label(row, control), *cells, experts)
     print_table(table, "99 %", "in all", "TTFT ms", "step ms", "ITL ms", "accepted")
     console = wide_console()
     repeats = min(row["repeats"] for row in rows)
@@ -149,16 +183,45 @@ def show(rows: list[Row], about: About, workload: Workload, control: str) -> Non
         console.print(note)
 
 
+def label(row: Row, control: str) -> str:
+    if row.get("cost"):
+        return f"{row['policy']} by cost"
+    if "equals" in row:
+        return f"{row['policy']} (as many)"
+    return f"{row['policy']} (control)" if row["policy"] == control else str(row["policy"])
+
+
+def cost_notes(rows: list[Row]) -> list[str]:
+    """What costs gain beside a plain policy of as many experts."""
+    found = []
+    plain = {row["equals"]: row for row in rows if "equals" in row}
+    for row in (row for row in rows if row.get("cost") and row["policy"] in plain):
+        other = plain[row["policy"]]
+        if row["equal_ratio"] is not None:
+            found.append(
+                f"{row['policy']} by cost is {row['equal_ratio']:.3f} times as fast ({row['equal_ratio_low']:.3f} to "
+                f"{row['equal_ratio_high']:.3f}) as {other['policy']}, which loads as many experts without costs."
+            )
+        if None not in (row["active"], other["active"]) and abs(row["active"] - other["active"]) > CLOSE:
+            found.append(
+                f"Not quite as many, when it was timed: {other['policy']} loaded {other['active']:.1f} experts, and "
+                f"{row['policy']} by cost {row['active']:.1f}."
+            )
+    if any(row.get("cost") for row in rows) and any(row["method"] not in KNOWS_COSTS for row in rows):
+        found.append("Rivals know no costs, and were measured without.")
+    return found
+
+
 def notes(rows: list[Row], about: About, control: str) -> list[str]:
     """What a reader of the table must know."""
-    found = []
+    found = cost_notes(rows)
     same = next((row["identical"] for row in rows if row["policy"] == control), None)
     if same is not None and same < 1:
         found.append(f"The control changed {1 - same:.1%} of native's answers, by rounding or by mistake.")
     for row in rows:
         if row["policy"] != NATIVE and row["acted"] is not None and row["acted"] < 0.95:
             found.append(
-                f"{row['policy']} left {1 - row['acted']:.0%} of its decode steps alone, mostly by "
+                f"{label(row, '')} left {1 - row['acted']:.0%} of its decode steps alone, mostly by "
                 f'{row["left_alone"]}: see "gates" of the xshare key, in which "bypass": false acts even where '
                 "nothing is saved."
             )

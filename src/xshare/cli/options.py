@@ -54,4 +54,8 @@ OutAlways = Annotated[
 ]
 OutRows = Annotated[Path | None, typer.Option("--out", "-o", help="Result file (JSON): rows and their provenance.")]
 OutTrace = Annotated[Path, typer.Option("--out", "-o", help="The trace file to write (safetensors).")]
+Cost = Annotated[
+    Path | None,
+    typer.Option(help="What so many experts cost here, by which sets are weighed: a file of doctor --stairs."),
+]
 Plot = Annotated[Path | None, typer.Option(help="Draw to this .png or .svg.")]

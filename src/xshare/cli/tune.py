@@ -25,8 +25,10 @@ from xshare.engines.opening import open_engine
 from xshare.errors import XShareError
 from xshare.files import check_apart, check_writable
 from xshare.policy import Policy
+from xshare.profile import Weighed
 from xshare.quality.files import read_tasks
 from xshare.results import Results, Row, check_continued, sha256
+from xshare.stairs import read_stairs
 from xshare.tasks import LONGEST
 from xshare.tune.candidate import front
 from xshare.tune.questions import Questions
@@ -55,6 +57,7 @@ def tune(
     batch: Annotated[int, typer.Option(min=2, help="Questions decoded together.")] = 16,
     tokens: Annotated[int, typer.Option(min=1, help="Tokens of an answer, at most.")] = LONGEST,
     drafts: take.Drafts = 0,
+    cost: take.Cost = None,
     device: take.Device = None,
     dtype: take.Dtype = None,
     engine_args: take.EngineArgs = "{}",
@@ -65,7 +68,7 @@ def tune(
     allowed = share(max_drop)
     engine = chosen_engine(engine, out)
     check_local(engine)
-    check_apart([out, profile], [tasks])
+    check_apart([out, profile], [tasks, cost])
     check_writable(profile)
     asked = Questions(None if tasks is None else read_tasks(tasks), batch)
     first = len(asked.round(False, 0))
@@ -76,10 +79,12 @@ def tune(
     setting: Row = {"batch": batch, "tokens": tokens, "engine_args": options, "xshare": __version__}
     setting["first_round"] = asked.first
     setting["tasks"] = "nano's" if tasks is None else f"{tasks.name} {sha256(tasks)[:12]}"
+    weighed = None if cost is None else named_from(cost, profile)
+    setting |= {} if weighed is None else {"cost": weighed.sha256}
     check_continued(out, setting)
     like = Policy(warmup=1, request_budget=min(1, drafts))  # what selection must provide for
     with says_what_is_kept(out, kept):
-        opened = open_engine(engine, model, drafts=drafts, policies=[like], options=options)
+        opened = open_engine(engine, model, drafts=drafts, policies=[like], options=options, cost=cost)
         record = opened.about.record()
         if unreal := made_up(opened.about):
             opened.close()
@@ -98,6 +103,7 @@ def tune(
                 results=Results(out, record | setting, record | {"seed": 0, "max_drop": allowed}),
                 progress=progress_bar,
                 say=wide_console().print,
+                cost=weighed,
             )
             tuning.run()
         finally:
@@ -106,6 +112,14 @@ def tune(
     for note in cut_off(tuning.cut, "native", tokens):
         wide_console().print(note)
     wide_console().print(f"results: {out}; the same command with more --questions goes on from there")
+
+
+def named_from(cost: Path, profile: Path) -> Weighed:
+    """A staircase as a profile names it: relative where it lies beside the profile or below, so that they move
+    together."""
+    found = cost.resolve()
+    beside = found.relative_to(profile.resolve().parent) if found.is_relative_to(profile.resolve().parent) else found
+    return Weighed(file=str(beside), sha256=str(read_stairs(cost).sha256))
 
 
 def kept(found: Row) -> str:
@@ -126,7 +140,8 @@ def share(text: str) -> float:
 
 def show(tuning: Tuning, profile: Path, out: Path) -> None:
     about, console = tuning.engine.about, wide_console()
-    title = f"{about.model} on {about.engine}: at most {tuning.max_drop:.1%} of the answers may be lost"
+    by_cost = "" if tuning.cost is None else ", sets weighed by what they cost"
+    title = f"{about.model} on {about.engine}{by_cost}: at most {tuning.max_drop:.1%} of the answers may be lost"
     table = number_table(
         title, "policy", "experts", "mass", "KL", "predicted", "speed", "change", "within", "unseen", "within", ""
     )

@@ -15,6 +15,8 @@ from xshare.engines.counting import Stats
 from xshare.policy import Policy
 from xshare.progress import Advance, quiet
 
+NO_STAIRS = "no sizes of sets can be weighed by what they cost: open the engine with a staircase (--cost FILE)"
+
 
 @dataclass
 class About:
@@ -44,6 +46,7 @@ class About:
     files: str | None = None
     prompt_form: Literal["ids", "text"] | None = None  # a server's
     policy: str | None = None  # of a server that cannot be changed
+    cost: bool | None = None  # whether such a server weighs sets by what they cost
 
     def record(self) -> dict[str, Any]:
         """Flat, as it stands in files and must agree for a file to be gone on from: with what is known."""
@@ -141,9 +144,10 @@ class Engine(Encodes, Protocol):
     forces: bool  # whether it can `diverge`: not behind a server, nor with drafts in vLLM
     serves: Policy | None  # what a server that can be changed was found with
 
-    def use(self, policy: Policy | None, timed: bool = False) -> None:
+    def use(self, policy: Policy | None, timed: bool = False, cost: bool | None = None) -> None:
         """From the next run on; counters start from zero. `timed`: native routing is to be the model by itself, with
-        nothing attached that counts."""
+        nothing attached that counts. `cost`: whether sets are weighed by the staircase that the engine was opened with;
+        None: as it was opened, or as a server was found."""
 
     def run(
         self,

@@ -13,6 +13,7 @@ from xshare.engines.base import Engine
 from xshare.errors import ModelError, XShareError
 from xshare.models.loading import load
 from xshare.policy import Policy
+from xshare.stairs import read_stairs
 
 NAMES = ("transformers", "vllm")
 
@@ -31,6 +32,7 @@ def open_engine(
     drafts: int = 0,
     policies: Sequence[Policy] = (),
     options: Mapping[str, Any] | None = None,
+    cost: Path | None = None,
 ) -> Engine:
     """`transformers`, `vllm`, or the address of a server.
 
@@ -39,15 +41,17 @@ def open_engine(
     policies  those that will be used: vLLM provides for their budgets from the start
     options   device and dtype, and arguments of the engine's own: vLLM's LLM; the draft model's folder and lanes
               (batches that go through one pass) for Transformers. A server takes its timeout alone
+    cost      a staircase's file, by which sets are weighed; a server must have been started with the same
     """
     options = dict(options or {})
+    stairs = None if cost is None else read_stairs(cost)
     if kind.startswith(("http://", "https://")):
         from xshare.engines.server import ServerEngine
 
         _check(options, ("timeout",), "a server")
         if drafts:
             raise ModelError("a server drafts as it was started to: leave drafts out")
-        return ServerEngine(kind, model, **options)
+        return ServerEngine(kind, model, **options, stairs=stairs)
     if kind not in NAMES:
         raise ModelError(
             f"engine {kind!r} is not known: expected {', '.join(NAMES)} or the http:// address of a server"
@@ -63,7 +67,7 @@ def open_engine(
             raise ModelError(f"vLLM runs XShare's own policies, not {others[0]}: take the transformers engine for it")
         if not (folder / "config.json").is_file():
             raise ModelError(f"model {name!r} is no folder of a model: it has no config.json")
-        engine: Engine = VllmEngine(folder, name, drafts=drafts, policies=policies, options=options)
+        engine: Engine = VllmEngine(folder, name, drafts=drafts, policies=policies, options=options, cost=cost)
         engine.about.files = mark(folder)
         return _tried(engine, policies)
     from xshare.engines.transformers.engine import TransformersEngine
@@ -82,7 +86,7 @@ def open_engine(
         )
     options = ({"dtype": "float32"} if name in models.NAMES else {}) | options
     drafter = load(_draft_folder(draft), **options)[0] if drafts else None
-    opened = TransformersEngine(*load(folder, **options), name, drafter, drafts, lanes)
+    opened = TransformersEngine(*load(folder, **options), name, drafter, drafts, lanes, stairs)
     opened.about.files = mark(folder)
     if drafts:
         opened.about.drafter, opened.about.drafter_files = draft, mark(_draft_folder(draft))

@@ -20,6 +20,7 @@ from xshare.engines.client import Http, ServerError
 from xshare.engines.counting import FIGURES, Stats, layer_numbers, since
 from xshare.policy import Policy
 from xshare.progress import Advance, quiet
+from xshare.stairs import Stairs
 
 SAMPLE = re.compile(r"^([\w:]+)(?:\{(.*)\})? (\S+)$", re.MULTILINE)  # a line of /metrics: name, labels, value
 COUNTERS = ("vllm:spec_decode_num_draft_tokens_total", "vllm:spec_decode_num_accepted_tokens_total")
@@ -28,8 +29,11 @@ COUNTERS = ("vllm:spec_decode_num_draft_tokens_total", "vllm:spec_decode_num_acc
 class ServerEngine:
     forces = False
 
-    def __init__(self, url: str, model: str | None = None, timeout: float = 120.0) -> None:
-        """`model` is the served name, where the server has several. `timeout`: seconds without a word."""
+    def __init__(
+        self, url: str, model: str | None = None, timeout: float = 120.0, stairs: Stairs | None = None
+    ) -> None:
+        """`model` is the served name, where the server has several. `timeout`: seconds without a word. `stairs`: what
+        it must have been started with."""
         if not isinstance(timeout, int | float) or isinstance(timeout, bool) or not 0 < timeout < 1e6:
             raise ServerError(f"timeout must be a number of seconds above 0, not {timeout!r}")
         self.http = Http(url, timeout)
@@ -61,19 +65,34 @@ class ServerEngine:
             self.about.layer_numbers = layer_numbers(found[0]["layers"])
             self._before = found[0]
         else:
-            self.about.policy = self._running()
+            self.about.policy, self.about.cost = self._running(), self._weighs() or None
+        self._cost = bool(self._found.get("cost"))  # as it is now
+        if stairs is not None and self._found.get("stairs") != stairs.sha256:
+            raise ServerError(
+                f"the server at {self.http.url} cannot weigh sets by {stairs.name}: start it with that file as cost in "
+                f"its xshare key, and with VLLM_SERVER_DEV_MODE=1"
+            )
 
     # The policy
 
-    def use(self, policy: Policy | None, timed: bool = False) -> None:
+    def use(self, policy: Policy | None, timed: bool = False, cost: bool | None = None) -> None:
         wanted = "native" if policy is None else str(policy)
+        weighed = bool(self._found.get("cost")) if cost is None else cost
+        if cost and not self._found.get("stairs"):
+            raise ServerError(
+                f"the server at {self.http.url} cannot be told to weigh sets by what they cost: start it with cost in "
+                f"its xshare key, and with VLLM_SERVER_DEV_MODE=1"
+            )
         if self.live:
             calls: list[tuple[Any, ...]] = [("xshare_switch", policy is not None)]
             if policy is not None:
                 calls.insert(0, ("xshare_set", wanted))
+            if weighed != self._cost:
+                calls.append(("xshare_cost", weighed))
             for method, *values in calls:
                 if self._rpc(method, *values) is None:
                     raise ServerError(f"the server at {self.http.url} refuses the policy {wanted}: its log says why")
+            self._cost = weighed
             self._before = self._counted()
         elif wanted != (running := self._running()):
             raise ServerError(
@@ -99,6 +118,10 @@ class ServerEngine:
         on = [labels for name, labels, value in self._metrics() if name == "xshare:on" and value == 1]
         named = re.search(r'policy="([^"]*)"', on[0]) if on else None
         return named[1] if named else "native"
+
+    def _weighs(self) -> bool:
+        """Whether it weighs sets by what they cost, as far as its metrics say so."""
+        return any(name == "xshare:cost" and value == 1 for name, _, value in self._metrics())
 
     def _metrics(self) -> list[tuple[str, str, float]]:
         status, text = self.http.ask("/metrics")
@@ -231,6 +254,8 @@ class ServerEngine:
             restored = self._rpc("xshare_set", self._found["policy"]) is not None
             # Rather off than on with what was tried last.
             restored &= self._rpc("xshare_switch", self._found["on"] and restored) is not None
+            if self._cost != bool(self._found.get("cost")):
+                restored &= self._rpc("xshare_cost", not self._cost) is not None
         except ServerError:
             restored = False
         if not restored:

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from xshare.bench.workload import Workload
 from xshare.engines.base import Engine
 from xshare.policy import Policy
-from xshare.profile import Profile
+from xshare.profile import Profile, Weighed
 from xshare.progress import Advance
 from xshare.results import Results, Row, provenance
 from xshare.statistics import median_interval, share_interval
@@ -50,11 +50,12 @@ class Tuning:
         results: Results,
         progress: Progress,
         say: Callable[[str], None],
+        cost: Weighed | None = None,
     ) -> None:
         """`most`: questions a candidate may take in each set. `results` may have samples of an earlier run, and gets
-        the new ones."""
+        the new ones. `cost`: the staircase that the engine was opened with, as the profile names it."""
         self.engine, self.questions, self.max_drop, self.objective = engine, questions, max_drop, objective
-        self.most, self.batch, self.limit = most, batch, limit
+        self.most, self.batch, self.limit, self.cost = most, batch, limit, cost
         self.results, self.samples, self.progress, self.say = results, results.samples, progress, say
         self.tried: list[Tried] = []
         self.candidates: list[Candidate] = []
@@ -159,6 +160,7 @@ class Tuning:
         row: Row = {"policy": candidate.name, "active": candidate.mean_active, "active_native": candidate.mean_native}
         known = self.law is not None or self.objective == "experts"
         row |= {"mass": candidate.mean_mass, "kl": candidate.kl, "predicted": self.gain(candidate) if known else None}
+        row |= {} if self.cost is None else {"cost": True}
         row["state"] = "not tried"
         for name, trial in (("search", tried and tried.search), ("unseen", tried and tried.unseen)):
             if trial and trial.right:
@@ -227,6 +229,7 @@ class Tuning:
             model=about.model,
             config=about.config,
             policy=holds.candidate.name,
+            cost=self.cost,
             measured=measured,
             versions=provenance()["versions"],
         )

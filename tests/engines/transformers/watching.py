@@ -92,7 +92,7 @@ def dense(ids, weights, num_experts):
     return torch.zeros(len(ids), num_experts).scatter_add_(1, ids.long(), weights.float())
 
 
-def check(model, step, requests, policy):
+def check(model, step, requests, policy, cost=None):
     """Set, ids and weights of every layer in one step are the oracle's, which has the logits alone."""
     asked = xshare.Policy.parse(policy)
     for number, routed in enumerate(step.layers):
@@ -102,6 +102,7 @@ def check(model, step, requests, policy):
             requests=requests,
             score=asked.score,
             policy=as_oracle(asked),
+            cost=cost,
         )
         assert routed.selected == [wanted["selected"]]
         ids, weights = routed.used

@@ -53,7 +53,7 @@ def runner_of(llm):
     return llm.collective_rpc(lambda worker: worker.model_runner)[0]
 
 
-def check(step: Step, layer, routed: Routed, policy: str) -> None:
+def check(step: Step, layer, routed: Routed, policy: str, cost: list[float] | None = None) -> None:
     """The set, the ids and the weights of one layer in one step are the oracle's, which has the logits alone."""
     router, asked = layer.site.router, xshare.Policy.parse(policy)
     bias = None if router.correction_bias is None else router.correction_bias.tolist()
@@ -67,6 +67,7 @@ def check(step: Step, layer, routed: Routed, policy: str) -> None:
         requests=step.requests,
         score=asked.score,
         policy=as_oracle(asked),
+        cost=cost,
     )
     assert routed.keep == wanted["selected"]
     assert set(routed.ids.flatten().tolist()) <= routed.keep

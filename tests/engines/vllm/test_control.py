@@ -85,7 +85,7 @@ def test_the_report_goes_on_when_its_folder_was_cleaned(tmp_path):
 
         def snapshot(self):
             self.pruned += 1
-            return {"policy": "k0=1", "on": True, "steps_pruned": self.pruned, "steps_bypassed": {}}
+            return {"policy": "k0=1", "on": True, "cost": False, "steps_pruned": self.pruned, "steps_bypassed": {}}
 
     state = State()
     path = tmp_path / "xshare" / "one.json"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
+from pathlib import Path
 from types import MethodType
 from typing import Any
 
@@ -15,12 +16,13 @@ from xshare.engines.counting import FIGURES
 from xshare.engines.gates import Gates
 from xshare.engines.transformers.layer import Layer
 from xshare.engines.transformers.passes import Generation, Pass
-from xshare.engines.transformers.routers import find
+from xshare.engines.transformers.routers import find, where
 from xshare.engines.transformers.state import State
 from xshare.errors import ModelError, PolicyError
 from xshare.policy import Policy
 from xshare.routing import check_policy
 from xshare.spelling import ranges
+from xshare.stairs import Stairs, read_stairs
 
 KEY = "_xshare"  # the decoder's attribute that holds what is attached to it
 
@@ -126,6 +128,7 @@ def apply(
     max_rows: int | None = None,
     bypass: bool = True,
     drafts: int = 0,
+    cost: Stairs | Path | str | None = None,
 ) -> Attached:
     """Put a policy to work on a Transformers model, in place of any other.
 
@@ -134,6 +137,7 @@ def apply(
     min_rows, max_rows   act on steps of that many voting rows
     bypass      False: act even where nothing can be saved, as a no-op control must
     drafts      in a decode loop of your own, drafted tokens a sequence may have beside its one; `generate` says itself
+    cost        a file of `xshare doctor --stairs`, or what was read of it: sizes of sets are weighed by what they cost
     """
     policy = Policy.of(policy)
     decoder, routers = find(model)
@@ -150,12 +154,18 @@ def apply(
     own = policy.by_layer([router.number for router in routers])
     for each in own:
         check_policy(each, placement, routers[0].num_experts)
+    stairs = None
+    if cost is not None:
+        if policy.method != "xshare":
+            raise PolicyError(f"cost is weighed by XShare's own policies, not by {policy}: leave it out")
+        stairs = cost if isinstance(cost, Stairs) else read_stairs(Path(cost))
+        stairs.check(where(model, routers))
     top_k = max(router.spec().top_k for router in routers)
     if KEY in vars(decoder):
         attached(model).detach()
     # A step is left alone only where no layer can save anything.
     gates = Gates.model_validate({"min_rows": min_rows, "max_rows": max_rows, "bypass": bypass})
-    state = State(policy, placement, gates, min(each.batch_budget for each in own) // top_k, drafts)
+    state = State(policy, placement, gates, min(each.batch_budget for each in own) // top_k, drafts, stairs)
     return Attached(model, decoder, state, [Layer(state, *pair) for pair in zip(routers, own, strict=True)])
 
 

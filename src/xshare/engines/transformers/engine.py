@@ -7,16 +7,16 @@ from functools import partial
 from importlib import metadata
 from typing import Any
 
-from xshare.engines.base import About, Answer, Divergence, Run, leaving
+from xshare.engines.base import NO_STAIRS, About, Answer, Divergence, Run, leaving
 from xshare.engines.counting import FIGURES, Stats
 from xshare.engines.transformers.attach import Attached, apply, remove
 from xshare.engines.transformers.decode import Decoded, decode
 from xshare.engines.transformers.forced import Texts, diverge, texts
-from xshare.engines.transformers.routers import Router, find
+from xshare.engines.transformers.routers import Router, find, where
 from xshare.errors import ModelError
 from xshare.policy import Policy
-from xshare.profile import model_hash
 from xshare.progress import Advance, quiet
+from xshare.stairs import Stairs
 
 NATIVE = Policy(method="native")
 AGAIN = 8  # batches that are kept, read natively, for the next policy to be compared with
@@ -34,11 +34,18 @@ class TransformersEngine:
     serves: Policy | None = None
 
     def __init__(
-        self, model: Any, tokenizer: Any, name: str, drafter: Any = None, drafts: int = 0, lanes: int = 1
+        self,
+        model: Any,
+        tokenizer: Any,
+        name: str,
+        drafter: Any = None,
+        drafts: int = 0,
+        lanes: int = 1,
+        stairs: Stairs | None = None,
     ) -> None:
         """`drafter`: a model with the same tokens, which proposes `drafts` of them a request and step. `lanes`: batches
         that go through one pass: no way to serve, but to find out sooner what becomes of many answers."""
-        self.model, self.tokenizer, self.lanes = model, tokenizer, lanes
+        self.model, self.tokenizer, self.lanes, self.stairs = model, tokenizer, lanes, stairs
         self.drafter, self.drafts = drafter, drafts
         self.hooked = False  # whether anything is attached
         self._forced: tuple[object, list[Texts]] = (None, [])
@@ -50,22 +57,20 @@ class TransformersEngine:
                 f"the model {model.config.get_text_config().vocab_size}"
             )
         self.about = About(
-            engine="transformers",
+            **where(model, routers),
             version=metadata.version("transformers"),
             model=name,
-            device=str(model.device),
-            dtype=str(model.dtype).removeprefix("torch."),
-            experts=routers[0].num_experts,
-            top_k=routers[0].spec().top_k,
-            layers=len(routers),
             layer_numbers=tuple(router.number for router in routers),
             drafts=drafts,
             expert_bytes=expert_bytes(model, routers),
-            config=model_hash(model.config.get_text_config()),
         )
+        if stairs is not None:
+            stairs.check(where(model, routers))
         self.use(None)
 
-    def use(self, policy: Policy | None, timed: bool = False) -> None:
+    def use(self, policy: Policy | None, timed: bool = False, cost: bool | None = None) -> None:
+        if cost and self.stairs is None:
+            raise ModelError(NO_STAIRS)
         self._share(True)
         self.counted = policy is not None or not timed
         if not self.counted:
@@ -73,7 +78,9 @@ class TransformersEngine:
             return
         # Natively too the layers are counted: a policy that leaves all as it is.
         acting = NATIVE if policy is None else policy
-        self.attached: Attached = apply(self.model, acting, bypass=False, drafts=self.drafts)
+        weighed = cost if cost is not None else acting.method == "xshare"  # a rival knows no costs
+        stairs = self.stairs if weighed and policy is not None else None
+        self.attached: Attached = apply(self.model, acting, bypass=False, drafts=self.drafts, cost=stairs)
         self.hooked = True
 
     def _detach(self) -> None:

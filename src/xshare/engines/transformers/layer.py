@@ -10,9 +10,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from xshare.algorithms import load
+from xshare.batch import BatchLayout
 from xshare.engines.counting import FIGURES
 from xshare.engines.transformers.routers import Router
 from xshare.engines.transformers.state import State
+from xshare.engines.transformers.tables import by_table
 from xshare.kernels import cpu
 from xshare.kernels.cpu.call import rounding
 from xshare.policy import Policy
@@ -26,7 +28,8 @@ class Layer:
         """`policy`: this layer's own."""
         self.state, self.router, self.policy = state, router, policy
         self.prunes = policy.method != "native"
-        self.steps_for: tuple[Tensor | None, cpu.Steps] | None = None  # on a CPU: ready for a correction bias
+        # On a CPU, by cost table: ready for a correction bias.
+        self.steps_for: dict[int | None, tuple[Tensor | None, cpu.Steps]] = {}
         self.clear()
 
     def clear(self) -> None:
@@ -48,38 +51,51 @@ class Layer:
             state.tally.mismatch(len(logits), state.rows)
             return None
         places = state.places
-        compiled = self._ready() if cpu.serves(logits, self.policy) else None
+        compiled = cpu.serves(logits, self.policy)
         # In decoding on a CPU all of it is one call.
         if compiled and self.prunes and places.rows is None and state.open is None:
-            settled = compiled.one(logits, weights, ids, state.layout, self.figures, self.host_sums)
+            (share,) = state.shares
+            settled = self._ready(share.table).one(logits, weights, ids, state.layout, self.figures, self.host_sums)
             if settled is not None:
                 self.latest = self.figures
                 self.steps += state.counted
                 return logits, *settled
         rows = places.by_step(logits).detach()  # [steps, n, N]
         if compiled:
-            found = compiled(rows, state.layout)
+            found = by_table(state.shares, rows, self._compiled)
             self._add_array(found.figures)
             if not self.prunes:
                 return None
-            own_weights, own_ids = compiled.settled(found, places.by_step(weights), places.by_step(ids))
+            ready = self._ready(state.shares[0].table)
+            own_weights, own_ids = ready.settled(found, places.by_step(weights), places.by_step(ids))
             return logits, places.by_row(own_weights), places.by_row(own_ids)
         if not self.prunes:
             self._count_native(rows)
             return None
-        routing = route(rows, self.router.spec(), self.policy, layout=state.layout, placement=state.placement)
+        routing = by_table(state.shares, rows, self._routing)
         counts = (routing.active_native.sum(-1), routing.selected.sum(-1), routing.active.sum(-1))
         kept = (routing.mass, routing.below_half, routing.smallest_kept, routing.top1_kept)
         self._count(*counts, *kept, routing.max_load, routing.excluded)
         own_weights, own_ids = settle(routing, places.by_step(weights), places.by_step(ids))
         return logits, places.by_row(own_weights), places.by_row(own_ids)
 
-    def _ready(self) -> cpu.Steps:
+    def _ready(self, table: int | None) -> cpu.Steps:
         """Made once, and again where the model was moved, which gives a correction bias another tensor."""
         bias = self.router.bias
-        if self.steps_for is None or self.steps_for[0] is not bias:
-            self.steps_for = bias, cpu.Steps(self.router.spec(), self.policy, self.state.placement)
-        return self.steps_for[1]
+        if table not in self.steps_for or self.steps_for[table][0] is not bias:
+            steps = cpu.Steps(self.router.spec(), self.policy, self.state.placement, self._cost(table))
+            self.steps_for[table] = bias, steps
+        return self.steps_for[table][1]
+
+    def _cost(self, table: int | None) -> Tensor | None:
+        return None if table is None else self.state.costs[table]
+
+    def _compiled(self, table: int | None, rows: Tensor, layout: BatchLayout) -> cpu.Routed:
+        return self._ready(table)(rows, layout)
+
+    def _routing(self, table: int | None, rows: Tensor, layout: BatchLayout) -> Routing:
+        placement, cost = self.state.placement, self._cost(table)
+        return route(rows, self.router.spec(), self.policy, layout=layout, placement=placement, cost=cost)
 
     def _count_native(self, rows: Tensor) -> None:
         """What `route` would report of a policy that changes nothing, without routing again."""

@@ -13,6 +13,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from xshare.errors import ModelError
+from xshare.profile import model_hash
 from xshare.router import RouterSpec
 
 # Class names, and whether the weights are renormalised; None where the configuration says (norm_topk_prob).
@@ -61,6 +62,19 @@ class Router:
             renormalize=renormalize,
             num_experts=self.num_experts,
         )
+
+
+def where(model: Any, routers: list[Router]) -> dict[str, Any]:
+    """Where a model runs with selection in these layers, by the names that a staircase has for it (stairs.WHERE)."""
+    return {
+        "engine": "transformers",
+        "device": str(model.device),
+        "dtype": str(model.dtype).removeprefix("torch."),
+        "experts": routers[0].num_experts,
+        "top_k": routers[0].spec().top_k,
+        "layers": len(routers),
+        "config": model_hash(model.config.get_text_config()),
+    }
 
 
 def find(model: Any) -> tuple[nn.Module, list[Router]]:

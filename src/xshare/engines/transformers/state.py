@@ -14,8 +14,10 @@ from xshare.batch import BatchLayout, Placement
 from xshare.engines.gates import Gates, Reason, Tally
 from xshare.engines.transformers.passes import Generation, Pass
 from xshare.engines.transformers.places import Places
+from xshare.engines.transformers.tables import Share, shares
 from xshare.errors import LayoutError
 from xshare.policy import Policy
+from xshare.stairs import Stairs
 
 log = logging.getLogger("xshare.transformers")
 
@@ -30,10 +32,12 @@ class State:
         gates: Gates,
         within: int,
         drafts: int,
+        stairs: Stairs | None = None,
     ) -> None:
         """`within`: rows that natively load no more experts than the policy's budget, see Gates.why_not."""
         self.policy, self.placement, self.on = policy, placement, True
         self.gates, self.within, self.drafts = gates, within, drafts
+        self.stairs, self.costs = stairs, [] if stairs is None else list(stairs.costs)  # by table, float64 [N + 1]
         self.tally = Tally(log)
         self.given: BatchLayout | None = None  # by the caller: xshare.layout
         self.given_places: Places | None = None  # its rows, where they do not follow from its shape
@@ -48,6 +52,7 @@ class State:
         self.layout: BatchLayout | None = None  # requests [steps, n]
         self.open: Tensor | None = None  # bool [steps], which are acted on; None for all
         self.counted = 0  # steps that are
+        self.shares: list[Share] = []  # which cost table each takes
         self.asked = False  # whether any layer's router has been
 
     # Every pass
@@ -78,6 +83,15 @@ class State:
                 self.open = torch.tensor([reason is None for reason in reasons], device=step.device)
                 requests = requests.where(self.open.unsqueeze(1), -1)
             self.layout = BatchLayout(requests) if plain is None else plain
+            self.shares = shares(self._tables(voting, reasons), self.layout)
+
+    def _tables(self, voting: list[int], reasons: list[Reason | None]) -> list[int | None]:
+        """The cost table of each step; those that are left alone go with the first that is not."""
+        if self.stairs is None:
+            return [None] * len(voting)
+        known = [self.stairs.table_for(rows) for rows in voting]
+        first = known[reasons.index(None)]
+        return [first if reason else table for table, reason in zip(known, reasons, strict=True)]
 
     def _plain(self, step: Pass) -> BatchLayout | None:
         """The layout [1, n] of a step of one batch in which every row votes: the very same as long as the batch stays.
@@ -153,4 +167,4 @@ class State:
             self.generation = before
 
     def snapshot(self) -> dict[str, Any]:
-        return {"policy": str(self.policy), "on": self.on, **self.tally.snapshot()}
+        return {"policy": str(self.policy), "on": self.on, "cost": self.stairs is not None, **self.tally.snapshot()}

@@ -7,9 +7,11 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from xshare.engines.vllm.place import where
 from xshare.engines.vllm.settings import Settings, SettingsError
 from xshare.kernels.limits import unsupported_policy
 from xshare.profile import read_profile
+from xshare.stairs import read_stairs
 
 # How each version's path was checked. The others in the range were read, and their signatures compared.
 VERIFIED = {
@@ -80,6 +82,8 @@ def check_config(config: Any, settings: Settings) -> None:
     verified()
     if settings.profile is not None:
         read_profile(Path(settings.profile)).check(config.model_config.hf_text_config)
+    if settings.cost is not None:
+        read_stairs(Path(settings.cost)).check(where(config))
     parallel = config.parallel_config
     way_out = "or remove the xshare key"
     if parallel.use_ubatching:

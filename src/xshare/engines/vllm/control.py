@@ -4,6 +4,7 @@
     llm.collective_rpc("xshare_switch", args=(False,))
     llm.collective_rpc("xshare_set", args=("k0=1,m=8",))
     llm.collective_rpc("xshare_set", args=("k0=1,m=4,ml=0:8/3:6",))  # another m in some layers
+    llm.collective_rpc("xshare_cost", args=(False,))  # sizes of sets are not weighed by what they cost
 
 Blocks decoded under pruning stay in the prefix cache, and would carry it into later requests: whatever turns selection
 on or off or changes it resets that cache, in the engine core, and running requests are computed again.
@@ -19,7 +20,7 @@ from xshare.engines.vllm.compatibility import vllm_version
 from xshare.engines.vllm.settings import SettingsError
 
 log = logging.getLogger("vllm.xshare")
-CHANGES = ("xshare_set", "xshare_switch")
+CHANGES = ("xshare_set", "xshare_switch", "xshare_cost")
 
 
 def add_worker_methods(worker_class: Any) -> None:
@@ -41,6 +42,9 @@ def add_worker_methods(worker_class: Any) -> None:
     def xshare_switch(self: Any, on: bool) -> bool:
         return bool(state_of(self).switch(on))
 
+    def xshare_cost(self: Any, on: bool) -> bool:
+        return bool(state_of(self).weigh_costs(on))
+
     def xshare_count(self: Any, every: int | None) -> None:
         """Experts are counted in one of so many steps from now on; None: as the engine was started with."""
         state_of(self).count_every(every)
@@ -59,7 +63,8 @@ def add_worker_methods(worker_class: Any) -> None:
         state.forcing = None
         return found
 
-    for method in (xshare_stats, xshare_set, xshare_switch, xshare_count, xshare_force, xshare_forced):
+    methods = (xshare_stats, xshare_set, xshare_switch, xshare_cost, xshare_count, xshare_force, xshare_forced)
+    for method in methods:
         setattr(worker_class, method.__name__, method)
 
 

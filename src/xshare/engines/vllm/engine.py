@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from xshare.engines.base import About, Answer, Divergence, Run, leaving
+from xshare.engines.base import NO_STAIRS, About, Answer, Divergence, Run, leaving
 from xshare.engines.counting import Stats, layer_numbers, since
 from xshare.errors import ModelError, XShareError
 from xshare.policy import Policy
@@ -24,7 +24,7 @@ COUNTERS = ("vllm:spec_decode_num_draft_tokens", "vllm:spec_decode_num_accepted_
 
 class VllmEngine:
     """`options` are arguments of vLLM's LLM. `policies` are those that will be asked for: budgets for each request or
-    device must be provided for from the start."""
+    device must be provided for from the start. `cost`: a staircase's file."""
 
     serves: Policy | None = None
 
@@ -36,6 +36,7 @@ class VllmEngine:
         drafts: int = 0,
         policies: Sequence[Policy] = (),
         options: Mapping[str, Any] | None = None,
+        cost: Path | None = None,
     ) -> None:
         # In process, a step is a call; and standard output is for results.
         os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
@@ -46,7 +47,7 @@ class VllmEngine:
             from vllm.platforms import current_platform
         except ImportError:
             raise ModelError("vllm is not installed: pip install 'xshare[vllm]'") from None
-        given = on_device(arguments(drafts, policies, options or {}), current_platform.device_type)
+        given = on_device(arguments(drafts, policies, options or {}, cost), current_platform.device_type)
         try:
             self.llm: Any = LLM(model=str(model), **given)
         except XShareError:
@@ -71,11 +72,15 @@ class VllmEngine:
         found: dict[str, Any] = self.llm.collective_rpc("xshare_stats")[0]
         return found
 
-    def use(self, policy: Policy | None, timed: bool = False) -> None:
+    def use(self, policy: Policy | None, timed: bool = False, cost: bool | None = None) -> None:
+        if cost and self._before["stairs"] is None:
+            raise ModelError(NO_STAIRS)
         if policy is not None:
             self.llm.collective_rpc("xshare_set", args=(str(policy),))  # may refuse, and then nothing has changed
         self._acts = policy is not None
         self.llm.collective_rpc("xshare_switch", args=(self._acts,))
+        if self._before["stairs"] is not None:
+            self.llm.collective_rpc("xshare_cost", args=(cost is not False,))
         self._before = self._counted()
 
     def run(
@@ -207,7 +212,9 @@ class VllmEngine:
         cleanup_dist_env_and_memory()
 
 
-def arguments(drafts: int, policies: Sequence[Policy], options: Mapping[str, Any]) -> dict[str, Any]:
+def arguments(
+    drafts: int, policies: Sequence[Policy], options: Mapping[str, Any], cost: Path | None = None
+) -> dict[str, Any]:
     """What LLM is started with: selection that acts on every decode step, and whatever `options` say."""
     # Selection is compiled for what the first policy asks for; with bypasses off it follows any batch budget.
     first: dict[str, Any] = {"warmup": 1}
@@ -217,6 +224,8 @@ def arguments(drafts: int, policies: Sequence[Policy], options: Mapping[str, Any
     for policy in policies:
         if policy.device_budget is not None:
             first["device_budget"] = 1
+    if cost is not None:
+        first["cost"] = str(cost.resolve())  # workers may run in another folder
     config = dict(options.get("additional_config", {}))
     config["xshare"] = first | config.get("xshare", {})
     given: dict[str, Any] = {
@@ -249,17 +258,16 @@ def on_device(given: Mapping[str, Any], has: str) -> dict[str, Any]:
 
 def about(llm: Any, name: str, version: str) -> About:
     """The regime, as far as the engine's configuration tells it."""
-    import torch
+    from xshare.engines.vllm.place import device_name, dtype_name
 
     config = llm.llm_engine.vllm_config
     speculative = config.speculative_config
-    cuda = config.device_config.device_type == "cuda"
     return About(
         engine="vllm",
         version=version,
         model=name,
-        device=torch.cuda.get_device_name() if cuda else config.device_config.device_type,
-        dtype=str(config.model_config.dtype).removeprefix("torch."),
+        device=device_name(config),
+        dtype=dtype_name(config),
         weights=str(config.load_config.load_format),
         graphs="none"
         if config.model_config.enforce_eager

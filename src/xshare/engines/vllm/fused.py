@@ -81,6 +81,7 @@ class FusedSelector:
                 seen=None if buffers.seen is None else buffers.seen[:rows],
                 keep=buffers.keep,
                 own=self.own,
+                cost=step.costs,
                 thresholds=thresholds,
                 scratch=pool.scratch(plan, step.device),
                 tables=None if routes is None else pool.tables(plan, *shape, routes, step.device),

@@ -20,7 +20,7 @@ class ReferenceSelector:
         self.name, self.router, self.placement = site.name, site.router, site.placement
         self.buffers, self.step, self.tally = buffers, step, tally
         self.policy = policy
-        self.steps: cpu.Steps | None = None  # made ready by the first step
+        self.steps: dict[int | None, cpu.Steps] = {}  # by cost table: made ready by the first step that takes it
         self.key = ops.enroll(self, site.name)
         bias = site.router.correction_bias
         self.bias = None if bias is None else bias.clone()  # where the masked one is left
@@ -35,10 +35,11 @@ class ReferenceSelector:
             return None
         layout = step.layout(len(logits))
         if cpu.serves(logits, self.policy):
-            self.steps = self.steps or cpu.Steps(self.router, self.policy, self.placement)
-            routing = routed(logits, self.steps, layout)
+            if step.table not in self.steps:
+                self.steps[step.table] = cpu.Steps(self.router, self.policy, self.placement, step.cost)
+            routing = routed(logits, self.steps[step.table], layout)
         else:
-            routing = route(logits, self.router, self.policy, layout=layout, placement=self.placement)
+            routing = route(logits, self.router, self.policy, layout=layout, placement=self.placement, cost=step.cost)
         self.buffers.keep.copy_(routing.selected)
         if step.sampling and self.buffers.seen is not None:
             self.buffers.seen[: len(logits)] = logits
@@ -64,7 +65,7 @@ class ReferenceSelector:
         """It follows any."""
 
     def set_policy(self, policy: Policy) -> None:
-        self.policy, self.steps = policy, None
+        self.policy, self.steps = policy, {}
 
     def move(self, devices: Tensor) -> None:
         """The placement itself was changed."""

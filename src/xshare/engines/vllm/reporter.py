@@ -82,7 +82,7 @@ class Reporter(threading.Thread):
 def line(found: dict[str, Any]) -> str:
     """One line for the log."""
     bypassed = ", ".join(f"{reason} {count}" for reason, count in found["steps_bypassed"].items()) or "none"
-    policy = found["policy"] if found["on"] else f"{found['policy']} (off)"
+    policy = found["policy"] + (" by cost" if found["cost"] else "") + ("" if found["on"] else " (off)")
     text = f"xshare {policy}: {found['steps_pruned']} steps pruned, bypassed: {bypassed}"
     if found.get("samples"):
         native, active, mass = (

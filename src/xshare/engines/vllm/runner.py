@@ -16,6 +16,7 @@ from xshare.engines.vllm.compatibility import check_config, check_signatures, ve
 from xshare.engines.vllm.finding import find_sites
 from xshare.engines.vllm.layer import compile_layers, make_layers
 from xshare.engines.vllm.metrics import Samples
+from xshare.engines.vllm.place import where
 from xshare.engines.vllm.reporter import Reporter, remove_stale, report_path
 from xshare.engines.vllm.settings import Settings, names_score, settings_of
 from xshare.engines.vllm.sizes import Sizes
@@ -24,6 +25,7 @@ from xshare.engines.vllm.step import Step
 from xshare.kernels.control import Control
 from xshare.kernels.limits import THRESHOLDS, thresholds_of
 from xshare.profile import read_profile
+from xshare.stairs import read_stairs
 
 log = logging.getLogger("vllm.xshare")
 NO_SCORE = (
@@ -56,6 +58,8 @@ def attach(runner: Any, v2: bool) -> None:
     if state.policy.method == "xshare" and not names_score(config.additional_config):
         log.info(NO_SCORE)
     say_where_experts_are(state, config)
+    if settings.cost is not None:
+        log.info("xshare: sizes of sets are weighed by what they cost here: %s", settings.cost)
     log.info("xshare: %s on %d layers (vLLM %s: %s)", state.policy, len(state.layers), vllm_version(), verified())
 
 
@@ -75,7 +79,11 @@ def make_state(model: Any, settings: Settings, device: torch.device, config: Any
         control = Control(device, max_requests)
         control.set_policy(policy)
         control.push()
+    stairs = None if settings.cost is None else read_stairs(Path(settings.cost))
     now, tally = Step(device, control), Tally(log)
+    if stairs is not None:
+        stairs.check(where(config, sites))
+        now.costs = stairs.costs.to(device)
     groups = alike(sites, sizes.buckets[-1], device, sampled=settings.metrics.on)
     never_within = 0 if settings.at_every_size else rows_within(policy, numbers, top_k)
     thresholds = THRESHOLDS if settings.at_every_size else thresholds_of(policy.by_layer(numbers))
@@ -84,7 +92,7 @@ def make_state(model: Any, settings: Settings, device: torch.device, config: Any
         never_within=never_within, thresholds=thresholds, one_launch=settings.one_launch,
     )  # fmt: skip
     samples = Samples(groups, device) if settings.metrics.on else None
-    state = State(settings, policy, layers, now, sizes, tally, samples)
+    state = State(settings, policy, layers, now, sizes, tally, samples, stairs)
     if state.why_not(True, sizes.max_rows) == "within_budget":
         log.warning(
             "xshare: %s can never act here: %d rows of top-%d load no more than the budget", policy, sizes.max_rows,

@@ -46,6 +46,7 @@ class Settings(BaseModel):
     # What can be changed while serving: with "any", selection is captured at every size, so that it can also act on
     # batches that are within the budget it starts with.
     live: Literal["budgets", "any"] = "budgets"
+    cost: str | None = None  # a file of `xshare doctor --stairs`: what so many experts cost on this machine
 
     @property
     def at_every_size(self) -> bool:
@@ -85,6 +86,10 @@ def settings_of(additional_config: Any) -> Settings | None:
             raise SettingsError(f"profile in xshare must be the path of a file, not {own['profile']!r}")
         profile = read_profile(Path(own["profile"]))
         rest = {"policy": profile.policy}
+        if (stairs := profile.stairs(Path(own["profile"]))) is not None:
+            if "cost" in own:
+                raise SettingsError("profile in xshare names the staircase itself: leave cost out")
+            own["cost"] = str(stairs)
         # The same budget prunes a larger batch harder, and that was not measured.
         gates = own.get("gates", {})
         if profile.batch is not None and isinstance(gates, Mapping) and "max_rows" not in gates:
@@ -108,4 +113,6 @@ def settings_of(additional_config: Any) -> Settings | None:
         ) from None
     if settings.layers is not None and sorted(set(settings.layers)) != settings.layers:
         raise SettingsError(f"layers in xshare must be in rising order, each once, not {settings.layers}")
+    if settings.cost is not None and policy.method != "xshare":
+        raise SettingsError(f"cost in xshare is weighed by XShare's own policies, not by {policy}: leave it out")
     return settings

@@ -45,6 +45,9 @@ class Figures(Collector):
         on = GaugeMetricFamily("xshare:on", "Whether selection is switched on", labels=["engine", "policy"])
         on.add_metric([self.engine, found["policy"]], float(found["on"]))
         yield on
+        cost = GaugeMetricFamily("xshare:cost", "Whether sets are weighed by what they cost here", labels=["engine"])
+        cost.add_metric([self.engine], float(found["cost"]))
+        yield cost
         pruned = CounterMetricFamily("xshare:steps_pruned", "Steps on which selection acted", labels=["engine"])
         pruned.add_metric([self.engine], found["steps_pruned"])
         yield pruned

@@ -22,6 +22,7 @@ from xshare.engines.vllm.weights import rows_unshared
 from xshare.errors import PolicyError
 from xshare.policy import Policy
 from xshare.routing import check_policy
+from xshare.stairs import Stairs
 
 log = logging.getLogger("vllm.xshare")
 FOLLOW = 32  # steps between two looks at where the engine has put its experts' replicas
@@ -39,12 +40,15 @@ class State:
         sizes: Sizes,
         tally: Tally,
         samples: Samples | None = None,
+        stairs: Stairs | None = None,
     ) -> None:
-        """`policy`: what it starts with, the settings' or their profile's. `now` and `tally` are the layers' too."""
+        """`policy`: what it starts with, the settings' or their profile's. `now` and `tally` are the layers' too.
+        `stairs`: whose costs the layers were made with."""
         self.settings, self.policy, self.layers = settings, policy, layers
         self.now, self.sizes, self.tally, self.samples = now, sizes, tally, samples
         self.gates: Gates = settings.gates.model_copy(update={"max_rows": sizes.max_rows})
         self.on = True
+        self.stairs, self.by_cost = stairs, stairs is not None
         self.every = settings.metrics.every  # steps between two of which experts are counted
         self.numbers = [layer.site.number for layer in layers]
         self.top_k = max((layer.site.router.top_k for layer in layers), default=1)
@@ -102,6 +106,7 @@ class State:
             self.tally.bypassed[reason] += 1
         else:
             now.starts = starts
+            now.table = self.stairs.table_for(now.rows) if self.stairs is not None and self.by_cost else None
             now.sampling = self.samples is not None and self.samples.due(self.every)
             self.tally.pruned += 1
             if self.tally.pruned % FOLLOW == 1:
@@ -110,7 +115,7 @@ class State:
         if control is not None and (now.gate or was_open):
             control.set_gate(now.gate, now.sampling)
             if now.gate:
-                control.set_step(now.rows, starts)
+                control.set_step(now.rows, starts, table=now.table)
             control.push()
             if on_device is not None and now.gate:
                 control.starts[: len(starts)].copy_(on_device[: len(starts)])
@@ -154,6 +159,17 @@ class State:
         changed, self.on = on != self.on, on
         return changed
 
+    def weigh_costs(self, on: bool) -> bool:
+        """Whether the cost table counts from the next step on; whether that is new."""
+        if not isinstance(on, bool):
+            raise SettingsError(f"xshare_cost takes True or False, not {on!r}")
+        if self.stairs is None:
+            raise SettingsError("xshare_cost needs an engine that was started with cost in its xshare key")
+        changed, self.by_cost = on != self.by_cost, on
+        if self.samples is not None:
+            self.samples.restart(clear=changed)
+        return changed
+
     def count_every(self, steps: int | None) -> None:
         if steps is not None and (not isinstance(steps, int) or isinstance(steps, bool) or steps < 1):
             raise SettingsError(f"xshare_count takes a number of steps from 1 up, or None, not {steps!r}")
@@ -175,6 +191,8 @@ class State:
             "pid": os.getpid(),
             "policy": str(self.policy),
             "on": self.on,
+            "cost": self.by_cost,
+            "stairs": None if self.stairs is None else self.stairs.sha256,
             **self.tally.snapshot(),
             "layers": [layer.site.name for layer in self.layers],
             "experts": max((layer.site.num_experts for layer in self.layers), default=0),

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import Tensor
 
 from xshare.batch import BatchLayout
 from xshare.kernels.control import Control
@@ -22,8 +23,15 @@ class Step:
     sampling: bool = False  # whether its logits are left behind, to be counted
     rows: int = 0
     starts: Array = field(default_factory=lambda: np.zeros(1, np.int32))  # boundaries of its requests, query_start_loc
+    costs: Tensor | None = None  # float64 [tables, N + 1]: what so many experts cost, Stairs.costs
+    table: int | None = None  # which of them counts for it; None: none
 
     laid_out: dict[int, BatchLayout] = field(default_factory=dict)  # by rows: of this step, for all its layers
+
+    @property
+    def cost(self) -> Tensor | None:
+        """What 0 to N experts cost in it, float64 [N + 1]; None where that does not count."""
+        return None if self.costs is None or self.table is None else self.costs[self.table]
 
     def layout(self, n: int) -> BatchLayout:
         """Requests of n rows, those after the voting ones -1."""

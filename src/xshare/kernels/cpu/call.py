@@ -63,7 +63,8 @@ class Steps:
         self.sets: Array = np.empty((3, 1, 0), np.bool_)  # S and what was loaded of it, of the last single step
         self.top_k, self.by_request = router.top_k, policy.request_budget > 0
         self.bias, self.placement = router.correction_bias, placement
-        self.cost = NOTHING[0] if cost is None else cost.numpy()
+        # A rival knows no costs.
+        self.cost = NOTHING[0] if cost is None or policy.method != "xshare" else cost.numpy()
         self.whole, self.real = numbers(policy, router, 1 if placement is None else placement.num_devices)
 
     def __call__(self, logits: Tensor, layout: BatchLayout | None = None) -> Routed:

@@ -1,0 +1,43 @@
+"""Where an engine runs, by the names that a staircase has for it (stairs.WHERE)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from xshare.engines.vllm.settings import SettingsError
+from xshare.engines.vllm.site import Site
+from xshare.profile import model_hash
+
+
+def where(config: Any, sites: Sequence[Site] = ()) -> dict[str, Any]:
+    """Of vLLM's configuration and the layers it acts on. Without layers, what is known before a model is loaded: to
+    ask for the GPU's name in a process that starts workers would keep them from using it."""
+    found = {
+        "engine": "vllm",
+        "dtype": dtype_name(config),
+        "config": model_hash(config.model_config.hf_text_config),
+        "tensor_parallel": config.parallel_config.tensor_parallel_size,
+    }
+    if not sites:
+        return found
+    experts = {site.num_experts for site in sites}
+    if len(experts) > 1:
+        raise SettingsError(f"cost in xshare needs layers of as many experts each, and these have {sorted(experts)}")
+    return found | {
+        "device": device_name(config),
+        "experts": experts.pop(),
+        "top_k": max(site.router.top_k for site in sites),
+        "layers": len(sites),
+    }
+
+
+def device_name(config: Any) -> str:
+    kind = config.device_config.device_type
+    return torch.cuda.get_device_name() if kind == "cuda" else str(kind)
+
+
+def dtype_name(config: Any) -> str:
+    return str(config.model_config.dtype).removeprefix("torch.")
