@@ -3,12 +3,14 @@
 import time
 
 import pytest
+import staircases
 from played import played  # noqa: F401
 
 from xshare.engines.client import ServerError
 from xshare.engines.counting import Stats
 from xshare.engines.server import ServerEngine
 from xshare.policy import Policy
+from xshare.stairs import read_stairs
 
 POLICY = Policy.parse("k0=1,m=2")
 METRICS = """# HELP xshare:on Whether selection is switched on
@@ -50,6 +52,19 @@ def test_requests_come_when_they_are_due(played):  # noqa: F811
     assert [answer.arrived_s for answer in run.answers] == [0.6, 0.0]
     assert run.answers[0].times_s[0] > 0.6
     assert [body["prompt"] for body in played.bodies] == [[2], [1]]
+
+
+def test_a_plain_server_weighs_no_costs_that_it_was_not_started_with(played, tmp_path):  # noqa: F811
+    engine = ServerEngine(played.url)
+    with pytest.raises(ServerError, match=r"cannot be told to weigh sets by what they cost: start it with cost in its"):
+        engine.use(None, cost=True)
+    engine.use(None, cost=False)
+    where = {"engine": "vllm", "experts": 16, "top_k": 4, "layers": 2}
+    stairs = read_stairs(staircases.write(tmp_path / "stairs.json", where, {4: (6, 11)}))
+    with pytest.raises(ServerError, match=r"cannot weigh sets by staircase '.*stairs.json': start it with that file"):
+        ServerEngine(played.url, stairs=stairs)
+    played.metrics = METRICS + 'xshare:cost{engine="0"} 1.0\n'
+    assert ServerEngine(played.url).about.record()["cost"] is True
 
 
 def test_metrics_say_what_runs(played):  # noqa: F811

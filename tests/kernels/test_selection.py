@@ -9,8 +9,11 @@ from xshare import LayoutError, Placement, Policy, PolicyError, RouterError, Rou
 from xshare.kernels.control import Control, own_numbers
 from xshare.kernels.limits import thresholds_of
 from xshare.kernels.words import Own
+from xshare.stairs import Stairs
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # the interpreter computes with NaN as a GPU does
+
+STAIRS = ((4, (8, 12, 19, 30)), (8, (10, 18, 27, 40)), (12, (16, 25, 33, 45)))  # rows of a step, where stairs end
 
 
 @pytest.mark.parametrize(
@@ -120,6 +123,25 @@ def test_strided_rows():
     want = xshare.route(logits, RouterSpec.softmax(4), Policy.parse("k0=1,m=4")).selected
     assert torch.equal(selection.keep.cpu(), want)
     assert torch.equal(there[:, 40:].cpu(), wide[:, 40:])
+
+
+@pytest.mark.parametrize("text", ["k0=0,lam=0.3,p=2", "k0=1,m=8", "k0=0,rho=0.7", "k0=1,mr=2"])
+def test_every_step_weighs_the_costs_of_its_rows(text):
+    """One selection with all tables of a staircase; the control says which counts."""
+    times = {rows: {size: 10.0 + sum(size > edge for edge in edges) for size in range(4, 65)} for rows, edges in STAIRS}
+    stairs, policy = Stairs({"experts": 64}, times), Policy.parse(text)
+    selection = of_shape(64, 16, cost=stairs.costs.to(DEVICE), rows_per_request=1 if policy.request_budget else 0)
+    others = 0
+    for rows in (3, 4, 5, 8, 12, 13, 16):
+        logits = torch.randn(16, 64, generator=torch.Generator().manual_seed(rows)) * 2
+        table, starts = stairs.table_for(rows), list(range(rows + 1))
+        cost, layout = None if table is None else stairs.costs[table], layout_of(16, starts)
+        got, _ = fused(TOP_4, policy, logits, starts, selection, table=table)
+        want = xshare.route(logits, TOP_4, policy, layout=layout, cost=cost).selected
+        assert torch.equal(got.keep.cpu(), want), rows
+        others += not torch.equal(want, xshare.route(logits, TOP_4, policy, layout=layout).selected)
+        assert (table is None) == (rows > 12)
+    assert others >= 2
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from results import write
 
 from xshare.cli import main
 from xshare.report.read import read_folder
+from xshare.report.words import named
 from xshare.results.columns import ends, number
 
 CHECKS = [{"check": "attached", "passed": True, "detail": ""}]  # no plot, which takes long
@@ -150,3 +151,19 @@ def test_the_page_itself_is_no_result_and_is_written_over(tmp_path, report):
         code, out, err = report(tmp_path, "--out", tmp_path / "p.html")
         assert (code, err) == (0, "")
         assert "p.html: 1 result file" in out
+
+
+def test_forms_of_one_policy_have_names_of_their_own(tmp_path):
+    rows = [{"policy": "native", "otps": 9.0, "ratio": 1.0}]
+    rows += [{"policy": results.BALANCED, "otps": 10.0, "ratio": 1.1}]
+    rows += [{"policy": results.BALANCED, "cost": True, "otps": 12.0, "ratio": 1.2, "equal_ratio": 1.05}]
+    rows += [{"policy": "k0=0,m=1,rho=0.7", "equals": results.BALANCED, "otps": 11.0, "ratio": 1.15}]
+    write(tmp_path, "b.json", rows)
+    (file,), _ = read_folder(tmp_path)
+    assert [row["policy"] for row in file.rows] == [
+        "native",
+        "k0=0,rho=0.7",
+        "k0=0,rho=0.7 by cost",
+        "k0=0,m=1,rho=0.7 (as many as k0=0,rho=0.7)",
+    ]
+    assert named("k0=0,rho=0.7 by cost") == "balanced (rho=0.7) by cost"

@@ -32,6 +32,10 @@ def methods() -> None:
     for method in METHODS.values():
         for name, knob in method.knobs.params.items():
             console.print(f"  {name:<7}{knob.help} ({method.name})")
+    console.print(
+        "\nwith what experts cost on this machine (cost, a file of doctor --stairs), lam is weighed against it, and "
+        "other sets\nof xshare grow as far as that is free"
+    )
     console.print("\npresets, to be named in place of a policy")
     for name, text in PRESETS.items():
         console.print(f"  {name:<29}{text}")

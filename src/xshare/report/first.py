@@ -11,7 +11,7 @@ from xshare.report.read import ResultFile
 from xshare.report.settings import NATIVE, Choice, Setting, settings
 from xshare.report.tables import Cell, box
 from xshare.report.verdict import LIMIT, Verdict, kept, verdict
-from xshare.report.words import PRESETS, Value, more, named, percent, points, within
+from xshare.report.words import BY_COST, PRESETS, Value, more, named, percent, points, within
 
 MEASURED = (Cell("speed", number=True, small="95 % interval"), Cell("points", number=True, small="95 % interval"))
 MOST = 4  # policies on the first screen
@@ -40,8 +40,10 @@ def _code(text: str) -> list[Html]:
 def _turn_on(top: Verdict) -> Html:
     if not top.recommended:
         return EMPTY
-    policy = PRESETS.get(top.shown.policy, top.shown.policy)
-    command = f"""vllm serve MODEL --additional-config '{{"xshare": {{"policy": "{policy}"}}}}'"""
+    text = top.shown.policy.removesuffix(BY_COST)
+    cost = "" if text == top.shown.policy else ', "cost": "STAIRS.json"'
+    key = f"""{{"xshare": {{"policy": "{PRESETS.get(text, text)}"{cost}}}}}"""
+    command = f"vllm serve MODEL --additional-config '{key}'"
     return tag("p", "In vLLM: ", tag("code", command))
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from xshare.errors import XShareError
+from xshare.report.words import apart
 from xshare.results import Row, as_meant
 from xshare.results.growing import STAMP
 
@@ -101,4 +102,5 @@ def read_result(path: Path) -> ResultFile:
     rows, later = as_meant(read)["rows"], read.get("stamps")
     later = tuple(each for each in later if isinstance(each, dict)) if isinstance(later, list) else ()
     # Which run made a row is none of its results.
-    return ResultFile(path.name, raw, stamp, [{k: v for k, v in row.items() if k != STAMP} for row in rows], later)
+    rows = [apart({k: v for k, v in row.items() if k != STAMP}) for row in rows]
+    return ResultFile(path.name, raw, stamp, rows, later)

@@ -44,6 +44,9 @@ NAMES = {
     "itl_ms_p99": "between tokens, 99 %, ms",
     "accepted": "tokens accepted per step",
     "acted": "steps pruned",
+    "cost": "weighed by cost",
+    "equals": "as many experts as, by cost",
+    "equal_ratio": "speed against as many experts",
     "closed_form": "experts if independent",
     "n": "rows",
     "k": "top-k",
@@ -60,10 +63,21 @@ def titled(column: str) -> str:
     return " ".join(UNITS.get(word, word) for word in column.split("_")).replace(" ,", ",").strip(", ") or column
 
 
+BY_COST = " by cost"  # behind a policy whose sets were weighed by what they cost
+
+
 def named(policy: object) -> str:
     """A policy as it is written, a recommended preset with its name."""
-    preset = PRESETS.get(str(policy))
-    return str(policy) if preset is None else f"{preset} ({RECOMMENDED[preset]})"
+    text = str(policy).removesuffix(BY_COST)
+    preset = PRESETS.get(text)
+    return str(policy) if preset is None else str(policy).replace(text, f"{preset} ({RECOMMENDED[preset]})")
+
+
+def apart(row: Row) -> Row:
+    """A row whose policy has a name of its own, where a file has several forms of one policy."""
+    if row.get("cost") is True:
+        return row | {"policy": f"{row['policy']}{BY_COST}"}
+    return row if row.get("equals") is None else row | {"policy": f"{row['policy']} (as many as {row['equals']})"}
 
 
 def plain(text: object, most: int = 40) -> str:

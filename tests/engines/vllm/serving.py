@@ -25,7 +25,8 @@ def command(model, port, config):
 
 def environment():
     inherited = {name: value for name, value in os.environ.items() if name not in NOT_THERE}
-    found = {"VLLM_SERVER_DEV_MODE": "1", "PYTHONPATH": str(HERE), "VLLM_LOGGING_LEVEL": "INFO"}
+    paths = os.pathsep.join(filter(None, [str(HERE), os.environ.get("PYTHONPATH")]))
+    found = {"VLLM_SERVER_DEV_MODE": "1", "PYTHONPATH": paths, "VLLM_LOGGING_LEVEL": "INFO"}
     # A server hangs up on a client that was silent for 5 s, and httpx keeps a silent connection for 5 s: a request sent
     # just then is lost. The client has to be the first.
     return inherited | found | {"VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "60"}

@@ -1,6 +1,9 @@
 """vLLM as an engine in process, and `xshare bench` on it. Behind HTTP: test_server."""
 
+import json
+
 import pytest
+import staircases
 from checking import PRUNED, assert_compared, bench, checked
 from models import cleaned_up, prepared
 
@@ -8,6 +11,7 @@ from xshare.engines.opening import open_engine
 from xshare.engines.vllm.settings import SettingsError
 from xshare.errors import ModelError, PolicyError
 from xshare.policy import Policy
+from xshare.profile import model_hash
 from xshare.tune.scan import Scan
 
 pytestmark = pytest.mark.engine
@@ -57,6 +61,27 @@ def test_in_process(small):
     assert (run.drafted, run.accepted) == (0, 0)
 
 
+def test_opened_with_a_staircase(small, tmp_path):
+    config = model_hash(json.loads((small / "config.json").read_text()))
+    where = {"engine": "vllm", "device": "cpu", "dtype": "float32", "experts": 16, "top_k": 4, "layers": 2}
+    path = staircases.write(tmp_path / "s.json", where | {"config": config, "tensor_parallel": 1}, {4: (7, 11, 14)})
+    prepared()
+    cleaned_up()
+    engine = open_engine("vllm", str(small), options=OPTIONS, cost=path)
+    names = ("engine", "device", "dtype", "experts", "top_k", "layers", "config", "tensor_parallel")
+    assert {name: getattr(engine.about, name) for name in names} == where | {"config": config, "tensor_parallel": 1}
+    try:
+        prompts = [engine.encode(f"what is {number} and {3 * number}?") for number in range(4)]
+        active = {}
+        for cost in (None, True, False):
+            engine.use(PRUNED, cost=cost)
+            engine.run(prompts, limit=8, batch=4, to_the_end=True)
+            active[cost] = engine.stats().mean["experts_active"]
+        assert active[None] == active[True] > active[False]
+    finally:
+        engine.close()
+
+
 @pytest.fixture(scope="module")
 def started(small):
     prepared()
@@ -102,6 +127,13 @@ def test_what_cannot_be_changed_or_read(started):
     with pytest.raises(ModelError, match="a prompt of 500 tokens does not fit this engine: its max_model_len is 128"):
         started.run([[5] * 500], limit=2, batch=1)
     assert [len(answer.tokens) for answer in started.run([[5]], limit=2, batch=1, to_the_end=True).answers] == [2]
+
+
+def test_without_a_staircase_no_costs_are_weighed(started):
+    with pytest.raises(ModelError, match=r"open the engine with a staircase \(--cost FILE\)"):
+        started.use(PRUNED, cost=True)
+    started.use(PRUNED, cost=False)
+    started.use(None)
 
 
 def test_a_wrong_argument_is_one_sentence(small):

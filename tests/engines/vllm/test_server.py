@@ -13,14 +13,17 @@ import time
 from types import SimpleNamespace
 
 import pytest
+import staircases
 from checking import BENCH, PLAIN, PRUNED, assert_compared, bench, checked
 from models import monolithic
 from serving import Server, command, environment
 from typer.testing import CliRunner
 
 from xshare.cli import app
+from xshare.engines.client import ServerError
 from xshare.engines.opening import open_engine
 from xshare.policy import Policy
+from xshare.profile import model_hash
 
 pytestmark = pytest.mark.engine
 
@@ -28,8 +31,17 @@ POLICY = {"warmup": 1, "batch_budget": 2, "metrics": {"every": 1, "interval": 0.
 
 
 @pytest.fixture(scope="module")
-def server(small, tmp_path_factory):
-    found = Server(small, tmp_path_factory.mktemp("log") / "server.log", POLICY)
+def stairs(small, tmp_path_factory):
+    """Of steps of one row, in which nothing is chosen: the other tests see nothing of it."""
+    config = model_hash(json.loads((small / "config.json").read_text()))
+    where = {"engine": "vllm", "device": "cpu", "dtype": "float32", "experts": 16, "top_k": 4, "layers": 2}
+    path = tmp_path_factory.mktemp("stairs") / "stairs.json"
+    return staircases.write(path, where | {"config": config, "tensor_parallel": 1}, {1: (6, 11)})
+
+
+@pytest.fixture(scope="module")
+def server(small, stairs, tmp_path_factory):
+    found = Server(small, tmp_path_factory.mktemp("log") / "server.log", POLICY | {"cost": str(stairs)})
     try:
         found.wait_until_ready()
         found.rpc("watch")
@@ -244,6 +256,21 @@ def test_a_server_is_left_as_it_was_found(acting, on):
     found = open_engine(acting.url)._counted()
     assert (found["policy"], found["on"]) == (str(by_layer), on)
     first.close()
+
+
+def test_costs_behind_http(acting, stairs, tmp_path):
+    engine = open_engine(acting.url, cost=stairs)
+    assert engine._counted()["cost"]
+    for cost in (None, False, True, False):
+        engine.use(PRUNED, cost=cost)
+        assert engine._counted()["cost"] is (cost is not False)
+        assert acting.settled_metrics()[("cost",)] == (cost is not False)
+    engine.close()
+    assert open_engine(acting.url)._counted()["cost"]  # as it was found
+    other = tmp_path / "other.json"
+    other.write_text(stairs.read_text() + " ")
+    with pytest.raises(ServerError, match=r"cannot weigh sets by staircase .*: start it with that file as cost"):
+        open_engine(acting.url, cost=other)
 
 
 def test_bench_behind_http(acting, tmp_path, monkeypatch, capsys):
