@@ -5,7 +5,7 @@ import math
 
 import pytest
 import torch
-from fusing import DEVICE, GPU, fused, of_shape
+from fusing import CASES, DEVICE, GPU, fused, of_shape
 
 import xshare
 from xshare import BatchLayout, Policy, RouterSpec
@@ -164,3 +164,20 @@ def test_what_cannot_be_sorted_is_refused():
         Tables(plan, 32, 6, torch.bfloat16, DEVICE)
     with pytest.raises(ValueError, match="float32"):
         Tables(plan, 32, 4, torch.float32, DEVICE)
+
+
+@pytest.mark.skipif(not GPU, reason="vLLM's routing is made of GPU kernels")
+@pytest.mark.parametrize("n", [1, 5, 16, 24, 64, 256])
+def test_to_the_bit_as_vllm_routes(n):
+    pytest.importorskip("vllm").utils.import_utils.has_triton_kernels()
+    pytest.importorskip("triton_kernels", reason="this vLLM has no Triton path")
+    from xshare.engines.vllm.one_launch import both, made_up, same
+
+    dice = torch.Generator("cuda").manual_seed(n)
+    selection, control = made(128, n), Control("cuda")
+    control.set_policy(Policy.parse("k0=1,m=8"))
+    control.set_step(n)
+    for batch in range(CASES):
+        control.set_gate(batch % 2 == 0)
+        control.push()
+        assert same(*both(selection, control, made_up(selection, n, dice)))

@@ -1,0 +1,75 @@
+"""The stand-in for vLLM's routing(), as far as no GPU is needed: what it hands out, to whom, and when not."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="Triton has no wheel for this platform")
+
+from xshare.engines.vllm import one_launch
+from xshare.engines.vllm.one_launch import StandIn, aligned, as_asked, parts, same, why_not
+from xshare.kernels.plan import Plan
+from xshare.kernels.tables import Tables
+
+
+def module():
+    """In the form of triton_kernels.routing, whose wheel is for GPUs alone."""
+    fields = {
+        "ExptData": ("hist", "token_offs_raw", "token_offs_pad", "block_pid_map"),
+        "RoutingData": ("gate_scal", "expt_hist", "n_expts_tot", "n_expts_act", "expt_data"),
+    }
+
+    def made(names):
+        return lambda *values: SimpleNamespace(**dict(zip(names, values, strict=True)))
+
+    pairs = {name: lambda **indices: SimpleNamespace(**indices) for name in ("GatherIndx", "ScatterIndx")}
+    return SimpleNamespace(routing=lambda *args: ("native", *args), **{n: made(f) for n, f in fields.items()}, **pairs)
+
+
+def test_what_is_ready_is_handed_out_once():
+    found = module()
+    stand_in = StandIn(found)
+    assert found.routing(1, 4) == ("native", 1, 4)
+    assert stand_in.during("ours", lambda logits: found.routing(logits, 4), 1) == "ours"
+    assert found.routing(1, 4) == ("native", 1, 4)
+    both = stand_in.during("ours", lambda logits: (found.routing(logits, 4), found.routing(logits, 4)), 1)
+    assert both == ("ours", ("native", 1, 4))  # the second call is somebody else's
+
+
+def test_experts_that_do_not_ask_are_noticed():
+    stand_in = StandIn(module())
+    with pytest.raises(RuntimeError, match="have not asked"):
+        stand_in.during("ours", lambda logits: logits, 1)
+    assert stand_in.ready is None
+
+    def broken(_):
+        raise KeyError("broken")
+
+    with pytest.raises(KeyError):
+        stand_in.during("ours", broken, 1)
+    assert stand_in.ready is None  # not for the next layer
+
+
+def test_tables_in_the_form_that_is_asked_for(monkeypatch):
+    stand_in = StandIn(module())
+    monkeypatch.setattr(one_launch, "stand_in", lambda: stand_in)
+    tables = Tables(Plan.of(32, 64, 0, "cpu"), 32, 4, torch.bfloat16, "cpu")
+    data, gather, scatter = routed = as_asked(tables, 48)
+    assert data.gate_scal.shape == (192,)
+    assert (data.n_expts_tot, data.n_expts_act) == (32, 4)
+    assert data.expt_data.token_offs_pad[128].shape == (33,)
+    assert data.expt_data.block_pid_map[16].shape == (42,)  # 31 experts of one row, and 161 rows of another
+    assert gather.src_indx.data_ptr() == scatter.dst_indx.data_ptr() == tables.pairs.data_ptr()
+    assert gather.dst_indx.data_ptr() == tables.pairs[192:].data_ptr()
+    assert len(list(parts(routed))) == 16
+    assert same(routed, as_asked(tables, 48))
+    assert not same(routed, as_asked(tables, 47))
+
+
+def test_where_it_is_not_used():
+    assert why_not(SimpleNamespace(), torch.device("cpu"), torch.bfloat16) == "there is no GPU"
+    logits = torch.zeros(8, 128, dtype=torch.bfloat16)
+    assert aligned(logits)
+    assert not aligned(logits[:, 1:])
+    assert not aligned(torch.zeros(8, 60, dtype=torch.bfloat16))
