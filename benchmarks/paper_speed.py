@@ -190,6 +190,10 @@ class Pair:
             raise XShareError(f"the engines have filled {filled} routers, which should be as many in both")
         self.regime = regime
 
+    def twice(self, prompt: int) -> int:
+        """Policies that have two pairs a round: the control, which decides about half a percent."""
+        return int(bool(self.piece.pairs) and prompt == PROMPT)
+
     def measure(
         self, cell: Cell, steps: int, repeats: int, layers: int, tiny: bool
     ) -> tuple[dict[str, Any], dict[str, Counted]]:
@@ -209,7 +213,8 @@ class Pair:
         for repeat in range(rounds):
             order = policies if repeat % 2 == 0 else policies[::-1]
             seed = 2 + (repeat if prompt == PROMPT else repeat // last)
-            for policy in order if repeat < repeats else policies[:1]:
+            order = order if repeat < repeats else policies[:1]
+            for policy in [*order, *policies[: self.twice(prompt)]]:
                 if self.piece.method == "xshare":
                     self.second.ask("policy", policy=self.control if policy == NOOP else policy)
                 two = (self.native, self.second) if repeat % 2 == 0 else (self.second, self.native)
