@@ -24,10 +24,13 @@ Triple = tuple[Tensor, Tensor, Tensor]
 class Layer:
     def __init__(self, state: State, router: Router, policy: Policy) -> None:
         """`policy`: this layer's own."""
-        self.state, self.router, self.policy = state, router, policy
-        self.prunes = policy.method != "native"
-        self.steps_for: tuple[Tensor | None, cpu.Steps] | None = None  # on a CPU: ready for a correction bias
+        self.state, self.router = state, router
+        self.set_policy(policy)
         self.clear()
+
+    def set_policy(self, policy: Policy) -> None:
+        self.policy, self.prunes = policy, policy.method != "native"
+        self.steps_for: tuple[Tensor | None, cpu.Steps] | None = None  # on a CPU: ready for a correction bias
 
     def clear(self) -> None:
         self.steps = 0

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from xshare.batch import Placement
-from xshare.engines.vllm.weights import expert_bytes, in_host_memory
+from xshare.engines.vllm.weights import backend, expert_bytes, in_host_memory
 from xshare.kernels.limits import unsupported_shape
 from xshare.policy import Policy
 from xshare.router import RouterSpec
@@ -36,6 +36,10 @@ class Site:
     @cached_property
     def expert_bytes(self) -> int | None:
         return expert_bytes(self.runner)
+
+    @cached_property
+    def backend(self) -> str:
+        return backend(self.runner)
 
     @cached_property
     def in_host_memory(self) -> bool:

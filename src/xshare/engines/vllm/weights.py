@@ -24,6 +24,14 @@ def expert_bytes(runner: Any) -> int | None:
     return round(size) if FEWEST_BITS <= bits <= SLACK * 8 * moe.in_dtype.itemsize else None
 
 
+def backend(runner: Any) -> str:
+    """The kernel that computes a layer's experts: the class that vLLM has for it, or the method's that has none."""
+    method = runner.routed_experts.quant_method
+    experts = getattr(getattr(method, "moe_kernel", None), "fused_experts", None)
+    named = getattr(method, "experts_cls", None) if experts is None else type(experts)
+    return (named or type(method)).__name__
+
+
 def in_host_memory(runner: Any) -> bool:
     """Whether the GPU reads this layer's experts from host memory, where they lie (`--cpu-offload-gb`)."""
     experts = list(runner.routed_experts.parameters())
