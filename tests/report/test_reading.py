@@ -132,7 +132,7 @@ def test_the_command_writes_the_page(tmp_path, report):
     results.one_of_each(tmp_path)
     code, out, err = report(tmp_path, "--out", tmp_path / "p.html")
     assert (code, err) == (0, "")
-    assert "p.html: 5 result files" in out
+    assert "p.html: 6 result files" in out
     assert json.loads((tmp_path / "a.json").read_text())
 
 
