@@ -141,7 +141,7 @@ def test_a_terminal_sees_how_far_it_is(tmp_path, report, monkeypatch):
     monkeypatch.setenv("FORCE_COLOR", "1")  # as a terminal would
     code, _, err = report(tmp_path, "--out", tmp_path / "p.html")
     assert code == 0
-    assert "7/7" in err
+    assert "8/8" in err
 
 
 def test_the_page_itself_is_no_result_and_is_written_over(tmp_path, report):
