@@ -122,3 +122,14 @@ def edges(cost: Tensor, first: int, last: int) -> list[int]:
         found.append(size)
         size += 1
     return found
+
+
+def clear_edges(cost: Tensor, times: Mapping[int, tuple[float, float, float]]) -> list[int]:
+    """Of the edges those that are not noise: beyond them one expert more costs more than experts do on average, even if
+    both times lie at the near ends of their intervals. `times`: by size of the set, with its interval."""
+    usual = float(np.polyfit(list(times), [time for time, _, _ in times.values()], 1)[0])
+    return [
+        edge
+        for edge in edges(cost, min(times), max(times))
+        if {edge, edge + 1} <= times.keys() and times[edge + 1][1] - times[edge][2] > usual
+    ]

@@ -7,7 +7,7 @@ from xshare.report.page import page
 from xshare.report.read import read_folder
 
 EVIDENCE = Path(__file__).parents[2] / "evidence"
-SECTIONS = ("pareto", "layers", "law", "curve", "tables", "notes")
+SECTIONS = ("pareto", "layers", "law", "stairs", "curve", "tables", "notes")
 
 
 def made(folder):

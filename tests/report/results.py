@@ -74,6 +74,20 @@ def curve_rows():
     ]
 
 
+def stairs_rows(batches=(4, 16), ends=(11, 16)):
+    """Sets of 8 to 20 experts; beyond the ends a step takes 0.4 ms more."""
+    times = {
+        (batch, size): 3 + batch / 16 + 0.4 * sum(size > end for end in ends)
+        for batch in batches
+        for size in range(8, 21)
+    }
+    return [
+        {"batch": batch, "experts": size, "ms": ms, "ms_low": ms - 0.01, "ms_high": ms + 0.01, "active": float(size)}
+        | {"cost": size, "backend": "MarlinExperts", "layers": 24, "rounds": 12}
+        for (batch, size), ms in times.items()
+    ]
+
+
 def one_of_each(folder):
     """A folder in which every section has something to show."""
     write(folder, "a.json", demo_rows())
@@ -82,6 +96,7 @@ def one_of_each(folder):
     write(folder, "d", curve_rows())  # no file is known by its name
     listed = [row | {"experts_active": [3, 5.5], "experts_native": [7, 8]} for row in demo_rows()]
     write(folder, "e.json", listed, batch=4)
+    write(folder, "f.json", stairs_rows())
 
 
 def timed(ratios, spread=0.01, **more):

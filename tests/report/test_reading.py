@@ -133,7 +133,7 @@ def test_the_command_writes_the_page(tmp_path, report):
     results.one_of_each(tmp_path)
     code, out, err = report(tmp_path, "--out", tmp_path / "p.html")
     assert (code, err) == (0, "")
-    assert "p.html: 5 result files" in out
+    assert "p.html: 6 result files" in out
     assert json.loads((tmp_path / "a.json").read_text())
 
 
@@ -142,7 +142,7 @@ def test_a_terminal_sees_how_far_it_is(tmp_path, report, monkeypatch):
     monkeypatch.setenv("FORCE_COLOR", "1")  # as a terminal would
     code, _, err = report(tmp_path, "--out", tmp_path / "p.html")
     assert code == 0
-    assert "7/7" in err
+    assert "8/8" in err
 
 
 def test_the_page_itself_is_no_result_and_is_written_over(tmp_path, report):

@@ -11,6 +11,7 @@ from xshare.report.law import laws
 from xshare.report.layers import by_layer
 from xshare.report.pareto import planes
 from xshare.report.read import read_folder, read_result
+from xshare.report.staircase import chart, staircases
 
 
 def test_sections_are_there_when_there_is_data_for_them(tmp_path):
@@ -19,6 +20,7 @@ def test_sections_are_there_when_there_is_data_for_them(tmp_path):
         ("layers", results.layer_rows(), ["layers", "tables"]),
         ("speed", results.speed_rows(), ["law", "tables"]),
         ("curve", results.curve_rows(), ["curve", "tables"]),
+        ("stairs", results.stairs_rows(), ["stairs", "tables"]),
     ):
         (tmp_path / name).mkdir()
         write(tmp_path / name, "r.json", rows)
@@ -96,3 +98,31 @@ def test_layers_from_rows_and_from_lists():
     listed = [{"policy": "p", "experts_active": [3, 5.5], "experts_native": [7, 8]}]
     assert by_layer(listed) == {"native": {0: 7, 1: 8}, "p": {0: 3, 1: 5.5}}
     assert by_layer(results.demo_rows()) == {}
+
+
+def test_a_staircase_has_a_line_for_each_number_of_rows_and_its_edges_named(tmp_path):
+    noisy = [
+        row | {"batch": 32, "ms_low": row["ms"] - 0.3, "ms_high": row["ms"] + 0.3} for row in results.stairs_rows((4,))
+    ]
+    write(tmp_path, "r.json", results.stairs_rows() + noisy)
+    [(regime, found)] = staircases(read_folder(tmp_path)[0][0])
+    assert regime["layers"] == 24
+    assert [stairs.rows for stairs in found] == [4, 16, 32]
+    assert [stairs.ends() for stairs in found] == [[11, 16], [11, 16], []]
+    assert [s.name for s in chart(found).series] == ["4 rows", "16 rows", "32 rows"]
+    assert found[0].times[11] == pytest.approx((3.25, 3.24, 3.26))
+    text = made(tmp_path)
+    assert "4 rows: stairs end at 11, 16; 16 rows: stairs end at 11, 16; 32 rows: no clear stairs." in text
+    assert "time of a step by the size of its set" in text
+    assert text.count(">11</text>") == 2
+    assert "11 experts: 3.250 ms (3.240 to 3.260)" in text
+
+
+def test_a_staircase_whose_times_do_not_grow_is_drawn_without_edges(tmp_path):
+    flat = [
+        row | {"ms": 3 - row["experts"] / 100, "ms_low": 1, "ms_high": 4, "cost": None} for row in results.stairs_rows()
+    ]
+    broken = [{"batch": 4, "experts": None, "ms": 3.0}, {"batch": 4, "experts": 30, "ms": None}]
+    write(tmp_path, "r.json", flat + broken)
+    assert [stairs.ends() for stairs in next(staircases(read_folder(tmp_path)[0][0]))[1]] == [[], []]
+    assert sections(made(tmp_path)) == ["stairs", "tables"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -23,10 +24,12 @@ from xshare.cli.output import (
 from xshare.cli.prompts import asked_for
 from xshare.engines.base import About, Engine
 from xshare.engines.opening import open_engine
+from xshare.errors import XShareError
 from xshare.policy import Policy
 from xshare.results import Results, Row, check_continued
 from xshare.tune.doctor import FITS, Decoded, Examination, Way, examine, runs, verdict, waves
 from xshare.tune.products import find_cliff
+from xshare.tune.staircase import LEAST
 from xshare.version import __version__
 
 POLICIES = ("k0=1,m=0", "k0=2,m=0")
@@ -39,7 +42,10 @@ def doctor(
     batch: Annotated[int, typer.Option(min=2, help="Requests decoded together.")] = 16,
     prompts: take.Prompts = "questions",
     prompt_tokens: take.PromptTokens = None,
-    tokens: Annotated[int, typer.Option(min=2, help="Tokens of an answer.")] = 32,
+    tokens: Annotated[
+        int | None,
+        typer.Option(min=2, help="Tokens of an answer; with --stairs, at most.", show_default="32; what it takes"),
+    ] = None,
     drafts: take.Drafts = 0,
     repeats: Annotated[int, typer.Option(min=1, help="Runs of each number of experts.")] = 3,
     seed: take.Seed = 0,
@@ -47,13 +53,32 @@ def doctor(
     dtype: take.Dtype = None,
     engine_args: take.EngineArgs = "{}",
     out: take.Out = None,
+    stairs: Annotated[
+        Path | None, typer.Option(help="Measure sets of every size instead, and write what they cost.", metavar="FILE")
+    ] = None,
+    rows: Annotated[
+        list[int] | None,
+        typer.Option(min=2, help="Rows of a step, for --stairs; may be repeated.", show_default="the batch's"),
+    ] = None,
+    rounds: Annotated[int, typer.Option(min=LEAST, help="Of all sizes, for --stairs, at most.")] = 12,
 ) -> None:
     """Force the number of active experts, fit step = a + b * T, and say whether selection is worth it here."""
-    engine = chosen_engine(engine, out)
+    if stairs is None and rows:
+        raise XShareError("--rows are those of the staircase: name its file, with --stairs FILE")
+    if stairs is not None and (policy or out is not None):
+        raise XShareError("--stairs FILE measures sets of every size alone, into FILE: leave --policy and --out out")
+    engine = chosen_engine(engine, stairs or out)
     check_local(engine)
     asked = [Policy.parse(text) for text in policy or POLICIES]
     options = engine_arguments(engine_args, timed=True, device=device, dtype=dtype)
     prompts, prompt_tokens, texts = asked_for(prompts, prompt_tokens)
+    if stairs is not None:
+        from xshare.cli.staircase import staircase
+
+        asks = Workload(batch, batch, None, prompt_tokens, 0, prompts, seed, texts)
+        staircase(engine, model, stairs, rows or [], rounds, asks, drafts, options, tokens)
+        return
+    tokens = tokens or 32
     setting: Row = {"batch": batch, "prompts": prompts, "prompt_tokens": prompt_tokens, "tokens": tokens, "seed": seed}
     setting |= {"engine_args": options, "xshare": __version__}
     check_continued(out, setting | {"engine": engine})

@@ -16,6 +16,7 @@ from xshare.policy import Policy
 from xshare.progress import Advance, quiet
 
 NO_STAIRS = "no sizes of sets can be weighed by what they cost: open the engine with a staircase (--cost FILE)"
+UNRECORDED = ("layer_numbers", "backend")  # of About
 
 
 @dataclass
@@ -38,6 +39,7 @@ class About:
     layer_numbers: tuple[int, ...] = ()  # the model's own, of those layers; not in the record
     expert_bytes: int | None = None  # of one expert, in all layers together
     host_layers: int = 0  # whose experts a GPU reads from host memory
+    backend: str | None = None  # the kernel that computes the experts; not in the record, which files of before lack
     drafts: int | None = None  # a request and step
     drafter: str | None = None
     drafter_files: str | None = None
@@ -53,7 +55,7 @@ class About:
         # Of these files say, and always have said, that they are not known.
         said = {"version", "drafter", "expert_bytes"} if self.engine == "vllm" else {"version"}
         sizes = {"experts", "top_k", "layers", "host_layers"}
-        values = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "layer_numbers"}
+        values = {each.name: getattr(self, each.name) for each in fields(self) if each.name not in UNRECORDED}
         return {
             name: value
             for name, value in values.items()
@@ -79,6 +81,15 @@ class Answer:
         return [b - a for a, b in zip(self.times_s, self.times_s[1:], strict=False)]
 
 
+@dataclass(frozen=True)
+class StepTime:
+    seconds: float
+    requests: int  # that were decoded in it
+
+
+BeforeStep = Callable[[int], None]  # is told how many pure decode steps of the run there have been
+
+
 @dataclass
 class Run:
     answers: list[Answer]
@@ -87,6 +98,7 @@ class Run:
     rows: int = 0  # tokens decoded in them
     drafted: int = 0  # tokens proposed by a drafter, and how many of them were accepted
     accepted: int = 0
+    timed: list[StepTime] = field(default_factory=list)  # the pure decode steps one by one; not in the record
 
     def __add__(self, other: Run) -> Run:
         """One after the other. Steps of which some were not timed have no time."""
@@ -98,11 +110,12 @@ class Run:
             rows=self.rows + other.rows,
             drafted=self.drafted + other.drafted,
             accepted=self.accepted + other.accepted,
+            timed=self.timed + other.timed,
         )
 
     def record(self) -> dict[str, Any]:
-        """All but the answers: `Run([], **record)`."""
-        return {each.name: getattr(self, each.name) for each in fields(self) if each.name != "answers"}
+        """All but the answers and single steps: `Run([], **record)`."""
+        return {each.name: getattr(self, each.name) for each in fields(self) if each.name not in ("answers", "timed")}
 
 
 @dataclass
@@ -143,11 +156,16 @@ class Encodes(Protocol):
 class Engine(Encodes, Protocol):
     forces: bool  # whether it can `diverge`: not behind a server, nor with drafts in vLLM
     serves: Policy | None  # what a server that can be changed was found with
+    room: int | None  # tokens that a prompt and its answer may have together, where there is a limit
 
     def use(self, policy: Policy | None, timed: bool = False, cost: bool | None = None) -> None:
         """From the next run on; counters start from zero. `timed`: native routing is to be the model by itself, with
         nothing attached that counts. `cost`: whether sets are weighed by the staircase that the engine was opened with;
         None: as it was opened, or as a server was found."""
+
+    def change(self, policy: Policy) -> None:
+        """In the middle of a run, after `use` of another policy: from the step that comes next. Cheap, and nothing is
+        counted or waited for. A server refuses it."""
 
     def run(
         self,
@@ -158,11 +176,14 @@ class Engine(Encodes, Protocol):
         arrivals: Sequence[float] | None = None,
         to_the_end: bool = False,
         advance: Advance = quiet,
+        before: BeforeStep | None = None,
     ) -> Run:
         """Decode greedily, at most `batch` at a time, each up to `limit` tokens or its end.
 
         `arrivals` are seconds after the start at which each prompt comes; all are there at once without them.
         `to_the_end`: every answer has `limit` tokens, whatever it says, so that a batch stays what it is.
+        `before` is called right before each pure decode step, outside of its time, and may `change` the policy. An
+        engine may schedule a step ahead: what changes is then seen one step later. A server refuses it.
         """
 
     def diverge(

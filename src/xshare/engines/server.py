@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import Any
 
-from xshare.engines.base import About, Answer, Divergence, Run, leaving
+from xshare.engines.base import About, Answer, BeforeStep, Divergence, Run, leaving
 from xshare.engines.client import Http, ServerError
 from xshare.engines.counting import FIGURES, Stats, layer_numbers, since
 from xshare.policy import Policy
@@ -28,6 +28,7 @@ COUNTERS = ("vllm:spec_decode_num_draft_tokens_total", "vllm:spec_decode_num_acc
 
 class ServerEngine:
     forces = False
+    room: int | None = None
 
     def __init__(
         self, url: str, model: str | None = None, timeout: float = 120.0, stairs: Stairs | None = None
@@ -62,6 +63,7 @@ class ServerEngine:
         if self.live:
             self.about.experts, self.about.top_k = found[0]["experts"], found[0]["top_k"]
             self.about.layers = len(found[0]["layers"])
+            self.about.backend = found[0].get("backend")
             self.about.layer_numbers = layer_numbers(found[0]["layers"])
             self._before = found[0]
         else:
@@ -99,6 +101,9 @@ class ServerEngine:
                 f"the server at {self.http.url} runs {running} and cannot be changed to {wanted}: start it with "
                 f"VLLM_SERVER_DEV_MODE=1 and an xshare key in --additional-config, or ask for {running} alone"
             )
+
+    def change(self, policy: Policy) -> None:
+        raise ServerError("a server's policy cannot change between two steps, which are its own: measure in process")
 
     def _rpc(self, method: str, *args: Any) -> Any:
         """A result from each worker; None where the server offers no such thing, or the call failed."""
@@ -156,8 +161,11 @@ class ServerEngine:
         arrivals: Sequence[float] | None = None,
         to_the_end: bool = False,
         advance: Advance = quiet,
+        before: BeforeStep | None = None,
     ) -> Run:
         """As every engine; a prompt may be text too. Steps are the server's own, so that none are counted."""
+        if before is not None:
+            raise ServerError("nobody is told before the steps of a server, which are its own: measure in process")
         due = arrivals or [0.0] * len(prompts)
         body = {"model": self.model, "max_tokens": limit, "temperature": 0, "stream": True}
         if to_the_end:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from xshare.progress import Advance, quiet
-from xshare.report import curve, law, layers, pareto
+from xshare.report import curve, law, layers, pareto, staircase
 from xshare.report.first import first
 from xshare.report.html import EMPTY, Html, join, tag
 from xshare.report.read import ResultFile
@@ -19,7 +19,7 @@ from xshare.version import __version__
 # Nothing may be loaded or run, whatever is in a file: the browser sees to it.
 SEALED = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 TITLES = {"git": "commit", "argv": "command", "time": "measured"}
-STEPS = 7  # of making a page, for whoever wants to know how far it is
+STEPS = 8  # of making a page, for whoever wants to know how far it is
 
 
 def page(files: list[ResultFile], notes: list[str], title: str, advance: Advance = quiet) -> str:
@@ -30,6 +30,7 @@ def page(files: list[ResultFile], notes: list[str], title: str, advance: Advance
         ("pareto", "Speed against quality", _pareto),
         ("layers", "Active experts by layer", _layers),
         ("law", "What an expert costs", _law),
+        ("stairs", "What sets of each size cost", _stairs),
         ("curve", "Active experts against batch size", _curve),
         ("tables", "All results, and how they were measured", _tables),
     ):
@@ -131,6 +132,20 @@ def _law(files: list[ResultFile]) -> Html:
             label = f"Time of a step against active experts: {said}"
             figures.append(law.chart(alike).figure(label, f"{_caption(file, conditions)} {said}."))
     return _grid(figures, "Time of a decode step against the experts it loads, and the line step = a + b·T.")
+
+
+def _stairs(files: list[ResultFile]) -> Html:
+    figures: list[Html] = []
+    for file in files:
+        for regime, found in staircase.staircases(file):
+            said = "; ".join(stairs.spelled() for stairs in found)
+            label = f"Time of a step against the size of its set: {said}"
+            figures.append(staircase.chart(found).figure(label, f"{_caption(file, spelled(regime))} {said}."))
+    return _grid(
+        figures,
+        "Time of a decode step with a set of so many experts, for each number of rows. Bars are 95 % intervals. A "
+        "number beside a point is the end of a stair: one expert more costs more than experts do on average.",
+    )
 
 
 def _curve(files: list[ResultFile]) -> Html:

@@ -15,8 +15,10 @@ from xshare.results.growing import STAMP
 
 SPEED = {"ratio", "tokens_per_s", "otps", "step_ms", "ttft_ms", "itl_p50_ms", "ttft_ms_p50", "itl_ms_p50"}
 QUALITY = {"accuracy", "agreement", "kl", "mass"}
+STAIRS = "time of a step by the size of its set"
 # What a file measured, by columns that only such a file has; the first that fits.
 KINDS = (
+    (STAIRS, {"batch", "experts", "ms", "ms_low", "ms_high", "cost"}),
     ("active experts against batch size", {"policy", "batch", "active", "closed_form"}),
     ("replay of a trace", {"policy", "active", "active_native", "mass", "top1_kept"}),
     ("experts that two tokens share", {"pair", "top", "overlap", "chance"}),

@@ -16,7 +16,7 @@ from xshare.engines.counting import FIGURES
 from xshare.engines.gates import Gates
 from xshare.engines.transformers.layer import Layer
 from xshare.engines.transformers.passes import Generation, Pass
-from xshare.engines.transformers.routers import find, where
+from xshare.engines.transformers.routers import Router, find, where
 from xshare.engines.transformers.state import State
 from xshare.errors import ModelError, PolicyError
 from xshare.policy import Policy
@@ -90,6 +90,13 @@ class Attached:
             raise PolicyError(f"switch takes True or False, not {on!r}")
         self.state.on = on
 
+    def change(self, policy: Policy) -> None:
+        """Another policy from the next pass on, at hardly any cost; what was counted stays."""
+        own = checked(policy, self.state.placement, [layer.router for layer in self.layers])
+        self.state.policy, self.state.within = policy, rows_within(own, [layer.router for layer in self.layers])
+        for layer, mine in zip(self.layers, own, strict=True):
+            layer.set_policy(mine)
+
     def generate(self, *args: Any, **kwargs: Any) -> Any:
         native = self._native_generate or MethodType(type(self.model).generate, self.model)  # type: ignore[attr-defined]
         with self.state.generating(Generation.of(self.model, args, kwargs)):
@@ -151,22 +158,31 @@ def apply(
         if not layers or not set(layers) <= set(range(len(routers))):
             raise PolicyError(f"layers must be numbers from 0 to {len(routers) - 1}, one at least, not {list(layers)}")
         routers = [router for number, router in enumerate(routers) if number in layers]
-    own = policy.by_layer([router.number for router in routers])
-    for each in own:
-        check_policy(each, placement, routers[0].num_experts)
+    own = checked(policy, placement, routers)
     stairs = None
     if cost is not None:
         if policy.method != "xshare":
             raise PolicyError(f"cost is weighed by XShare's own policies, not by {policy}: leave it out")
         stairs = cost if isinstance(cost, Stairs) else read_stairs(Path(cost))
         stairs.check(where(model, routers))
-    top_k = max(router.spec().top_k for router in routers)
     if KEY in vars(decoder):
         attached(model).detach()
-    # A step is left alone only where no layer can save anything.
     gates = Gates.model_validate({"min_rows": min_rows, "max_rows": max_rows, "bypass": bypass})
-    state = State(policy, placement, gates, min(each.batch_budget for each in own) // top_k, drafts, stairs)
+    state = State(policy, placement, gates, rows_within(own, routers), drafts, stairs)
     return Attached(model, decoder, state, [Layer(state, *pair) for pair in zip(routers, own, strict=True)])
+
+
+def checked(policy: Policy, placement: Placement | None, routers: Sequence[Router]) -> list[Policy]:
+    """Each layer's own policy; one that cannot be followed is refused."""
+    own = policy.by_layer([router.number for router in routers])
+    for each in own:
+        check_policy(each, placement, routers[0].num_experts)
+    return own
+
+
+def rows_within(own: Sequence[Policy], routers: Sequence[Router]) -> int:
+    """See Gates.why_not: a step is left alone only where no layer can save anything."""
+    return min(each.batch_budget for each in own) // max(router.spec().top_k for router in routers)
 
 
 def remove(model: Any) -> None:

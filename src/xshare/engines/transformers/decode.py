@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from xshare.engines.base import BeforeStep, StepTime
 from xshare.progress import Advance, quiet
 
 # Not cuDNN's, which makes a plan for every new shape, in tens of milliseconds: here each step has a shape of its own.
@@ -36,6 +37,7 @@ class Decoded:
     rows: int = 0  # tokens decoded in them
     drafted: int = 0
     accepted: int = 0  # drafts that became part of an answer
+    timed: list[StepTime] = field(default_factory=list)  # the steps one by one
 
     @classmethod
     def of(cls, prompts: Sequence[Sequence[int]]) -> Decoded:
@@ -145,6 +147,7 @@ def decode(
     kinds: Sequence[int] | None = None,
     arrange: Callable[[list[int]], None] = lambda kinds: None,
     into: Decoded | None = None,
+    before: BeforeStep | None = None,
 ) -> Decoded:
     """Decode all prompts, `batch` at a time, each until the token `ends` or `limit` tokens.
 
@@ -155,7 +158,8 @@ def decode(
     `lanes` batches go through one pass: one of many rows takes little longer than one of few. Sequences that go on
     close ranks, so that only the last batch is not full. State.in_batches gives each a set of its own. With the kind of
     each prompt no batch has two of them, and the last of each may not be full; `arrange` is told the kinds of those in
-    a step. `into` is filled as it goes: should it break off, what there is by then is there.
+    a step. `into` is filled as it goes: should it break off, what there is by then is there. `before` is told of every
+    step before it begins.
     """
     found = Decoded.of(prompts) if into is None else into
     due = arrivals or [0.0] * len(prompts)
@@ -200,9 +204,12 @@ def decode(
         sequences = len(live.who)
         whose_kind = [0] * sequences if kinds is None else [kinds[who] for who in live.who]
         arrange(whose_kind)
+        if before is not None:
+            before(len(found.timed))
         began = time.perf_counter()
         tokens = verify(models, live, drafts) if drafts else step(model, live)
-        found.seconds += time.perf_counter() - began
+        found.timed.append(StepTime(time.perf_counter() - began, sequences))
+        found.seconds += found.timed[-1].seconds
         written, gone = write_down(live, tokens)
         found.steps += sum(-(-count // batch) for count in Counter(whose_kind).values())
         found.rows += written

@@ -7,7 +7,7 @@ from functools import partial
 from importlib import metadata
 from typing import Any
 
-from xshare.engines.base import NO_STAIRS, About, Answer, Divergence, Run, leaving
+from xshare.engines.base import NO_STAIRS, About, Answer, BeforeStep, Divergence, Run, leaving
 from xshare.engines.counting import FIGURES, Stats
 from xshare.engines.transformers.attach import Attached, apply, remove
 from xshare.engines.transformers.decode import Decoded, decode
@@ -32,6 +32,7 @@ def expert_bytes(model: Any, routers: list[Router]) -> int:
 class TransformersEngine:
     forces = True
     serves: Policy | None = None
+    room: int | None = None
 
     def __init__(
         self,
@@ -63,6 +64,8 @@ class TransformersEngine:
             layer_numbers=tuple(router.number for router in routers),
             drafts=drafts,
             expert_bytes=expert_bytes(model, routers),
+            backend=model.config.get_text_config()._experts_implementation,
+            config=where(model, routers)["config"],
         )
         if stairs is not None:
             stairs.check(where(model, routers))
@@ -83,6 +86,9 @@ class TransformersEngine:
         self.attached: Attached = apply(self.model, acting, bypass=False, drafts=self.drafts, cost=stairs)
         self.hooked = True
 
+    def change(self, policy: Policy) -> None:
+        self.attached.change(policy)
+
     def _detach(self) -> None:
         if self.hooked:
             remove(self.model)
@@ -98,6 +104,7 @@ class TransformersEngine:
         to_the_end: bool = False,
         advance: Advance = quiet,
         kinds: Sequence[int] | None = None,
+        before: BeforeStep | None = None,
     ) -> Run:
         """`kinds`: of each prompt. No batch of a pass has two of them; for lanes."""
         ends = -1 if to_the_end else int(self.tokenizer.eos_token_id)
@@ -119,11 +126,12 @@ class TransformersEngine:
                 kinds=kinds,
                 arrange=state.arrange,
                 into=found,
+                before=before,
             )
         answers = self._answers(found, due)
         # Where batches share passes, what one of them took is not known.
         seconds = 0.0 if self.lanes > 1 and len(prompts) > batch else found.seconds
-        return Run(answers, seconds, found.steps, found.rows, found.drafted, found.accepted)
+        return Run(answers, seconds, found.steps, found.rows, found.drafted, found.accepted, found.timed)
 
     def _answers(self, found: Decoded, due: Sequence[float]) -> list[Answer]:
         texts = self.tokenizer.batch_decode(found.tokens, skip_special_tokens=True)

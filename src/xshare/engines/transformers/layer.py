@@ -26,11 +26,14 @@ Triple = tuple[Tensor, Tensor, Tensor]
 class Layer:
     def __init__(self, state: State, router: Router, policy: Policy) -> None:
         """`policy`: this layer's own."""
-        self.state, self.router, self.policy = state, router, policy
-        self.prunes = policy.method != "native"
+        self.state, self.router = state, router
+        self.set_policy(policy)
+        self.clear()
+
+    def set_policy(self, policy: Policy) -> None:
+        self.policy, self.prunes = policy, policy.method != "native"
         # On a CPU, by cost table: ready for a correction bias.
         self.steps_for: dict[int | None, tuple[Tensor | None, cpu.Steps]] = {}
-        self.clear()
 
     def clear(self) -> None:
         self.steps = 0

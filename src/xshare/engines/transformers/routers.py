@@ -69,6 +69,7 @@ def where(model: Any, routers: list[Router]) -> dict[str, Any]:
     return {
         "engine": "transformers",
         "device": str(model.device),
+        "backend": model.config.get_text_config()._experts_implementation,
         "dtype": str(model.dtype).removeprefix("torch."),
         "experts": routers[0].num_experts,
         "top_k": routers[0].spec().top_k,

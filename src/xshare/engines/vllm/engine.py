@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from xshare.engines.base import NO_STAIRS, About, Answer, Divergence, Run, leaving
+from xshare.engines.base import NO_STAIRS, About, Answer, BeforeStep, Divergence, Run, StepTime, leaving
 from xshare.engines.counting import Stats, layer_numbers, since
 from xshare.errors import ModelError, XShareError
 from xshare.policy import Policy
@@ -64,6 +64,8 @@ class VllmEngine:
         self.about.layers, self.about.layer_numbers = len(self._before["layers"]), layer_numbers(self._before["layers"])
         self.about.expert_bytes = self._before["expert_bytes"]
         self.about.host_layers = self._before["host_layers"]
+        self.about.backend = self._before["backend"]
+        self.room: int | None = self.llm.llm_engine.model_config.max_model_len
         self.forces = not self.about.drafts
         self.use(None)
 
@@ -83,6 +85,14 @@ class VllmEngine:
             self.llm.collective_rpc("xshare_cost", args=(cost is not False,))
         self._before = self._counted()
 
+    def change(self, policy: Policy) -> None:
+        if self.llm.llm_engine.vllm_config.cache_config.enable_prefix_caching:
+            raise ModelError(
+                "a policy cannot change between two steps with enable_prefix_caching, which has requests computed "
+                "again: leave it off"
+            )
+        self.llm.collective_rpc("xshare_set", args=(str(policy),))
+
     def run(
         self,
         prompts: Sequence[Sequence[int]],
@@ -92,6 +102,7 @@ class VllmEngine:
         arrivals: Sequence[float] | None = None,
         to_the_end: bool = False,
         advance: Advance = quiet,
+        before: BeforeStep | None = None,
     ) -> Run:
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
@@ -115,6 +126,7 @@ class VllmEngine:
         live: dict[str, int] = {}
         unread: set[str] = set()  # whose prompt has not been read to its end
         drafts = self._draft_counters()
+        taken = 0.0  # since the last step that brought tokens
         start = time.perf_counter()
         with leaving(lambda _: self._ended(found.answers, live)):
             while waiting or live:
@@ -129,7 +141,9 @@ class VllmEngine:
                 if not live:
                     time.sleep(max(0.0, due[waiting[0]] - began))
                     continue
-                only_decodes = not unread
+                only_decodes, decoding = not unread, len(live)
+                if only_decodes and before is not None:
+                    before(found.steps)
                 began = time.perf_counter() - start
                 outputs = engine.step()
                 now = time.perf_counter() - start
@@ -147,8 +161,12 @@ class VllmEngine:
                         advance(1)
                 if only_decodes:
                     found.decode_s += now - began
-                    found.steps += rows > 0  # scheduled ahead, a call may come back before there is anything
+                    taken += now - began
                     found.rows += rows
+                    if rows:  # scheduled ahead, a call may come back before there is anything
+                        found.steps += 1
+                        found.timed.append(StepTime(taken, decoding))
+                        taken = 0.0
         found.drafted, found.accepted = (b - a for a, b in zip(drafts, self._draft_counters(), strict=True))
         self._spell(found.answers)
         return found

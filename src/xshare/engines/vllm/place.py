@@ -28,6 +28,7 @@ def where(config: Any, sites: Sequence[Site] = ()) -> dict[str, Any]:
         raise SettingsError(f"cost in xshare needs layers of as many experts each, and these have {sorted(experts)}")
     return found | {
         "device": device_name(config),
+        "backend": sites[0].backend,
         "experts": experts.pop(),
         "top_k": max(site.router.top_k for site in sites),
         "layers": len(sites),

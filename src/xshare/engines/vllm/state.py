@@ -67,6 +67,11 @@ class State:
         return sum(size for size in found if size is not None) if None not in found else None
 
     @property
+    def backend(self) -> str | None:
+        """The kernel that computes the experts; all of them, where layers differ."""
+        return ", ".join(sorted({layer.site.backend for layer in self.layers})) or None
+
+    @property
     def host_layers(self) -> int:
         """Layers whose experts lie in host memory."""
         return sum(layer.site.in_host_memory for layer in self.layers)
@@ -199,6 +204,7 @@ class State:
             "top_k": self.top_k if self.layers else 0,
             "expert_bytes": self.expert_bytes,
             "host_layers": self.host_layers,
+            "backend": self.backend,
             **(self.samples.means() if self.samples is not None else {}),
         }
 

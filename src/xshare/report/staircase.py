@@ -1,0 +1,70 @@
+"""The staircase: a step's time against the size of its set, a line for each number of rows, and where stairs end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from xshare.report.chart import Chart, Series
+from xshare.report.names import Spot
+from xshare.report.read import STAIRS, ResultFile
+from xshare.report.regime import Regime, by_regime
+from xshare.report.scale import Axis
+from xshare.report.words import Value, plain, value
+from xshare.results import Row
+from xshare.results.columns import number
+from xshare.stairs import StairsError, clear_edges, cost_of
+
+
+@dataclass
+class Stairs:
+    """Of steps of one number of rows."""
+
+    rows: float
+    times: dict[int, Value] = field(default_factory=dict)  # ms by size, the smallest first
+
+    def ends(self) -> list[int]:
+        """The largest sizes of stairs that are clear of the noise; none where times do not grow."""
+        try:
+            cost = cost_of(list(self.times), [ms for ms, _, _ in self.times.values()], max(self.times))
+        except StairsError:
+            return []
+        return clear_edges(cost, self.times)
+
+    def spelled(self) -> str:
+        ends = self.ends()
+        return f"{self.rows:g} rows: " + (f"stairs end at {', '.join(map(str, ends))}" if ends else "no clear stairs")
+
+
+def staircases(file: ResultFile) -> Iterator[tuple[Regime, list[Stairs]]]:
+    """Of each regime of a file that has rows of a staircase, the fewest rows of a step first."""
+    if file.kind != STAIRS:
+        return
+    for regime, rows in by_regime(file, file.rows, but="batch"):
+        found: dict[float, Stairs] = {}
+        for row in sorted(filter(_whole, rows), key=lambda row: (row["batch"], row["experts"])):
+            ms = value(row, "ms")
+            if ms is not None:
+                found.setdefault(row["batch"], Stairs(row["batch"])).times[int(row["experts"])] = ms
+        if found:
+            yield regime, list(found.values())
+
+
+def _whole(row: Row) -> bool:
+    rows, experts = number(row.get("batch")), number(row.get("experts"))
+    return rows is not None and experts is not None and experts >= 0 and experts.is_integer()
+
+
+def chart(found: list[Stairs]) -> Chart:
+    """The edges are named by their size."""
+    series: list[Series] = []
+    names: dict[Spot, str] = {}
+    for look, stairs in enumerate(found):
+        sizes = [3 * (float(size),) for size in stairs.times]
+        titles = [
+            f"{size} experts: {ms:.3f} ms ({low:.3f} to {high:.3f})" for size, (ms, low, high) in stairs.times.items()
+        ]
+        name = plain(f"{stairs.rows:g} rows")
+        series.append(Series(name, sizes, list(stairs.times.values()), look, line=True, titles=titles))
+        names |= {(float(edge), stairs.times[edge][0]): str(edge) for edge in stairs.ends()}
+    return Chart(Axis("experts of the set, T"), Axis("step, ms"), series, names)
