@@ -64,8 +64,6 @@ class TransformersEngine:
             layer_numbers=tuple(router.number for router in routers),
             drafts=drafts,
             expert_bytes=expert_bytes(model, routers),
-            backend=model.config.get_text_config()._experts_implementation,
-            config=where(model, routers)["config"],
         )
         if stairs is not None:
             stairs.check(where(model, routers))
