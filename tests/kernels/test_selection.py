@@ -1,11 +1,20 @@
 """The fused selection, one property at a time, and what it refuses (random cases: test_random_configurations.py)."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from fusing import DEVICE, TOP_4, fused, layout_of, of_shape
 
 import xshare
 from xshare import LayoutError, Placement, Policy, PolicyError, RouterError, RouterSpec
+from xshare.engines.gates import Tally
+from xshare.engines.vllm.alike import Buffers
+from xshare.engines.vllm.fused import FusedSelector
+from xshare.engines.vllm.settings import settings_of
+from xshare.engines.vllm.sizes import Sizes
+from xshare.engines.vllm.state import State, log
+from xshare.engines.vllm.step import Step
 from xshare.kernels.control import Control, own_numbers
 from xshare.kernels.limits import thresholds_of
 from xshare.kernels.words import Own
@@ -142,6 +151,30 @@ def test_every_step_weighs_the_costs_of_its_rows(text):
         others += not torch.equal(want, xshare.route(logits, TOP_4, policy, layout=layout).selected)
         assert (table is None) == (rows > 12)
     assert others >= 2
+
+
+def test_vllm_hands_the_tables_to_its_kernels():
+    """A layer of vLLM on a GPU, as far as it is ours: told of steps, it weighs what a step's table says."""
+    stairs = Stairs({"experts": 64}, {4: {4: 1.0, 20: 1.0, 21: 9.0, 64: 10.0}})
+    policy = Policy.parse("k0=1,m=2")
+    control = Control(DEVICE)
+    control.set_policy(policy)
+    step = Step(torch.device(DEVICE), control, costs=stairs.costs.to(DEVICE))
+    keep = torch.ones(64, dtype=torch.bool, device=DEVICE)
+    site = SimpleNamespace(router=TOP_4, num_experts=64, placement=None)
+    options = {"never_within": 0, "thresholds": thresholds_of([policy]), "pool": {}}
+    hook = {"mask_logits": True, "with_share": False, "reroutes": False}
+    selector = FusedSelector(site, Buffers(keep, None), step, Sizes(8), policy, **options, **hook)
+    settings = settings_of({"xshare": {"policy": str(policy), "gates": {"bypass": False}, "metrics": False}})
+    state = State(settings, policy, [], step, Sizes(8), Tally(log), stairs=stairs)
+    for rows, on in ((4, True), (4, False), (3, True), (6, True)):
+        logits = torch.randn(rows, 64, generator=torch.Generator().manual_seed(rows)) * 2
+        state.weigh_costs(on)
+        state.step(True, state.one_row_each(rows))
+        selector.launch(logits.to(DEVICE, copy=True))
+        cost = stairs.costs[0] if on and rows <= 4 else None
+        assert torch.equal(keep.cpu(), xshare.route(logits, TOP_4, policy, cost=cost).selected)
+        assert (int(keep.sum()) > 4 + rows) == (cost is not None)
 
 
 @pytest.mark.parametrize(
