@@ -10,7 +10,7 @@ import xshare
 from xshare import LayoutError, Placement, Policy, PolicyError, RouterError, RouterSpec
 from xshare.engines.gates import Tally
 from xshare.engines.vllm.alike import Buffers
-from xshare.engines.vllm.fused import FusedSelector
+from xshare.engines.vllm.fused import FusedSelector, Pool
 from xshare.engines.vllm.settings import settings_of
 from xshare.engines.vllm.sizes import Sizes
 from xshare.engines.vllm.state import State, log
@@ -162,8 +162,8 @@ def test_vllm_hands_the_tables_to_its_kernels():
     step = Step(torch.device(DEVICE), control, costs=stairs.costs.to(DEVICE))
     keep = torch.ones(64, dtype=torch.bool, device=DEVICE)
     site = SimpleNamespace(router=TOP_4, num_experts=64, placement=None)
-    options = {"never_within": 0, "thresholds": thresholds_of([policy]), "pool": {}}
-    hook = {"mask_logits": True, "with_share": False, "reroutes": False}
+    options = {"never_within": 0, "thresholds": thresholds_of([policy]), "pool": Pool()}
+    hook = {"mask_logits": True, "with_share": False, "reroutes": False, "routes": None}
     selector = FusedSelector(site, Buffers(keep, None), step, Sizes(8), policy, **options, **hook)
     settings = settings_of({"xshare": {"policy": str(policy), "gates": {"bypass": False}, "metrics": False}})
     state = State(settings, policy, [], step, Sizes(8), Tally(log), stairs=stairs)
