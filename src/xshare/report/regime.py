@@ -9,7 +9,19 @@ from xshare.results import Row
 
 COLUMNS = (
     *("model", "shape", "layers", "engine", "task", "dataset", "batch", "rows", "concurrency", "rate"),
-    *("draft", "drafts", "devices", "drafter", "regime", "mix", "mixed", "skew", "correlation", "presence"),
+    *(
+        "draft",
+        "drafts",
+        "devices",
+        "drafter",
+        "moe_backend",
+        "regime",
+        "mix",
+        "mixed",
+        "skew",
+        "correlation",
+        "presence",
+    ),
 )
 BARE = {"model", "shape", "engine", "task", "dataset", "regime"}  # values that say by themselves what they are
 # Not worth a word.
