@@ -41,6 +41,10 @@ def test_a_plain_server_is_measured_as_it_runs(played):  # noqa: F811
     assert {body["prompt"] for body in played.bodies} == {"one", "two", "three"}
     assert all(body["ignore_eos"] and "return_token_ids" not in body for body in played.bodies)
     assert engine.stats() == Stats()
+    with pytest.raises(ServerError, match="nobody is told before the steps of a server, which are its own"):
+        engine.run(["one"], limit=5, batch=1, before=lambda step: None)
+    with pytest.raises(ServerError, match="a server's policy cannot change between two steps, which are its own"):
+        engine.change(POLICY)
     with pytest.raises(ServerError, match=r"runs native and cannot be changed to k0=1,m=2: start it with VLLM_SERVER_"):
         engine.use(POLICY)
     with pytest.raises(ServerError, match="no /tokenize"):

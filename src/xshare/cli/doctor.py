@@ -27,6 +27,7 @@ from xshare.engines.opening import open_engine
 from xshare.errors import XShareError
 from xshare.policy import Policy
 from xshare.results import Results, Row, check_continued
+from xshare.tune.backends import Asked
 from xshare.tune.doctor import FITS, Decoded, Examination, Way, examine, runs, verdict, waves
 from xshare.tune.products import find_cliff
 from xshare.tune.staircase import LEAST
@@ -61,13 +62,18 @@ def doctor(
         typer.Option(min=2, help="Rows of a step, for --stairs; may be repeated.", show_default="the batch's"),
     ] = None,
     rounds: Annotated[int, typer.Option(min=LEAST, help="Of all sizes, for --stairs, at most.")] = 12,
+    backends: Annotated[
+        bool, typer.Option("--backends", help="Time every kernel that vLLM has for experts instead.")
+    ] = False,
 ) -> None:
     """Force the number of active experts, fit step = a + b * T, and say whether selection is worth it here."""
     if stairs is None and rows:
         raise XShareError("--rows are those of the staircase: name its file, with --stairs FILE")
     if stairs is not None and (policy or out is not None):
         raise XShareError("--stairs FILE measures sets of every size alone, into FILE: leave --policy and --out out")
-    engine = chosen_engine(engine, stairs or out)
+    if backends and (stairs is not None or engine not in (None, "vllm")):
+        raise XShareError("--backends are kernels of vLLM: leave --stairs out, and name no other engine")
+    engine = "vllm" if backends else chosen_engine(engine, stairs or out)
     check_local(engine)
     asked = [Policy.parse(text) for text in policy or POLICIES]
     options = engine_arguments(engine_args, timed=True, device=device, dtype=dtype)
@@ -79,6 +85,13 @@ def doctor(
         staircase(engine, model, stairs, rows or [], rounds, asks, drafts, options, tokens)
         return
     tokens = tokens or 32
+    if backends:
+        from xshare.cli.backends import backends as compared
+
+        asks = Workload(batch, batch, None, prompt_tokens, tokens, prompts, seed, texts)
+        named = tuple(str(Policy.parse(text)) for text in policy or ("balanced",))
+        compared(Asked(model, named, asks, repeats, drafts, options), out)
+        return
     setting: Row = {"batch": batch, "prompts": prompts, "prompt_tokens": prompt_tokens, "tokens": tokens, "seed": seed}
     setting |= {"engine_args": options, "xshare": __version__}
     check_continued(out, setting | {"engine": engine})

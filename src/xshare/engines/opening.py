@@ -93,6 +93,13 @@ def open_engine(
     return _tried(opened, policies)
 
 
+def moe_backends() -> list[str]:
+    """Kernels for experts that vLLM may be asked for: values of its argument moe_backend."""
+    from xshare.engines.vllm.backends import moe_backends as known
+
+    return known()
+
+
 def open_large(texts: Sequence[str], steps: int, **size: int) -> Engine:
     """A model with random weights, whose experts fit no cache and which routes as nano does: see its file."""
     from xshare.engines.transformers.large import large_engine

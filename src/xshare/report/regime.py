@@ -15,6 +15,7 @@ COLUMNS = (
         "drafts",
         "devices",
         "drafter",
+        "moe_backend",
         "regime",
         "mix",
         "mixed",

@@ -30,6 +30,7 @@ from xshare.statistics import median_interval
 # Of a visit, and how many of them do not count: an engine schedules a step ahead, and counts experts after a change.
 STEPS, SETTLING = 7, 3
 SPARE = 4  # steps of a batch beside its visits: requests may begin one after another
+MOST = 4096  # tokens of an answer that are tried, where requests begin far apart
 COUNTED = 6  # tokens of the answers in which experts are counted
 SHORT = 0.5  # experts by which a set may be less than full
 LEAST = 4  # rounds
@@ -185,6 +186,7 @@ def visited(engine: Engine, prompts: Prompts, order: Sequence[int], tokens: int 
             f"prompts, or a larger max_model_len"
         )
     times: dict[int, float] = {}
+    spare = SPARE
     while waiting := [size for size in order if size not in times]:
 
         def before(step: int, waiting: Sequence[int] = waiting) -> None:
@@ -192,13 +194,15 @@ def visited(engine: Engine, prompts: Prompts, order: Sequence[int], tokens: int 
             if into == 0 and place < len(waiting):
                 engine.change(Policy(batch_budget=waiting[place]))
 
-        limit = min(room, max(len(waiting), each) * STEPS + SPARE * each)
+        limit = min(room, max(len(waiting), each) * STEPS + spare * each)
         run = engine.run(prompts, limit=int(limit), batch=len(prompts), to_the_end=True, before=before)
         whole = list(takewhile(lambda step: step.requests == len(prompts), run.timed))  # until the first has ended
         for place, size in enumerate(waiting[: len(whole) // STEPS]):
             steps = whole[place * STEPS : (place + 1) * STEPS][SETTLING:]
             times[size] = 1000 * median(step.seconds for step in steps)
-        if waiting[0] not in times:
+        if waiting[0] not in times and limit < min(room, MOST):
+            spare *= 4  # they begin so far apart
+        elif waiting[0] not in times:
             raise XShareError(
                 f"all {len(prompts)} requests were decoded together in {len(whole)} steps, and a visit takes {STEPS}: "
                 f"shorter prompts may let them begin together"

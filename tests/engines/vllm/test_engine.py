@@ -7,7 +7,7 @@ import staircases
 from checking import PRUNED, assert_compared, bench, checked
 from models import cleaned_up, prepared
 
-from xshare.engines.opening import open_engine
+from xshare.engines.opening import moe_backends, open_engine
 from xshare.engines.vllm.settings import SettingsError
 from xshare.errors import ModelError, PolicyError
 from xshare.policy import Policy
@@ -103,6 +103,31 @@ def test_in_process_with_drafts(started):
     found = {str(each.policy): each for each in scan.run()}
     assert found["k0=1,m=0"].mean_active <= found["k0=1,m=0,mr=2"].mean_active <= found["k0=1,m=0,mr=8"].mean_active
     assert all(each.kl is None for each in found.values())
+
+
+def test_a_policy_changes_between_the_steps_of_a_run(started):
+    prompts = [started.encode(f"what is {number} and {3 * number}?") for number in range(4)]
+    started.use(Policy(batch_budget=4))
+    steps = []
+
+    def before(step):
+        steps.append(step)
+        started.change(Policy(batch_budget=4 if step < 3 else 9))
+
+    run = started.run(prompts, limit=16, batch=4, to_the_end=True, before=before)
+    assert sorted(set(steps)) == list(range(run.steps))
+    assert len(run.timed) == run.steps
+    assert sum(step.seconds for step in run.timed) == pytest.approx(run.decode_s)
+    assert {step.requests for step in run.timed} <= {1, 2, 3, 4}
+    assert 8 < started.stats().mean["experts_active"] <= 9  # counters began anew with the last change
+    started.use(None)
+
+
+def test_the_kernel_of_the_experts_is_named(started):
+    assert started.about.backend == started.llm.collective_rpc("xshare_stats")[0]["backend"]
+    assert started.about.backend.isidentifier()
+    assert moe_backends()[0] == "auto"
+    assert {"triton", "marlin"} <= set(moe_backends())
 
 
 def test_one_engine_follows_policies_of_every_kind(started):

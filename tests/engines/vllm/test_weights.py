@@ -11,7 +11,7 @@ from xshare.engines.vllm.settings import settings_of
 from xshare.engines.vllm.sizes import Sizes
 from xshare.engines.vllm.state import State, log
 from xshare.engines.vllm.step import Step
-from xshare.engines.vllm.weights import expert_bytes
+from xshare.engines.vllm.weights import backend, expert_bytes
 
 EXPERTS, HIDDEN, WIDTH = 4, 64, 96
 WEIGHTS = 3 * HIDDEN * WIDTH
@@ -73,6 +73,17 @@ def test_weights_that_are_elsewhere_or_there_twice_are_not_known():
     assert expert_bytes(layer(biases)) is None
     repacked = {f"{name}_packed": shape for name, shape in matrices(torch.bfloat16).items()}
     assert expert_bytes(layer(matrices(torch.bfloat16) | repacked)) is None
+
+
+class Kernel:
+    pass
+
+
+def test_the_kernel_is_named_by_what_computes_or_will():
+    kernel = SimpleNamespace(fused_experts=Kernel())
+    assert backend(layer({}, SimpleNamespace(moe_kernel=kernel, experts_cls=int))) == "Kernel"
+    assert backend(layer({}, SimpleNamespace(moe_kernel=None, experts_cls=Kernel))) == "Kernel"
+    assert backend(layer({}, SimpleNamespace(experts_cls=None))) == "SimpleNamespace"  # the method's own
 
 
 @pytest.mark.parametrize(("sizes", "whole"), [([10, 20], 30), ([10, None], None)])

@@ -1,0 +1,80 @@
+"""xshare doctor --backends: what a step takes with each kernel that vLLM has for experts, natively and pruned."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from xshare.cli.interrupted import counted, says_what_is_kept
+from xshare.cli.output import number_table, print_table, progress_bar, wide_console
+from xshare.engines.opening import moe_backends
+from xshare.errors import XShareError
+from xshare.results import Results, Row, check_continued
+from xshare.tune.backends import Asked, tried
+from xshare.version import __version__
+
+NATIVE = "native"
+
+
+def backends(asked: Asked, out: Path | None) -> None:
+    """Those that a file holds are not tried again."""
+    if "moe_backend" in asked.options:
+        raise XShareError("--backends tries every moe_backend: leave it out of engine-args")
+    fingerprint: Row = {"backends": True, "engine": "vllm", "model": asked.model or "nano", "drafts": asked.drafts}
+    fingerprint |= asked.workload.record() | {"policies": list(asked.policies), "repeats": asked.repeats}
+    fingerprint |= {"engine_args": dict(asked.options), "xshare": __version__}
+    check_continued(out, fingerprint)
+    results = Results(out, fingerprint, {"seed": asked.workload.seed})
+    with says_what_is_kept(out, kept):
+        names = moe_backends()
+        with progress_bar("backends", len(names)) as advance:
+            for name in names:
+                if name not in [sample["moe_backend"] for sample in results.samples]:
+                    known = {row["backend"]: row["moe_backend"] for row in results.rows}
+                    found = tried(name, asked, known)
+                    results.samples.append(found.record())
+                    results.rows += found.rows
+                    results.write(**found.about)
+                advance(1)
+    show(results.rows, results.samples, asked)
+    if out is not None:
+        wide_console().print(f"results: {out}")
+
+
+def kept(found: Row) -> str:
+    return counted(len(found["samples"]), "backend")
+
+
+def show(rows: list[Row], samples: list[Row], asked: Asked) -> None:
+    console = wide_console()
+    for sample in samples:
+        if sample["why"] is not None:
+            console.print(f"{sample['moe_backend']}: left out, {sample['why']}", markup=False)
+    if not rows:
+        raise XShareError("no moe_backend of this vLLM could be measured here: the lines above say why")
+    title = (
+        f"{asked.model or 'nano'} on vllm, batch {asked.workload.batch}, medians of {counted(asked.repeats, 'repeat')}"
+    )
+    table = number_table(title, "moe_backend", "kernel", "policy", "step ms", "ratio", "95 %", "experts")
+    for row in rows:
+        span = "" if row["policy"] == NATIVE else f"{row['step_ratio_low']:.2f} to {row['step_ratio_high']:.2f}"
+        experts = "-" if row["active"] is None else f"{row['active']:.1f}"
+        ratio = f"{row['step_ratio']:.2f}x"
+        table.add_row(row["moe_backend"], row["backend"], row["policy"], f"{row['step_ms']:.2f}", ratio, span, experts)
+    print_table(table, "kernel")
+    console.print(said(rows))
+
+
+def said(rows: list[Row]) -> str:
+    """Which was fastest, of what was measured."""
+    kernels = {row["backend"] for row in rows}
+    if len(kernels) == 1:
+        return f"Only one kernel runs here, {kernels.pop()}: there is none to choose."
+    native, best = min((row for row in rows if row["policy"] == NATIVE), key=_ms), min(rows, key=_ms)
+    return (
+        f"Fastest natively: {native['moe_backend']}, {native['step_ms']:.2f} ms a step; of all: {best['moe_backend']} "
+        f"with {best['policy']}, {best['step_ms']:.2f} ms."
+    )
+
+
+def _ms(row: Row) -> float:
+    return float(row["step_ms"])

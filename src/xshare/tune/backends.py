@@ -1,0 +1,87 @@
+"""One engine for each kernel that vLLM has for experts, one after another, each in a process of its own.
+
+What a machine, a model and a kernel take together only a start tells: those that do not start are left out, with why.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass, field
+from multiprocessing import get_context
+from typing import Any
+
+from xshare.bench.paired import compare, control_of, variants
+from xshare.bench.rows import rows_of
+from xshare.bench.workload import Workload
+from xshare.engines.base import Engine
+from xshare.engines.opening import open_engine
+from xshare.policy import Policy
+from xshare.progress import quiet
+from xshare.results import Row
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What every kernel is asked."""
+
+    model: str | None
+    policies: tuple[str, ...]
+    workload: Workload
+    repeats: int
+    drafts: int = 0
+    options: Mapping[str, Any] = field(default_factory=dict)  # of the engine, but for its moe_backend
+
+
+@dataclass(frozen=True)
+class Tried:
+    moe_backend: str
+    backend: str | None = None  # the kernel that it came to
+    why: str | None = None  # it was not measured
+    rows: list[Row] = field(default_factory=list)
+    about: Row = field(default_factory=dict)
+
+    def record(self) -> Row:
+        return {"moe_backend": self.moe_backend, "backend": self.backend, "why": self.why}
+
+
+def tried(name: str, asked: Asked, known: Mapping[str, str]) -> Tried:
+    """In a process of its own: what it holds of a device is given back whatever happens. `known`: by kernel, the value
+    under which it was measured."""
+    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+        try:
+            return pool.submit(measure, name, asked, known).result()
+        except BrokenProcessPool:
+            return Tried(name, why="its process died")
+
+
+def measure(name: str, asked: Asked, known: Mapping[str, str]) -> Tried:
+    try:
+        policies = [Policy.parse(text) for text in asked.policies]
+        options = dict(asked.options) | {"moe_backend": name}
+        engine = open_engine("vllm", asked.model, drafts=asked.drafts, policies=policies, options=options)
+        try:
+            return measured(engine, name, asked, policies, known)
+        finally:
+            engine.close()
+    except Exception as error:  # of whatever kind: the next kernel may do
+        return Tried(name, why=first_sentence(error))
+
+
+def measured(engine: Engine, name: str, asked: Asked, policies: list[Policy], known: Mapping[str, str]) -> Tried:
+    backend = engine.about.backend
+    if backend is not None and backend in known:
+        return Tried(name, backend, f"the kernel is {known[backend]}'s, {backend}")
+    compared, samples = variants(engine, policies), list[Row]()
+    compare(engine, compared, asked.workload, range(asked.repeats), quiet, samples.extend)
+    setting = {"moe_backend": name, "backend": backend} | asked.workload.record() | {"drafts": engine.about.drafts}
+    return Tried(name, backend, None, rows_of(samples, str(control_of(engine)), setting), engine.about.record())
+
+
+def first_sentence(error: BaseException) -> str:
+    """Of what went wrong, without what was tried in vain before it."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    text = re.sub(r"^(vllm cannot serve .*?: )?(\d+ validation errors? for \w+ )?(Value error, )?", "", text)
+    return re.split(r"(?<=\w[.!])\s", text, maxsplit=1)[0][:200]

@@ -1,0 +1,124 @@
+"""`xshare doctor --backends`, with kernels that are played: real ones take minutes to start."""
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from xshare.bench.workload import Workload
+from xshare.cli import app
+from xshare.errors import ModelError, XShareError
+from xshare.tune import backends
+from xshare.tune.backends import Asked, Tried, first_sentence
+
+ASKED = Asked("m", ("k0=1,m=2",), Workload(4, 4, None, 8, 6), repeats=2)
+
+
+def test_a_kernel_is_measured_natively_and_under_each_policy(engine, monkeypatch):
+    started = []
+
+    def opened(kind, model, **given):
+        started.append((kind, given["options"]))
+        return engine
+
+    monkeypatch.setattr(backends, "open_engine", opened)
+    found = backends.measure("marlin", ASKED, {})
+    assert started == [("vllm", {"moe_backend": "marlin"})]
+    assert (found.why, found.backend) == (None, "grouped_mm")
+    assert [row["policy"] for row in found.rows] == ["native", "k0=1,m=16", "k0=1,m=2"]
+    assert {row["moe_backend"] for row in found.rows} == {"marlin"}
+    assert found.rows[2]["active"] < found.rows[0]["active"]
+    assert found.about["engine"] == "transformers"
+    again = backends.measure("triton", ASKED, {"grouped_mm": "marlin"})  # the same kernel by another name
+    assert (again.rows, again.why) == ([], "the kernel is marlin's, grouped_mm")
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (ModelError("vllm cannot serve 'm': not supported on cpu. Try another."), "not supported on cpu."),
+        (
+            ModelError("vllm cannot serve 'm': 1 validation error for VllmConfig Value error, no 0.5 of it"),
+            "no 0.5 of it",
+        ),
+        (ImportError("No module named 'aiter'\nmore"), "No module named 'aiter' more"),
+        (AssertionError(), "AssertionError"),
+    ],
+)
+def test_whatever_does_not_start_is_left_out_with_its_first_sentence(error, said, monkeypatch):
+    def opened(*args, **given):
+        raise error
+
+    monkeypatch.setattr(backends, "open_engine", opened)
+    assert backends.measure("aiter", ASKED, {}) == Tried("aiter", why=said)
+    assert first_sentence(error) == said
+
+
+def row(name, backend, policy, ms, native):
+    ratio = native / ms
+    found = {"moe_backend": name, "backend": backend, "policy": policy, "step_ms": ms, "active": 8.0}
+    return found | {"step_ratio": ratio, "step_ratio_low": ratio, "step_ratio_high": ratio}
+
+
+def played(monkeypatch, kernels):
+    """Kernels by the value they are asked for; None does not start."""
+    tries = []
+
+    def tried(name, asked, known):
+        tries.append(name)
+        kernel, native, pruned = kernels[name]
+        if kernel is None:
+            return Tried(name, why="no such device.")
+        if kernel in known:
+            return Tried(name, kernel, f"the kernel is {known[kernel]}'s, {kernel}")
+        rows = [row(name, kernel, policy, ms, native) for policy, ms in (("native", native), ("k0=0,rho=0.7", pruned))]
+        return Tried(name, kernel, rows=rows, about={"model": "m"})
+
+    monkeypatch.setattr("xshare.cli.backends.moe_backends", lambda: list(kernels))
+    monkeypatch.setattr("xshare.cli.backends.tried", tried)
+    return tries
+
+
+def test_table_and_file(tmp_path, monkeypatch):
+    kernels = {"auto": ("A", 4.0, 3.0), "marlin": (None, 0, 0), "triton": ("A", 0, 0), "humming": ("H", 5.0, 2.0)}
+    tries = played(monkeypatch, kernels)
+    path = tmp_path / "backends.json"
+    command = ["doctor", "--backends", "--model", "m", "--out", str(path), "--engine-args", '{"seed": 1}']
+    result = CliRunner().invoke(app, command)
+    assert result.exit_code == 0, result.output
+    assert "marlin: left out, no such device." in result.output
+    assert "triton: left out, the kernel is auto's, A" in result.output
+    assert "Fastest natively: auto, 4.00 ms a step; of all: humming with k0=0,rho=0.7, 2.00 ms." in result.output
+    assert "2.50x" in result.output
+    found = json.loads(path.read_text())
+    assert found["provenance"]["fingerprint"]["engine_args"] == {"seed": 1}
+    assert found["provenance"]["fingerprint"]["policies"] == ["k0=0,rho=0.7"]  # balanced
+    assert [(each["moe_backend"], each["policy"]) for each in found["rows"]] == [
+        ("auto", "native"), ("auto", "k0=0,rho=0.7"), ("humming", "native"), ("humming", "k0=0,rho=0.7"),
+    ]  # fmt: skip
+    again = CliRunner().invoke(app, command)
+    assert again.output == result.output
+    assert tries == list(kernels)  # none was tried again
+
+
+def test_where_there_is_one_kernel_or_none_it_says_so(monkeypatch):
+    played(monkeypatch, {"auto": ("A", 4.0, 3.0), "triton": ("A", 0, 0)})
+    result = CliRunner().invoke(app, ["doctor", "--backends"])
+    assert "Only one kernel runs here, A: there is none to choose." in result.output
+    played(monkeypatch, {"auto": (None, 0, 0)})
+    result = CliRunner().invoke(app, ["doctor", "--backends"])
+    assert str(result.exception) == "no moe_backend of this vLLM could be measured here: the lines above say why"
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (["--engine", "transformers"], "--backends are kernels of vLLM"),
+        (["--stairs", "s.json"], "--backends are kernels of vLLM"),
+        (["--engine-args", '{"moe_backend": "triton"}'], "--backends tries every moe_backend"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(more, said):
+    result = CliRunner().invoke(app, ["doctor", "--backends", *more])
+    assert isinstance(result.exception, XShareError)
+    assert said in str(result.exception)

@@ -1,0 +1,155 @@
+"""The staircase's file and cost tables: against an independent fit, and on stairs of known shape."""
+
+import json
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+
+from xshare.stairs import WHERE, Stairs, StairsError, clear_edges, cost_of, edges, never_falling, read_stairs
+
+STAMP = {"engine": "vllm", "device": "H200", "backend": "MarlinExperts", "dtype": "bfloat16", "experts": 32, "top_k": 4}
+STAMP |= {"layers": 24, "config": "abc", "tensor_parallel": 1}
+
+
+def stair(size, ends=(11, 16, 22), rise=0.4):
+    return 3 + rise * sum(size > end for end in ends)
+
+
+def write(path, rows, **stamp):
+    path.write_text(json.dumps({"format": 2, "provenance": STAMP | stamp, "rows": rows}))
+
+
+def rows_of(batch, sizes=range(8, 29), ms=stair):
+    return [{"batch": batch, "experts": size, "ms": ms(size)} for size in sizes]
+
+
+def min_max_fit(values):
+    """Isotonic regression by its closed form: the largest over beginnings of the smallest mean over ends."""
+    count = len(values)
+    return [
+        max(min(np.mean(values[start : end + 1]) for end in range(place, count)) for start in range(place + 1))
+        for place in range(count)
+    ]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_never_falling_is_the_least_squares_fit(seed):
+    values = np.random.default_rng(seed).normal(size=1 + seed) + 0.1 * np.arange(1 + seed)
+    found = never_falling(values)
+    assert np.allclose(found, min_max_fit(values))
+    assert all(a <= b for a, b in pairwise(found))
+    assert found.sum() == pytest.approx(values.sum())
+    # No other that never falls is nearer: not one a little towards a random one that never falls.
+    other = np.sort(np.random.default_rng(seed + 100).normal(size=len(values)))
+    near = ((found + 0.01 * (other - found) - values) ** 2).sum()
+    assert ((found - values) ** 2).sum() <= near + 1e-12
+    assert np.array_equal(never_falling(found), found)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_unit_is_one_expert_and_beyond_what_was_measured_each_costs_one(seed):
+    dice = np.random.default_rng(seed)
+    sizes = sorted(dice.choice(range(4, 60), 20, replace=False).tolist())
+    ms = [5 + 0.03 * size + float(dice.normal(0, 0.05)) for size in sizes]
+    cost = cost_of(sizes, ms, 64)
+    assert cost.dtype == torch.float64
+    assert cost.shape == (65,)
+    assert bool((cost.diff() >= 0).all())
+    assert np.polyfit(sizes, cost[sizes], 1)[0] == pytest.approx(1)
+    assert cost[: sizes[0] + 1].tolist() == list(range(sizes[0] + 1))
+    assert cost[sizes[-1] :].diff().tolist() == pytest.approx([1] * (64 - sizes[-1]))
+    shuffled = dice.permutation(20)
+    again = cost_of([sizes[place] for place in shuffled], [ms[place] for place in shuffled], 64)
+    assert torch.equal(cost, again)
+    assert torch.allclose(cost_of(sizes, [7 * each + 3 for each in ms], 64), cost)  # whatever the unit of time
+
+
+def test_on_a_straight_line_a_set_costs_its_size():
+    assert torch.allclose(
+        cost_of(range(4, 33), [2 + 0.1 * size for size in range(4, 33)], 40), torch.arange(41.0).double()
+    )
+
+
+def test_sizes_in_between_are_interpolated():
+    cost = cost_of([4, 8], [1.0, 2.0], 10)
+    assert cost.tolist() == pytest.approx(list(range(11)))
+
+
+def test_edges_are_the_ends_of_stairs():
+    sizes = range(8, 29)
+    cost = cost_of(sizes, [stair(size) for size in sizes], 32)
+    assert edges(cost, 8, 28) == [11, 16, 22, 28]
+    assert edges(cost, 12, 20) == [16, 20]
+    assert edges(cost, 26, 31) == [28, 29, 30, 31]  # beyond what was measured every expert costs one
+    assert edges(torch.arange(9.0), 2, 5) == [2, 3, 4, 5]
+
+
+def test_edges_that_are_noise_are_not_clear():
+    times = {size: (stair(size), stair(size) - 0.02, stair(size) + 0.02) for size in range(8, 29)}
+    cost = cost_of(list(times), [ms for ms, _, _ in times.values()], 32)
+    assert clear_edges(cost, times) == [11, 16, 22]
+    wide = {size: (ms, ms - 0.2, ms + 0.2) for size, (ms, _, _) in times.items()}
+    assert clear_edges(cost, wide) == []
+    line = {size: (float(size), size - 0.01, size + 0.01) for size in range(8, 29)}
+    assert clear_edges(cost_of(list(line), list(range(8, 29)), 32), line) == []  # every expert costs the same
+
+
+@pytest.mark.parametrize(
+    ("sizes", "ms"),
+    [([], []), ([4], [1.0]), ([4, 4], [1.0, 2.0]), ([-1, 4], [1.0, 2.0]), ([4, 33], [1.0, 2.0])],
+)
+def test_too_few_or_impossible_sizes_are_refused(sizes, ms):
+    with pytest.raises(StairsError, match="needs times of two sizes or more, each once, from 0 to 32 experts"):
+        cost_of(sizes, ms, 32)
+
+
+def test_times_that_do_not_grow_are_refused():
+    with pytest.raises(StairsError, match="needs times that grow with the experts, and these do not"):
+        cost_of([4, 8, 12], [3.0, 2.0, 1.0], 32)
+
+
+def test_a_file(tmp_path):
+    path = tmp_path / "stairs.json"
+    write(path, rows_of(16) + rows_of(4, range(8, 20)))
+    found = read_stairs(path)
+    assert found.rows == [4, 16]
+    assert found.where == STAMP
+    assert found.costs.shape == (2, 33)
+    assert torch.equal(found.costs[1], cost_of(range(8, 29), [stair(size) for size in range(8, 29)], 32))
+    assert [found.table_for(rows) for rows in (1, 4, 5, 16, 17)] == [0, 0, 1, 1, None]
+    found.check(STAMP)
+    found.check({})  # what is not known cannot differ
+    found.check(STAMP | {"tensor_parallel": None})
+
+
+@pytest.mark.parametrize("what", WHERE)
+def test_a_staircase_is_of_one_place(what):
+    here = STAMP | {what: "another"}
+    with pytest.raises(
+        StairsError, match=f"measured with {what.replace('_', ' ')} .*, and here it is 'another': measure"
+    ):
+        Stairs(STAMP, {4: {8: 1.0, 9: 2.0}}).check(here)
+
+
+def test_files_that_are_none(tmp_path):
+    path = tmp_path / "stairs.json"
+    with pytest.raises(StairsError, match="cannot be read: No such file"):
+        read_stairs(path)
+    for text in (
+        "no JSON",
+        "[]",
+        '{"rows": []}',
+        '{"provenance": {}, "rows": [{"batch": 4}]}',
+        '{"provenance": {}, "rows": []}',
+    ):
+        path.write_text(text)
+        with pytest.raises(StairsError, match="must be a file that xshare doctor --stairs has written"):
+            read_stairs(path)
+    write(path, [])
+    with pytest.raises(StairsError, match="holds no times: let xshare doctor --stairs finish"):
+        read_stairs(path)
+    write(path, rows_of(4, ms=lambda size: 5 - size / 10))
+    with pytest.raises(StairsError, match="needs times that grow"):
+        read_stairs(path)
