@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from multiprocessing import get_context
 from typing import Any
 
-from xshare.bench.paired import compare, control_of, variants
+from xshare.bench.paired import Way, compare, control_of, variants
 from xshare.bench.rows import rows_of
 from xshare.bench.workload import Workload
 from xshare.engines.base import Engine
@@ -74,7 +74,7 @@ def measured(engine: Engine, name: str, asked: Asked, policies: list[Policy], kn
     backend = engine.about.backend
     if backend is not None and backend in known:
         return Tried(name, backend, f"the kernel is {known[backend]}'s, {backend}")
-    compared, samples = variants(engine, policies), list[Row]()
+    compared, samples = [Way(policy) for policy in variants(engine, policies).values()], list[Row]()
     compare(engine, compared, asked.workload, range(asked.repeats), quiet, samples.extend)
     setting = {"moe_backend": name, "backend": backend} | asked.workload.record() | {"drafts": engine.about.drafts}
     return Tried(name, backend, None, rows_of(samples, str(control_of(engine)), setting), engine.about.record())
