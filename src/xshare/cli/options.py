@@ -53,7 +53,9 @@ OutAlways = Annotated[
     Path, typer.Option("--out", "-o", help="Result file (JSON), written as it grows; one that is there is continued.")
 ]
 OutRows = Annotated[Path | None, typer.Option("--out", "-o", help="Result file (JSON): rows and their provenance.")]
-OutTrace = Annotated[Path, typer.Option("--out", "-o", help="The trace file to write (safetensors).")]
+OutTrace = Annotated[
+    Path, typer.Option("--out", "-o", help="The trace file to write (safetensors; compressed if its name ends in .xz).")
+]
 Cost = Annotated[
     Path | None,
     typer.Option(help="What so many experts cost here, by which sets are weighed: a file of doctor --stairs."),

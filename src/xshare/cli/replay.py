@@ -19,10 +19,11 @@ from xshare.errors import PolicyError, XShareError
 from xshare.files import check_apart
 from xshare.policy import Policy
 from xshare.report.plot import check_plot, plot_curve, plot_overlap, plot_tradeoff
-from xshare.results import Row, check_replaced, provenance, sha256, write_result
+from xshare.results import Row, check_replaced, provenance, write_result
 from xshare.results.columns import spelled_mean
 from xshare.trace import Batches, Trace, one_pass, overlap, sampled
 from xshare.trace import replay as replayed
+from xshare.trace.packed import content_sha256
 from xshare.trace.rows import curve_rows, layer_rows, replay_row
 from xshare.trace.sample import Mix as Mixed
 
@@ -117,7 +118,7 @@ def replay(
     if mix == "alike" and (least := min(Counter(header.domains).values())) < largest:
         console.print(f"A domain of this trace has {least} sequences: larger batches hold some of them several times.")
     if out is not None:
-        stamp = provenance(model=header.model, trace=trace.name, trace_sha256=sha256(trace), seed=seed)
+        stamp = provenance(model=header.model, trace=trace.name, trace_sha256=content_sha256(trace), seed=seed)
         write_result(out, rows, stamp)
         console.print(f"rows written to {out}")
     if plot is not None:

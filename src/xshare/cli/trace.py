@@ -14,9 +14,10 @@ from xshare.cli.output import number_table, print_table, wide_console
 from xshare.cli.record import record_command
 from xshare.files import check_apart, check_writable
 from xshare.report.plot import check_plot, plot_load
-from xshare.results import check_replaced, provenance, sha256, write_result
+from xshare.results import check_replaced, provenance, write_result
 from xshare.trace import Trace, import_npz
 from xshare.trace.load import load_rows
+from xshare.trace.packed import content_sha256
 
 app = typer.Typer(
     name="trace",
@@ -97,7 +98,9 @@ def load(
     print_table(table)
     console = wide_console()
     if out is not None:
-        write_result(out, rows, provenance(model=trace.header.model, trace=file.name, trace_sha256=sha256(file)))
+        write_result(
+            out, rows, provenance(model=trace.header.model, trace=file.name, trace_sha256=content_sha256(file))
+        )
         console.print(f"rows written to {out}")
     if plot is not None:
         plot_load(rows, plot, title)

@@ -1,4 +1,5 @@
 """The trace file: what a model's routers chose, token by token, as safetensors with a JSON header. Never pickle.
+One whose name ends in .xz is the same file, compressed (packed.py).
 
 Tensors                                                     header (JSON in the safetensors metadata)
   experts  uint8/int16 [tokens, layers, k]  best first        model, num_experts, top_k, score, router,
@@ -30,6 +31,7 @@ from torch import Tensor
 from xshare.errors import RouterError, TraceError
 from xshare.files import whole_file
 from xshare.router import RouterSpec
+from xshare.trace.packed import is_packed, packed, plain_file
 
 HEADER_KEY = "xshare_trace"
 TENSORS = ("lengths", "experts", "weights", "logits", "correction_bias")
@@ -101,14 +103,15 @@ class Trace:
     def save(self, path: Path) -> None:
         tensors = {name: value.contiguous() for name in TENSORS if (value := getattr(self, name)) is not None}
         with whole_file(path) as temporary:
-            temporary.write_bytes(save(tensors, metadata={HEADER_KEY: self.header.model_dump_json()}))
+            content = save(tensors, metadata={HEADER_KEY: self.header.model_dump_json()})
+            temporary.write_bytes(packed(content) if is_packed(path) else content)
 
     @classmethod
     def load(cls, path: Path) -> Trace:
         if not path.is_file():
             raise TraceError(f"trace {str(path)!r} does not exist or is not a file")
         try:
-            with safe_open(path, framework="pt") as file:
+            with plain_file(path) as plain, safe_open(plain, framework="pt") as file:
                 text = (file.metadata() or {}).get(HEADER_KEY)
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
         except (SafetensorError, OSError) as error:

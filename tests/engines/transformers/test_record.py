@@ -96,7 +96,7 @@ def test_record_show_replay(folder, tmp_path, command):
 
 @pytest.mark.parametrize("prompts", ["questions", "random"])
 def test_prompts_by_a_keyword(small, tmp_path, command, prompts):
-    out = tmp_path / "t"
+    out = tmp_path / "t.trace.xz"
     words = ["--prompts", prompts, "--prompt-tokens", 5, "--requests", 3, "--tokens", 4, "--batch", 2]
     code, _, said = command("trace", "record", "--model", small, *words, "--dtype", "float32", "--out", out)
     assert code == 0, said
