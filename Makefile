@@ -73,14 +73,14 @@ evidence: setup
 	$(MAKE) docs
 
 # What docs/nano.md shows: the router of nano, from the trace that is recorded first. make nano-evidence CORPUS=FOLDER
-NANO = $(BIN)/xshare replay evidence/nano.trace
+NANO = $(BIN)/xshare replay evidence/nano.trace.xz
 nano-evidence: setup
 	@test -d "$(CORPUS)" || { echo "say where the novels are: make nano-evidence CORPUS=FOLDER (recipes/nano/README.md)"; exit 2; }
 	$(BIN)/python recipes/nano/prompts.py $(CORPUS) > build-prompts.jsonl
-	$(BIN)/xshare trace record --model nano --prompts build-prompts.jsonl --out evidence/nano.trace \
+	$(BIN)/xshare trace record --model nano --prompts build-prompts.jsonl --out evidence/nano.trace.xz \
 	  --tokens 64 --batch 16
 	rm build-prompts.jsonl
-	$(BIN)/xshare trace load evidence/nano.trace --out evidence/nano_load.json --plot docs/plots/nano_load.svg
+	$(BIN)/xshare trace load evidence/nano.trace.xz --out evidence/nano_load.json --plot docs/plots/nano_load.svg
 	$(NANO) --curve --mix mixed --policy k0=1,m=12,score=full --out evidence/nano_curve.json --plot docs/plots/nano_curve.svg
 	$(NANO) --curve --mix alike --policy k0=1,m=12,score=full --out evidence/nano_curve_single.json \
 	  --plot docs/plots/nano_curve_single.svg

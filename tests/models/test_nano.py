@@ -1,6 +1,7 @@
 """What nano must be: small, alive, right often enough, harmed by a bad set, and the same in vLLM."""
 
 import dataclasses
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -18,12 +19,13 @@ from xshare.tasks import LONGEST
 from xshare.trace import Trace
 from xshare.trace.load import load_rows
 from xshare.trace.overlap import overlap
+from xshare.trace.packed import content_sha256
 from xshare.trace.replay import replay
 from xshare.trace.sample import sampled
 
 ROOT = Path(__file__).resolve().parents[2]
 NANO, DRAFT = xshare.models.folder("nano"), xshare.models.folder("nano-draft")
-TRACE = ROOT / "evidence" / "nano.trace"
+TRACE = ROOT / "evidence" / "nano.trace.xz"
 
 
 @pytest.fixture(scope="module")
@@ -51,6 +53,11 @@ def test_the_repository_stays_small():
     if not listed:
         pytest.skip("no git repository")
     assert sum((ROOT / name).stat().st_size for name in listed.split("\0") if (ROOT / name).is_file()) < 34_000_000
+
+
+def test_its_results_are_of_its_trace():
+    results = [json.loads(file.read_text()) for file in sorted(TRACE.parent.glob("nano_*.json"))]
+    assert {result["provenance"]["trace_sha256"] for result in results} == {content_sha256(TRACE)}
 
 
 TASKS = ordered(built_in(7, seed=8), mixed=True)[:50]
