@@ -1,4 +1,4 @@
-"""Tables of the presets, for render.py: what they cost in answers (frontier.json), and give (offload.json)."""
+"""Tables of the presets, for render.py: what they cost in answers (frontier.json), and give (paper_speed.json, ...)."""
 
 from __future__ import annotations
 
@@ -15,16 +15,43 @@ MODELS = ("nano", "lab")
 SETTINGS = {"": (16, 0), "_drafts": (4, 3)}  # batch, drafts
 
 
-def presets(found: Row) -> Table:
-    """What each costs both models, confirmed on questions that nobody chose by."""
-    titles = ["preset", "drafts", *(f"{model}: {what}" for model in MODELS for what in ("experts", "points (95 %)"))]
+def presets(found: Row, speed: Row) -> Table:
+    """What each gives in an H200's memory, and costs both models, confirmed on questions that nobody chose by."""
+    columns = [f"{model}: {what}" for model in MODELS for what in ("experts", "points (95 %)")]
     cells = []
     for batch, drafts in SETTINGS.values():
         for preset in RECOMMENDED:
-            rows = [_row(found, model, "confirming", batch, drafts, str(Policy.parse(preset))) for model in MODELS]
+            policy = str(Policy.parse(preset))
+            rows = [_row(found, model, "confirming", batch, drafts, policy) for model in MODELS]
             numbers = [cell for row in rows for cell in ((of_native(row), change(row)) if row else ("", ""))]
-            cells.append([f"`{preset}` ({RECOMMENDED[preset]})", str(drafts or "none"), *numbers])
-    return titles, cells
+            timed = _timed(speed, policy, batch, drafts)
+            times = "not timed" if timed is None else _times(timed)
+            cells.append([f"`{preset}` ({RECOMMENDED[preset]})", str(drafts or "none"), times, *numbers])
+    return ["preset", "drafts", "times as fast (95 %)", *columns], cells
+
+
+def preset_batches(speed: Row) -> Table:
+    """The presets, and selection that keeps everything, by the requests that are decoded together."""
+    batches = (4, 8, 16, 32)
+    cells = []
+    for name in (*RECOMMENDED, "noop"):
+        policy = "noop" if name == "noop" else str(Policy.parse(name))
+        rows = [_timed(speed, policy, batch, 0) for batch in batches]
+        cells.append(
+            ["no-op control" if name == "noop" else f"`{name}`", *(_times(row) if row else "" for row in rows)]
+        )
+    return ["", *(f"{batch} requests" for batch in batches)], cells
+
+
+def _timed(speed: Row, policy: str, batch: int, drafts: int) -> Row | None:
+    """The row of that policy in an H200's own memory, on `carried` routing."""
+    wanted = {"policy": policy, "batch": batch, "drafts": drafts, "regime": "carried"}
+    return next((row for row in speed["pooled"] if wanted.items() <= row.items() and "prompt_tokens" not in row), None)
+
+
+def _times(row: Row) -> str:
+    digits = 3 if row["policy"] == "noop" else 2
+    return f"{row['ratio']:.{digits}f} ({row['ratio_low']:.{digits}f} to {row['ratio_high']:.{digits}f})"
 
 
 def frontier(found: Row, batch: int, drafts: int) -> Table:
@@ -74,11 +101,13 @@ def offload(found: Row) -> Table:
     return titles, cells
 
 
-def gains(offload: Row, demo: Row) -> Table:
+def gains(offload: Row, demo: Row, speed: Row) -> Table:
     """How many times as fast the presets were, wherever they have been timed."""
     times = {row["policy"]: row["ratio"] for row in offload["rows"] if row["batch"] == 16}
     on_cpu = {row["policy"]: row["ratio"] for row in demo["rows"] if row["model"] == "large"}
+    near = [_timed(speed, str(Policy.parse(preset)), 16, 0) for preset in RECOMMENDED]
     rows = {
+        "an H200's own memory; 16 requests": [row["ratio"] for row in near if row],
         "host memory, read by an H200 over the bus; 16 requests": [times[preset] for preset in RECOMMENDED],
         "memory of a machine with two cores; 8 requests": [on_cpu[str(Policy.parse(name))] for name in RECOMMENDED],
     }
@@ -93,7 +122,8 @@ def _row(found: Row, model: str, name: str, batch: int, drafts: int, policy: str
 
 def tables() -> dict[str, tuple[str, Callable[..., Table]]]:
     """By marker: the result file, and what is made of it."""
-    found: dict[str, tuple[str, Callable[..., Table]]] = {"presets": ("frontier", presets)}
+    found: dict[str, tuple[str, Callable[..., Table]]] = {"presets": ("frontier paper_speed", presets)}
     for name, (batch, drafts) in SETTINGS.items():
         found[f"frontier{name}"] = ("frontier", partial(frontier, batch=batch, drafts=drafts))
-    return found | {"offload": ("offload", offload), "gains": ("offload demo", gains)}
+    found |= {"offload": ("offload", offload), "gains": ("offload demo paper_speed", gains)}
+    return found | {"preset_batches": ("paper_speed", preset_batches)}

@@ -160,6 +160,19 @@ def speed(found: Row) -> tuple[Any, Any]:
     return figure, axes
 
 
+def staircase(found: Row) -> tuple[Any, Any]:
+    """What sets of every size take, a line for each number of rows."""
+    about = found["provenance"]
+    title = f"{about['device']}, {about['layers']} layers of {about['experts']} experts"
+    figure, axes = new_axes(title, "experts of a set", "ms a step")
+    for rows in sorted({row["batch"] for row in found["rows"]}):
+        each = sorted((row for row in found["rows"] if row["batch"] == rows), key=lambda row: row["experts"])
+        sizes, low, high = ([row[name] for row in each] for name in ("experts", "ms_low", "ms_high"))
+        axes.fill_between(sizes, low, high, alpha=0.3, linewidth=0)
+        axes.plot(sizes, [row["ms"] for row in each], linewidth=1, label=f"{rows} rows")
+    return figure, axes
+
+
 def plots(found: Row) -> dict[str, Draw]:
     """Those that a result file has something for."""
     if "points" in found:
@@ -167,6 +180,8 @@ def plots(found: Row) -> dict[str, Draw]:
         return {name: draw for name, draw in drawn.items() if found[LISTS[name]]}
     if found["rows"] and "piece" in found["rows"][0]:
         return {"speed": speed}
+    if found["rows"] and "ms_low" in found["rows"][0]:
+        return {"staircase": staircase}
     if found["rows"] and "changed" in found["rows"][0]:
         return {"neighbours": neighbours}
     settings = Counter((r["batch"], r["drafts"], r["mixed"]) for r in found["rows"] if r["method"] != "native")
@@ -206,7 +221,7 @@ def main(
     names = [
         f"{name}{suffix}.json" for suffix in ("", "_lab") for name in ("paper_quality", "assumptions", "neighbours")
     ]
-    for path in draw([evidence / name for name in ("paper_speed.json", *names)], out):
+    for path in draw([evidence / name for name in ("paper_speed.json", "staircase.json", *names)], out):
         typer.echo(f"{path}: {path.stat().st_size / 1000:.0f} kB")
 
 

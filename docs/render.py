@@ -31,6 +31,7 @@ PAGES = [
     "docs/nano.md",
     "docs/offload.md",
     "docs/transformers.md",
+    "docs/tune.md",
     "docs/vllm.md",
     "src/xshare/models/nano/README.md",
 ]

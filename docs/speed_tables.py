@@ -6,7 +6,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from xshare import law
 from xshare.report.words import named
+from xshare.stairs import clear_edges, cost_of
 
 Row = dict[str, Any]
 Table = tuple[list[str], list[list[str]]]
@@ -167,17 +169,58 @@ def acted(found: Row) -> Table:
 
 
 def cost_aware(found: Row) -> Table:
-    """Policies by cost, and what they gain over as many votes lost without."""
-    titles = ["policy", "by cost", "batch", "experts", "votes lost", "ms a step (95 %)", "faster at equal votes (95 %)"]
+    """Policies by cost beside the same without, and what they gain over as many votes lost."""
+    titles = [
+        "policy",
+        *(f"{form}: {what}" for form in ("plain", "by cost") for what in ("experts", "votes lost", "ms")),
+    ]
+    plain = {row["policy"]: row for row in found["rows"] if not row["cost"]}
     cells = []
-    for row in found["rows"]:
-        ms = f"{row['ms']:.2f} ({row['ms_low']:.2f} to {row['ms_high']:.2f})"
-        line = [f"`{named(row['policy'])}`", "yes" if row["cost"] else "", str(row["batch"])]
-        line += ["" if row["active"] is None else f"{row['active']:.1f}"]
-        line += ["" if row["votes_lost"] is None else f"{row['votes_lost']:.1%}", ms]
+    for row in (row for row in found["rows"] if row["cost"]):
         gain = {"ratio": row["gain_at_equal_votes"], "ratio_low": row["gain_low"], "ratio_high": row["gain_high"]}
-        cells.append([*line, "" if gain["ratio"] is None else _measured(gain)])
-    return titles, cells
+        pair = [
+            text
+            for each in (plain[row["policy"]], row)
+            for text in (f"{each['active']:.1f}", f"{each['votes_lost']:.1%}", f"{each['ms']:.2f}")
+        ]
+        cells.append([f"`{named(row['policy'])}`", *pair, _measured(gain)])
+    return [*titles, "faster at equal votes lost (95 %)"], cells
+
+
+def one_launch(found: Row) -> Table:
+    """What routing takes of a layer, the router's own product left out."""
+    titles = [
+        "rows",
+        "of a request",
+        "vLLM's routing",
+        "selection in front of it",
+        "one launch",
+        "one launch, gate closed",
+    ]
+    cells = [
+        [
+            str(row["rows"]),
+            str(row["each"] or 1),
+            *(f"{row[f'{form}_us'] - row['none_us']:.1f}" for form in ("native", "masked", "one", "closed")),
+            f"{row['differ']} of {row['compared']}",
+        ]
+        for row in found["rows"]
+    ]
+    return [*titles, "batches that differ"], cells
+
+
+def staircase(found: Row) -> Table:
+    """Where stairs end, by the rows of a step."""
+    titles = ["rows", "experts", "ms a step", "an expert, µs", "stairs end at"]
+    cells = []
+    for rows in dict.fromkeys(row["batch"] for row in found["rows"]):
+        each = sorted((row for row in found["rows"] if row["batch"] == rows), key=lambda row: row["experts"])
+        times = {row["experts"]: (row["ms"], row["ms_low"], row["ms_high"]) for row in each}
+        sizes, ms = list(times), [time for time, _, _ in times.values()]
+        stairs = clear_edges(cost_of(sizes, ms, found["provenance"]["experts"]), times)
+        line = [str(rows), f"{sizes[0]} to {sizes[-1]}", f"{ms[0]:.2f} to {ms[-1]:.2f}"]
+        cells.append([*line, f"{law.fit(sizes, ms).b * 1000:.0f}", ", ".join(map(str, stairs))])
+    return titles, sorted(cells, key=lambda line: int(line[0]))
 
 
 def laws(found: Row) -> Table:
@@ -314,6 +357,8 @@ def tables() -> dict[str, tuple[str, Callable[[Row], Table]]]:
         "context_speed": ("paper_speed", partial(presets, contexts=True)),
         "acted": ("paper_speed", acted),
         "cost_aware": ("cost_aware", cost_aware),
+        "one_launch": ("one_launch", one_launch),
+        "staircase": ("staircase", staircase),
         "slow_host": ("paper_speed_slow_host", hosts),
         "fit_routing": ("fit_routing", fit),
         "ep_claims": ("paper_ep", ep_claims),
