@@ -61,8 +61,9 @@ def test_presets_are_shown_once_they_are_measured():
     one_start = [row | {"start": 1} for row in rows]  # which no table shows by itself
     shown = tables_of("paper_speed", found | {"rows": found["rows"] + one_start, "pooled": rows})
     own = {"preset_speed", "context_speed", "acted"}
-    assert {name for name in shown if shown[name] != nothing[name]} == own
+    assert {name for name in shown if shown[name] != nothing[name]} == {*own, "preset_batches"}
     assert {nothing[name] for name in own} == {""}
+    assert "| `balanced` |  |  | 1.25 (1.24 to 1.26) |  |" in shown["preset_batches"]
     gain = "1.250 (1.240 to 1.260) | +25.0 % (+24.0 % to +26.0 %) |"
     assert shown["preset_speed"].endswith(f"| none | 16 | 36 | 30.0 | 8.00 | {gain}")
     assert "`balanced (rho=0.7)`" in shown["preset_speed"]
@@ -74,10 +75,10 @@ def test_what_follows_the_staircase_is_shown_with_what_it_gains():
     row = {"policy": "k0=2,m=0", "cost": True, "batch": 16, "active": 26.0, "votes_lost": 0.171}
     row |= {"ms": 8.0, "ms_low": 7.9, "ms_high": 8.1, "gain_at_equal_votes": 1.02, "gain_low": 1.01, "gain_high": 1.03}
     plain = row | {"cost": False, "gain_at_equal_votes": None, "gain_low": None, "gain_high": None}
+    plain |= {"active": 23.5, "votes_lost": 0.23}
     shown = tables_of("cost_aware", {"format": 2, "rows": [plain, row]})["cost_aware"].splitlines()
     assert shown[2:] == [
-        "| `k0=2,m=0` |  | 16 | 26.0 | 17.1% | 8.00 (7.90 to 8.10) |  |",
-        "| `k0=2,m=0` | yes | 16 | 26.0 | 17.1% | 8.00 (7.90 to 8.10) | +2.0 % (+1.0 % to +3.0 %) |",
+        "| `k0=2,m=0` | 23.5 | 23.0% | 8.00 | 26.0 | 17.1% | 8.00 | +2.0 % (+1.0 % to +3.0 %) |",
     ]
 
 

@@ -32,7 +32,7 @@ def pages(tmp_path_factory):
 
 
 def test_the_evidence_has_every_section(pages):  # here, where its page is drawn: that takes long
-    assert sections(pages["evidence"].read_text()) == ["pareto", "layers", "law", "curve", "tables"]
+    assert sections(pages["evidence"].read_text()) == ["pareto", "layers", "law", "stairs", "curve", "tables"]
 
 
 UNFOLD = "document.querySelectorAll('details').forEach(folded => folded.open = true)"

@@ -25,6 +25,7 @@ KINDS = (
     ("routing fitted to a trace", {"quantity", "target", "reached"}),
     ("load of the experts", {"layer", "entropy", "load"}),
     ("time of the selection on a GPU", {"impl", "policy", "n", "marginal_us"}),
+    ("time of routing on a GPU", {"rows", "native_us", "one_us", "compared", "differ"}),
     ("time of the selection on a CPU", {"policy", "rows", "selection_us", "reference_us"}),
     ("cost of the selection on a CPU", {"question", "policy", "n", "ratio"}),
     ("checks", {"check", "passed"}),
