@@ -120,7 +120,13 @@ class Child:
             "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
             "graphs": str(config.compilation_config.cudagraph_mode),
             "experts_by": f"{type(method).__name__} {getattr(method, 'mxfp4_backend', '')}".strip(),
-        }
+        } | self.routed()
+
+    def routed(self) -> dict[str, Any]:
+        """Of an engine with selection: layers that are routed in its launch."""
+        if not self.options.get("xshare"):
+            return {}
+        return {"routed_layers": self.llm.collective_rpc("xshare_stats")[0]["routed_layers"]}
 
     def policy(self, policy: str) -> None:
         """Another one from the next step on, or native; what was counted is counted from here."""

@@ -152,8 +152,11 @@ def run_case(name: str, tiny: bool) -> dict[str, Any]:
         begun = time.monotonic()
         llm = engine(case, tiny, Path(folder))
         state = state_of(llm)
-        paths = sorted({f"{layer.site.path}/{layer.hook.mode}" for layer in state.layers})
+        paths = sorted({f"{layer.site.path}/{layer.mode}" for layer in state.layers})
         check("attached", len(state.layers) == 4, f"{len(state.layers)} of 4 layers, {', '.join(paths)}")
+        if case["shape"] == "gpt-oss" and not tiny:
+            routed = state.snapshot()["routed_layers"]
+            check("routed in one launch", routed == 4, f"{routed} of 4 layers")
         if case.get("host") and not tiny:
             check("experts are in host memory", state.host_layers == 4, f"those of {state.host_layers} of 4 layers")
         witness = Witness(state)

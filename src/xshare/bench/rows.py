@@ -12,7 +12,7 @@ from xshare.results import Row
 from xshare.statistics import median_interval
 
 RATES = ("otps", "otps_total", "ttft_ms_p50", "ttft_ms_p99", "itl_ms_p50", "itl_ms_p99", "step_ms", "rows_per_step")
-COUNTS = ("accepted_length", "active", "active_native", "mass", "acted", "identical")
+COUNTS = ("accepted_length", "active", "active_native", "mass", "acted", "acted_all", "identical")
 # What each ratio is of; of a time it is native's over the policy's, so that more is always faster.
 RATIOS = {"ratio": "otps", "total_ratio": "otps_total", "step_ratio": "step_ms"}
 FORMS = ("cost", "equals")  # columns that rows of one policy may differ by, where they have them: see Way
@@ -54,7 +54,7 @@ def _against(others: Mapping[int, Row], mine: Sequence[Row], ratio: str, column:
 
 
 def _median(samples: Sequence[Row], column: str) -> Any:
-    known = [sample[column] for sample in samples if sample[column] is not None]
+    known = [sample[column] for sample in samples if sample.get(column) is not None]  # files of before lack some
     return median(known) if known else None
 
 

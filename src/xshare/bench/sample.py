@@ -80,14 +80,16 @@ def _quantiles(name: str, seconds: list[float]) -> Row:
 
 
 def counted(stats: Stats) -> Row:
-    """What selection did. `acted`: the share of decode steps on which it did anything; `left_alone`: why not on most of
-    the others."""
+    """What selection did. `acted`: the share of decode steps on which it did anything; `acted_all`: the same of all
+    steps, those that read prompts among them; `left_alone`: why not on most of the other decode steps."""
     reasons = {reason: count for reason, count in stats.steps_bypassed.items() if count and reason != "prefill"}
     steps = stats.steps_pruned + sum(reasons.values())
+    all_steps = stats.steps_pruned + sum(stats.steps_bypassed.values())
     return {
         "active": stats.mean.get("experts_active"),
         "active_native": stats.mean.get("experts_native"),
         "mass": stats.mean.get("mass_kept"),
         "acted": stats.steps_pruned / steps if steps else None,
+        "acted_all": stats.steps_pruned / all_steps if all_steps else None,
         "left_alone": max(reasons, key=lambda reason: reasons[reason], default=None),
     }

@@ -37,6 +37,11 @@ class Layer:
     hook: Hook
     buffers: Buffers
 
+    @property
+    def mode(self) -> str:
+        """How S reaches the engine, as it is: what was to route may have been told not to."""
+        return MaskLogits.mode if self.hook.mode == Route.mode and self.selector.routes is None else self.hook.mode
+
     def attach(self) -> None:
         hook, runner = self.hook, self.site.runner
         if self.site.monolithic:

@@ -16,6 +16,8 @@ from xshare.routing import Routing, route, routed
 
 
 class ReferenceSelector:
+    routes: torch.dtype | None = None
+
     def __init__(self, site: Site, buffers: Buffers, step: Step, tally: Tally, policy: Policy) -> None:
         self.name, self.router, self.placement = site.name, site.router, site.placement
         self.buffers, self.step, self.tally = buffers, step, tally

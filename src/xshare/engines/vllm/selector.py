@@ -11,6 +11,8 @@ from xshare.policy import Policy
 
 
 class Selector(Protocol):
+    routes: torch.dtype | None  # of logits that it routes by itself; None: it leaves routing to the engine
+
     def masked(self, logits: Tensor) -> tuple[Tensor, Tensor | None]:
         """Logits with the lowest finite value outside S, and each row's share of its score inside S, [n, 1]; the logits
         as they are, and perhaps no share, where this step is left alone."""

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from xshare.engines.gates import Gates, Reason, Tally
 from xshare.engines.vllm.forced import Forcing
+from xshare.engines.vllm.hooks import Route
 from xshare.engines.vllm.layer import Layer
 from xshare.engines.vllm.metrics import Samples
 from xshare.engines.vllm.settings import Settings, SettingsError
@@ -204,6 +205,7 @@ class State:
             "top_k": self.top_k if self.layers else 0,
             "expert_bytes": self.expert_bytes,
             "host_layers": self.host_layers,
+            "routed_layers": sum(layer.mode == Route.mode for layer in self.layers),  # in the selection's own launch
             "backend": self.backend,
             **(self.samples.means() if self.samples is not None else {}),
         }

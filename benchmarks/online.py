@@ -1,0 +1,104 @@
+"""Requests that come and go: which share of the steps is acted on, and what is left of the gain?
+
+    python benchmarks/online.py [--json evidence/online.json]
+
+Steps that read a prompt are left alone, so the more often prompts come the less there is to gain. gpt-oss-120b's shape
+with random weights (`xshare_dummy`, routing `carried` of fit_routing.py: this measures speed, not quality) in one vLLM
+engine, at most 64 requests at a time; Poisson arrivals at several rates, answers of several lengths. Native routing,
+the control and `balanced` in turns on the same requests and arrivals, as `xshare bench --rate` does it. Where the
+engine cannot keep up (`inf`: all at once) it is as full as it gets.
+
+A row has the rate, tokens of a prompt and of an answer, tokens a second in all and of a request, time to the first
+token, between tokens, the share of decode steps that were acted on and of all steps (`acted_all`: those that read
+prompts count), and ratios to native in pairs with their intervals.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from math import inf
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from fit_routing import EVIDENCE, fits
+from shapes import gpt_oss_120b, write
+
+from xshare.bench.paired import Way, compare, control_of, variants
+from xshare.bench.rows import rows_of
+from xshare.bench.workload import Workload
+from xshare.cli.output import number_table, progress_bar, wide_console
+from xshare.engines.base import Engine
+from xshare.engines.opening import open_engine
+from xshare.policy import Policy
+from xshare.results import Results, Row
+
+BATCH, PROMPT = 64, 512
+RATES, LENGTHS = (2.0, 8.0, 16.0, 32.0, inf), (64, 256)
+CELL = ("rate", "tokens")
+
+
+def measure(engine: Engine, rate: float, tokens: int, seconds: float, repeats: int, tiny: bool) -> list[Row]:
+    """The rows of one cell: requests of about so many seconds, between 24 and 96 of them."""
+    requests = 96 if rate == inf else max(24, min(96, round(rate * seconds)))
+    batch, prompt = (8, 32) if tiny else (BATCH, PROMPT)
+    workload = Workload(batch, requests, None if rate == inf else rate, prompt, tokens, "random", 0)
+    samples: list[Row] = []
+    ways = [Way(policy) for policy in variants(engine, [Policy.parse("balanced")]).values()]
+    with progress_bar(f"{rate:g} a second, {tokens} tokens", repeats * len(ways) * requests) as advance:
+        compare(engine, ways, workload, range(repeats), advance, samples.extend)
+    setting: Row = {"rate": workload.rate, "tokens": tokens, "prompt_tokens": prompt, "requests": requests}
+    return rows_of(samples, str(control_of(engine)), setting)
+
+
+def main(
+    rate: Annotated[
+        list[float] | None, typer.Option(help="Requests a second; may be repeated; inf: all at once.")
+    ] = None,
+    tokens: Annotated[list[int] | None, typer.Option(help="Of an answer; may be repeated.")] = None,
+    seconds: Annotated[float, typer.Option(help="That requests come for.")] = 6.0,
+    repeats: Annotated[int, typer.Option(help="Pairs of each.")] = 4,
+    layers: Annotated[int | None, typer.Option(help="36 by default, which is all.")] = None,
+    json: Annotated[Path, typer.Option(help="Results; cells that are there are left.")] = EVIDENCE / "online.json",
+    tiny: Annotated[bool, typer.Option("--tiny", help="A small shape, for a machine without a GPU.")] = False,
+) -> None:
+    layers = layers or (4 if tiny else 36)
+    options: Row = {"load_format": "xshare_dummy", "model_loader_extra_config": fits()["carried"]}
+    options |= {"skip_tokenizer_init": True, "max_model_len": 1024, "max_num_seqs": 8 if tiny else BATCH}
+    options |= {"dtype": "float32", "enforce_eager": True} if tiny else {"gpu_memory_utilization": 0.8}
+    with tempfile.TemporaryDirectory() as folder:
+        model = write(gpt_oss_120b(layers, tiny), Path(folder, "model"))
+        engine = open_engine("vllm", str(model), policies=[Policy.parse("balanced")], options=options)
+        about = engine.about.record() | {"model": "gpt-oss-120b's shape", "regime": "carried", "seed": 0, "tiny": tiny}
+        results = Results(json, {"tiny": tiny, "layers": layers, "regime": "carried"}, about, lists=())
+        try:
+            for length in tokens or ((16,) if tiny else LENGTHS):
+                for each in rate or ((4.0, inf) if tiny else RATES):
+                    known = {tuple(row[name] for name in CELL) for row in results.rows}
+                    if (None if each == inf else each, length) not in known:
+                        results.put(measure(engine, each, length, seconds, repeats, tiny), CELL)
+                        results.write()
+        finally:
+            engine.close()
+    show(results.rows)
+    wide_console().print(f"results: {json}")
+
+
+def show(rows: list[Row]) -> None:
+    table = number_table("requests that come and go", "policy", "a second", "tokens", "tokens/s", "faster", "ITL ms",
+                         "TTFT ms", "rows", "acted", "of all steps")  # fmt: skip
+    for row in rows:
+        faster = (
+            "" if row["ratio"] is None else f"{row['ratio']:.3f} ({row['ratio_low']:.3f} to {row['ratio_high']:.3f})"
+        )
+        table.add_row(
+            row["policy"], "at once" if row["rate"] is None else f"{row['rate']:g}", str(row["tokens"]),
+            f"{row['otps_total']:.0f}", faster, f"{row['itl_ms_p50']:.2f}", f"{row['ttft_ms_p50']:.0f}",
+            f"{row['rows_per_step']:.1f}", "" if row["acted"] is None else f"{row['acted']:.0%}",
+            "" if row["acted_all"] is None else f"{row['acted_all']:.0%}",
+        )  # fmt: skip
+    wide_console().print(table)
+
+
+if __name__ == "__main__":
+    typer.run(main)
