@@ -1,0 +1,138 @@
+"""What does routing take of a decode step, by the path that a model takes in vLLM, without us and with us?
+
+    python benchmarks/routing_profile.py [--json evidence/routing_profile.json]
+
+Needs a GPU. For each shape two engines of a few layers with random weights, one after another, each in a process of its
+own: unmodified vLLM, and one with the no-op control. Kernels of decode steps are timed by torch's profiler and put into
+parts by their names: `routing` is what lies between the router's product and the experts' first, `selection` is ours.
+A row: shape, who, batch, part, kernel, launches and microseconds a layer and step. Gaps between launches are not in it,
+so each launch that goes saves about a microsecond more.
+"""
+
+from __future__ import annotations
+
+import json as json_format
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from fit_routing import EVIDENCE, fits
+from shapes import SHAPES, write
+
+from xshare.cli.output import number_table, wide_console
+from xshare.results import Results, Row
+
+LAYERS, STEPS = 8, 32
+# By the first pattern that a kernel's name has.
+PARTS = {
+    "selection": r"select_in_|reroute_rows|count_step",
+    "routing": r"topk|bitmatrix|combined_routing|moe_align|align_block_size|count_and_sort|grouped_topk|expt_data",
+    "experts": r"matmul_ogs|fused_moe|moe_sum|swiglu|silu_and_mul|moe_wna|marlin",
+    "attention": r"flash|attention|reshape_and_cache",
+}
+
+
+def part_of(kernel: str) -> str:
+    return next((part for part, pattern in PARTS.items() if re.search(pattern, kernel)), "other")
+
+
+def decoded(shape: str, control: bool, batches: list[int], folder: str) -> list[Row]:
+    """In a process of its own: the kernels of decode steps."""
+    os.environ |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_LOGGING_STREAM": "ext://sys.stderr"}
+    import torch
+    from vllm import LLM, SamplingParams
+
+    from xshare.engines.vllm.dummy import register_dummy_loader
+
+    if not control:
+        register_dummy_loader()
+    config = SHAPES[shape](LAYERS)
+    experts = config.get("num_local_experts") or config["num_experts"]
+    noop: Row = {"policy": f"k0=1,m={experts}", "gates": {"bypass": False}, "metrics": False}
+    llm: Any = LLM(
+        model=str(write(config, Path(folder, "model"))),
+        load_format="xshare_dummy",
+        model_loader_extra_config=fits()["carried"],
+        skip_tokenizer_init=True,
+        max_model_len=512,
+        max_num_seqs=64,
+        gpu_memory_utilization=0.6,
+        enable_prefix_caching=False,
+        compilation_config={"cudagraph_capture_sizes": batches},
+        **({"additional_config": {"xshare": noop}} if control else {}),
+    )
+
+    def decode(batch: int, tokens: int) -> None:
+        prompts = [{"prompt_token_ids": [(97 * i + 7 * j) % 4000 for j in range(8)]} for i in range(batch)]
+        params = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True, detokenize=False)
+        llm.generate(prompts, params, use_tqdm=False)
+
+    rows: list[Row] = []
+    for batch in batches:
+        decode(batch, STEPS)
+        launches, micros = Counter[str](), Counter[str]()
+        for sign, tokens in ((-1, 1), (1, STEPS + 1)):  # less a run that only reads the prompts
+            with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as seen:
+                decode(batch, tokens)
+                torch.cuda.synchronize()
+            for event in seen.events():
+                if str(event.device_type).endswith("CUDA"):
+                    launches[event.name] += sign
+                    micros[event.name] += sign * event.device_time
+        per = LAYERS * STEPS
+        for kernel, total in micros.most_common():
+            about: Row = {"shape": shape, "who": "control" if control else "native", "batch": batch}
+            about |= {"part": part_of(kernel), "kernel": kernel[:120]}
+            if total / per > 0.02:
+                rows.append(about | {"launches": launches[kernel] / per, "us": total / per})
+    return rows
+
+
+def main(
+    shape: Annotated[list[str] | None, typer.Option(help=f"Of {', '.join(SHAPES)}; may be repeated.")] = None,
+    batch: Annotated[list[int] | None, typer.Option(help="Requests; may be repeated.")] = None,
+    json: Annotated[Path, typer.Option(help="Results.")] = EVIDENCE / "routing_profile.json",
+    one: Annotated[str, typer.Option(hidden=True)] = "",
+) -> None:
+    batches = batch or [4, 16, 32]
+    if one:
+        name, who = one.split()
+        with tempfile.TemporaryDirectory() as folder:
+            print("RESULT " + json_format.dumps(decoded(name, who == "control", batches, folder)))
+        return
+    import torch
+    import vllm
+
+    about = {"gpu": torch.cuda.get_device_name(), "vllm": vllm.__version__, "regime": "carried", "seed": 0}
+    results = Results(json, None, about | {"layers": LAYERS, "steps": STEPS}, lists=())
+    for name in shape or SHAPES:
+        for who in ("native", "control"):
+            asked = [option for size in batches for option in ("--batch", str(size))]
+            environment = os.environ | ({} if who == "control" else {"VLLM_PLUGINS": ""})
+            command = [sys.executable, __file__, "--one", f"{name} {who}", *asked]
+            ran = subprocess.run(command, stdout=subprocess.PIPE, text=True, env=environment, check=True)
+            line = next(line for line in ran.stdout.splitlines() if line.startswith("RESULT "))
+            results.rows += json_format.loads(line.removeprefix("RESULT "))
+            results.write()
+    show(results.rows)
+
+
+def show(rows: list[Row]) -> None:
+    table = number_table("a layer and step", "shape", "who", "batch", *(f"{part}, us" for part in (*PARTS, "other")),
+                         "routing launches")  # fmt: skip
+    for cell in dict.fromkeys((row["shape"], row["who"], row["batch"]) for row in rows):
+        mine = [row for row in rows if (row["shape"], row["who"], row["batch"]) == cell]
+        times = [sum(row["us"] for row in mine if row["part"] == part) for part in (*PARTS, "other")]
+        launches = sum(row["launches"] for row in mine if row["part"] in ("routing", "selection"))
+        table.add_row(*map(str, cell), *(f"{time:.2f}" for time in times), f"{launches:.1f}")
+    wide_console().print(table)
+
+
+if __name__ == "__main__":
+    typer.run(main)
