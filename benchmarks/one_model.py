@@ -1,0 +1,144 @@
+"""Speed and answers of one and the same model, in one run: what do the presets give, and what do they cost?
+
+    python benchmarks/one_model.py [--json evidence/one_model.json]
+
+nano in a larger model whose additional weights are zeros (wide.py): its answers are nano's, its experts as large as
+`--megabytes` says, so that loading them is what a step takes. In vLLM, batches of 16, kinds of questions mixed. In each
+round native routing, the control and the presets answer the same questions, in an order that alternates. A ratio is of
+tokens a second while decoding, a median over rounds with its interval; the change is in native's answers to all the
+same questions.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from statistics import median
+from typing import Annotated
+
+import typer
+import wide
+from fit_routing import EVIDENCE
+
+from xshare.bench.paired import control_of
+from xshare.bench.sample import counted
+from xshare.cli.output import number_table, progress_bar, wide_console
+from xshare.engines.base import Engine
+from xshare.engines.opening import open_engine
+from xshare.policy import RECOMMENDED, Policy
+from xshare.progress import Advance
+from xshare.quality.files import Task, built_in
+from xshare.quality.measure import Outcome, answer, ordered, row_of
+from xshare.results import Results, Row
+from xshare.statistics import median_interval
+from xshare.tasks import ASKED, LONGEST
+
+TIMES = 16  # nano's 256 dimensions become 4096
+BYTES = 2  # of a weight, in bfloat16
+
+
+def ways(engine: Engine) -> dict[str, Policy | None]:
+    """By name."""
+    return {"native": None, "noop": control_of(engine)} | {name: Policy.parse(name) for name in RECOMMENDED}
+
+
+def round_of(
+    engine: Engine, tasks: list[Task], batch: int, turn: int, advance: Advance
+) -> dict[str, tuple[Outcome, Row]]:
+    """Each way's answers to the same questions, and what selection did."""
+    found = {}
+    names = list(ways(engine))
+    for name in names if turn % 2 == 0 else names[::-1]:
+        policy = ways(engine)[name]
+        found[name] = (
+            answer(engine, policy, tasks, batch=batch, limit=LONGEST, advance=advance),
+            counted(engine.stats()),
+        )
+    return found
+
+
+def rows_of(rounds: list[dict[str, tuple[Outcome, Row]]]) -> list[Row]:
+    """Of each way: answers of all rounds together, and ratios round by round."""
+    rows = []
+    for name in rounds[0]:
+        mine, native = ([each[who][0] for each in rounds] for who in (name, "native"))
+        whole, base = joined(mine), joined(native)
+        row: Row = {"preset": name} | row_of(whole, base if name != "native" else None)
+        for column in ("experts_active", "experts_native"):
+            row.pop(column, None)
+        speeds = [[each.run.rows / each.run.decode_s for each in some] for some in (mine, native)]
+        ratio, low, high = median_interval([a / b for a, b in zip(*speeds, strict=True)])
+        counts = {key: median([each[name][1][key] or 0.0 for each in rounds]) for key in ("acted", "acted_all")}
+        kept = [each[name][1] for each in rounds if each[name][1]["active"] is not None]
+        for column in ("active", "active_native", "mass"):
+            row[column] = median([each[column] for each in kept]) if kept else None
+        row |= counts | {"ratio": ratio, "ratio_low": low, "ratio_high": high, "rounds": len(rounds)}
+        rows.append(row | {"samples_tokens_per_s": speeds[0]})
+    return rows
+
+
+def joined(some: list[Outcome]) -> Outcome:
+    run = some[0].run
+    for each in some[1:]:
+        run = run + each.run
+    right = [each for outcome in some for each in outcome.right]
+    return Outcome(some[0].policy, right, [each for outcome in some for each in outcome.tokens], some[0].stats, run)
+
+
+def main(
+    rounds: Annotated[int, typer.Option(help="In which every policy answers.")] = 8,
+    questions: Annotated[int, typer.Option(help="Of each kind and round.")] = 10,
+    batch: Annotated[int, typer.Option(help="Requests at a time.")] = 16,
+    megabytes: Annotated[int, typer.Option(help="Of one expert, about.")] = 100,
+    times: Annotated[int, typer.Option(help="As many dimensions as nano has: a power of four.")] = TIMES,
+    json: Annotated[Path, typer.Option(help="Results.")] = EVIDENCE / "one_model.json",
+    cpu: Annotated[bool, typer.Option("--cpu", help="On a machine without a GPU, in float32.")] = False,
+) -> None:
+    hidden = 256 * times
+    width = max(32, round(megabytes * 1e6 / (3 * hidden * (4 if cpu else BYTES)) / 64) * 64)
+    options: Row = {"load_format": wide.LOAD_FORMAT, "max_model_len": 1024, "max_num_seqs": batch}
+    options |= {"dtype": "float32", "enforce_eager": True} if cpu else {"gpu_memory_utilization": 0.8}
+    asked = ordered(built_in(questions * rounds), mixed=True)
+    each = len(ASKED) * questions
+    wide.register()
+    with tempfile.TemporaryDirectory() as folder:
+        model = wide.write_config(Path(folder, "nano-wide"), times, width)
+        engine = open_engine("vllm", str(model), policies=[Policy.parse(name) for name in RECOMMENDED], options=options)
+        about = engine.about.record() | {"model": f"nano, {hidden} x {width}", "seed": 0, "batch": batch}
+        results = Results(json, None, about | {"expert_mb": 3 * hidden * width * (4 if cpu else BYTES) / 1e6}, lists=())
+        engine.count_all(False)
+        found: list[dict[str, tuple[Outcome, Row]]] = []
+        try:
+            round_of(engine, asked[:batch], batch, 0, lambda done: None)  # compiles and warms up
+            with progress_bar("answers", rounds * each * len(ways(engine))) as advance:
+                for turn in range(rounds):
+                    found.append(round_of(engine, asked[turn * each : (turn + 1) * each], batch, turn, advance))
+                    results.rows = rows_of(found)
+                    results.write()
+        finally:
+            engine.close()
+    show(results.rows)
+    wide_console().print(f"results: {json}")
+
+
+def show(rows: list[Row]) -> None:
+    table = number_table(
+        "one model: speed and answers", "", "tokens/s", "times as fast", "experts", "right", "change", "acted"
+    )
+    for row in rows:
+        change = (
+            ""
+            if row["change"] is None
+            else f"{row['change']:+.1%} ({row['change_low']:+.1%} to {row['change_high']:+.1%})"
+        )
+        table.add_row(
+            row["preset"], f"{row['tokens_per_s']:.0f}",
+            f"{row['ratio']:.3f} ({row['ratio_low']:.3f} to {row['ratio_high']:.3f})",
+            "" if row["active"] is None else f"{row['active']:.1f}", f"{row['accuracy']:.1%}", change,
+            f"{row['acted_all']:.0%}",
+        )  # fmt: skip
+    wide_console().print(table)
+
+
+if __name__ == "__main__":
+    typer.run(main)
