@@ -15,6 +15,7 @@ from typing import Annotated, Any
 import frontier_tables
 import quality_tables
 import speed_tables
+import stamp_tables
 import typer
 
 from xshare.report.words import named
@@ -229,6 +230,7 @@ TABLES: dict[str, Callable[[str], str]] = {
     "nano_accuracy": nano_accuracy_table,
     "nano_loss": nano_loss_table,
     "nano_accepted": nano_accepted_table,
+    "stamps": lambda _: markdown(*stamp_tables.stamps(ROOT / "evidence")),
 }
 
 FILES = quality_tables.tables() | speed_tables.tables() | frontier_tables.tables()
