@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 from quality_tables import Row, Table, change, of_native
+from spans import Span
 
 from xshare.policy import RECOMMENDED, Policy
 from xshare.report.words import named
@@ -66,7 +67,7 @@ def offload(found: Row) -> Table:
     cells = []
     for row in sorted(found["rows"], key=lambda row: row["batch"]):
         shown = {"noop": "no-op control", "native": "native"}.get(row["policy"], f"`{row['policy']}`")
-        times = f"{row['ratio']:.2f} ({row['ratio_low']:.2f} to {row['ratio_high']:.2f})"
+        times = Span.of(f"{row['ratio']:.2f} ({row['ratio_low']:.2f} to {row['ratio_high']:.2f})", row)
         line = [str(row["batch"]), shown, f"{row['active']:.1f}", f"{row['ms']:.0f}"]
         cells.append(
             [*line, "" if row["policy"] == "native" else times, f"{row['expected']:.2f}", f"{row['gbps']:.0f}"]

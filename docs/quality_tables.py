@@ -6,6 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from spans import Span
 from speed_tables import deepest
 
 Row = dict[str, Any]
@@ -34,7 +35,7 @@ def matched(found: Row, how: Setting) -> Table:
             f"`{row['policy']}`",
             f"{row['active_reference']:.1f} / {row['active']:.1f}",
             f"{row['accuracy_reference']:.1%} / {row['accuracy']:.1%}",
-            f"{_points(row['change'])} ({_points(row['low'])} to {_points(row['high'])})",
+            Span(f"{_points(row['change'])} ({_points(row['low'])} to {_points(row['high'])})"),
             f"{row['p']:.2g}",
             f"{row['kl_reference']:.4f} / {row['kl']:.4f}",
             f"{row['agreement_reference']:.1%} / {row['agreement']:.1%}",
@@ -56,7 +57,8 @@ def correlation(found: Row) -> Table:
         ]
         name = "all" if row["layer"] is None else str(row["layer"])
         line = [name, f"{row['steps']:,}"] if row["steps"] is not None else ["means of single layers", ""]
-        line += [f"{row[n]:.2f} ({row[f'{n}_low']:.2f} to {row[f'{n}_high']:.2f})" for n in ("pearson", "spearman")]
+        both = [f"{row[n]:.2f} ({row[f'{n}_low']:.2f} to {row[f'{n}_high']:.2f})" for n in ("pearson", "spearman")]
+        line += map(Span, both)
         cells.append([*line, f"{min(within):.2f} to {max(within):.2f}" if within else ""])
     return titles, cells
 
@@ -130,7 +132,7 @@ def _share(row: Row, name: str) -> str:
 def change(row: Row) -> str:
     if row["policy"] == "native":
         return ""
-    return f"{_points(row['change'])} ({_points(row['change_low'])} to {_points(row['change_high'])})"
+    return Span(f"{_points(row['change'])} ({_points(row['change_low'])} to {_points(row['change_high'])})")
 
 
 def _points(change: float) -> str:
@@ -175,7 +177,7 @@ def _numbers(text: str) -> dict[str, int]:
 
 def _gain(row: Row) -> str:
     at, low, high = (100 * (row[name] - 1) for name in ("ratio", "ratio_low", "ratio_high"))
-    return f"{at:+.1f} % ({low:+.1f} % to {high:+.1f} %)"
+    return Span.of(f"{at:+.1f} % ({low:+.1f} % to {high:+.1f} %)", row)
 
 
 SETTINGS = {"": (16, 0, True), "_alike": (16, 0, False), "_drafts": (4, 3, True), "_drafts_alike": (4, 3, False)}

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from spans import Span
+
 from xshare.report.words import named
 
 Row = dict[str, Any]
@@ -171,11 +173,12 @@ def cost_aware(found: Row) -> Table:
     titles = ["policy", "by cost", "batch", "experts", "votes lost", "ms a step (95 %)", "faster at equal votes (95 %)"]
     cells = []
     for row in found["rows"]:
-        ms = f"{row['ms']:.2f} ({row['ms_low']:.2f} to {row['ms_high']:.2f})"
+        ms = Span.of(f"{row['ms']:.2f} ({row['ms_low']:.2f} to {row['ms_high']:.2f})", row, "ms")
         line = [f"`{named(row['policy'])}`", "yes" if row["cost"] else "", str(row["batch"])]
         line += ["" if row["active"] is None else f"{row['active']:.1f}"]
         line += ["" if row["votes_lost"] is None else f"{row['votes_lost']:.1%}", ms]
         gain = {"ratio": row["gain_at_equal_votes"], "ratio_low": row["gain_low"], "ratio_high": row["gain_high"]}
+        gain["rounds"] = row["rounds"]
         cells.append([*line, "" if gain["ratio"] is None else _measured(gain)])
     return titles, cells
 
@@ -280,12 +283,12 @@ def _gain(ratio: float | None) -> str:
     return "" if ratio is None else f"{100 * (ratio - 1):+.1f} %"
 
 
-def _measured(row: Row) -> str:
-    return f"{_gain(row['ratio'])} ({_gain(row['ratio_low'])} to {_gain(row['ratio_high'])})"
+def _measured(row: Row) -> Span:
+    return Span.of(f"{_gain(row['ratio'])} ({_gain(row['ratio_low'])} to {_gain(row['ratio_high'])})", row)
 
 
-def _ratio(row: Row) -> str:
-    return f"{row['ratio']:.3f} ({row['ratio_low']:.3f} to {row['ratio_high']:.3f})"
+def _ratio(row: Row) -> Span:
+    return Span.of(f"{row['ratio']:.3f} ({row['ratio_low']:.3f} to {row['ratio_high']:.3f})", row)
 
 
 def _bound(row: Row) -> str:

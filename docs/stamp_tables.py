@@ -40,4 +40,4 @@ def _machine(stamp: Row, found: Row) -> str:
     gpu = next((record["gpu"] for record in records if record.get("gpu")), None)
     device = stamp.get("device", "")
     gpu = gpu or (device if device.startswith("NVIDIA") else None)
-    return stamp["machine"] + (f", {gpu}" if gpu else "")
+    return f"{stamp['machine']}, {gpu}" if gpu else str(stamp["machine"])
