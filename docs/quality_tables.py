@@ -9,9 +9,13 @@ from typing import Any
 from spans import Span
 from speed_tables import deepest
 
+from xshare.quality.paired import paired
+
 Row = dict[str, Any]
 Table = tuple[list[str], list[list[str]]]
 Setting = tuple[int, int, bool]  # batch, drafts, mixed
+TOPK, OEA = ",score=topk", "oea:k0=2"
+READ = ("k0=1,m=12", "k0=1,m=0,mr=4")  # references of OEA's in files that name no score, and mean all scores
 
 
 def policies(found: Row, how: Setting) -> Table:
@@ -19,11 +23,48 @@ def policies(found: Row, how: Setting) -> Table:
     titles = ["policy", "the paper's", "active experts", "of native", "accuracy", "change (95 %)", "agreement", "KL"]
     cells = []
     for row in sorted(_of(found["rows"], how), key=_place):
-        line = [f"`{row['policy']}`", row["paper"].replace(",", ", "), f"{row['active']:.1f}"]
+        line = [f"`{row['policy']}`", _paper(row, found["rows"]).replace(",", ", "), f"{row['active']:.1f}"]
         line += [of_native(row), _share(row, "accuracy"), change(row)]
         line += [f"{row['agreement']:.1%}", f"{row['kl']:.4f}"]
         cells.append(line + ([f"{row['accepted']:.2f}"] if how[1] else []))
     return titles + (["accepted"] if how[1] else []), cells
+
+
+def _paper(row: Row, rows: list[Row]) -> str:
+    """What the paper calls a policy, and by which reading of its score, where greedy has something to choose.
+
+    Rows of the other reading carry no name of the paper's: theirs is that of the same numbers.
+    """
+    topk = row["policy"].endswith(TOPK)
+    own = [other for other in rows if topk and other["policy"] == row["policy"].removesuffix(TOPK)]
+    name: str = own[0]["paper"] if own else row["paper"]
+    chosen = "=" in name and _numbers(name).keys() & {"m", "mr"}
+    return f"{name},{'topk' if topk else 'full'}" if chosen else name
+
+
+def readings(found: Row) -> Table:
+    """Both readings of the paper's score beside OEA, and what score=topk has over it on the same questions."""
+    titles = ["batches", "policy", "experts: full / topk / OEA", "right: full / topk / OEA", "KL: full / topk / OEA"]
+    rows = {(_how(row), row["policy"]): row for row in found["rows"]}
+    right = {(_how(each), each["policy"]): [mark == "1" for mark in each["right"]] for each in found["samples"]}
+    cells = []
+    for how, policy in rows:
+        trio = [rows.get((how, name)) for name in (policy, policy + TOPK, OEA)]
+        if policy not in READ or None in trio:
+            continue
+        three = [row for row in trio if row is not None]
+        held = paired(right[how, OEA], right[how, policy + TOPK])
+        batch, drafts, mixed = how
+        where = f"{batch}, {drafts} drafts" if drafts else str(batch)
+        line = [f"{where}, {'mixed' if mixed else 'alike'}", f"`{policy}`"]
+        line += [" / ".join(f"{row['active']:.1f}" for row in three), " / ".join(f"{r['accuracy']:.1%}" for r in three)]
+        line += [" / ".join(f"{row['kl']:.4f}" for row in three)]
+        cells.append([*line, Span(f"{_points(held.change)} ({_points(held.low)} to {_points(held.high)})")])
+    return [*titles, "topk over OEA, points (95 %)"], cells
+
+
+def _how(row: Row) -> Setting:
+    return row["batch"], row["drafts"], row["mixed"]
 
 
 def matched(found: Row, how: Setting) -> Table:
@@ -154,10 +195,14 @@ def choosing(speed: Row, nano: Row, lab: Row | None, how: Setting) -> Table:
     for found in (found for found in (nano, lab) if found is not None):
         name = found["rows"][0]["model"]
         mixed, alike = ([_named(found, policy, (*how[:2], mix)) for policy in order] for mix in (True, False))
+        at = {(_how(row), row["policy"]): row for row in found["rows"]}
+        other = [row and at.get((_how(row), row["policy"] + TOPK)) for row in mixed]
         columns |= {
             f"{name}: experts": [of_native(row) if row else "" for row in mixed],
             f"{name}: points (95 %)": [change(row) if row else "" for row in mixed],
             f"{name}: KL": [f"{row['kl']:.4f}" if row else "" for row in mixed],
+            f"{name}, `score=topk`: experts": [of_native(row) if row else "" for row in other],
+            f"{name}, `score=topk`: points (95 %)": [change(row) if row else "" for row in other],
             f"{name}: one kind at a time": [change(row) if row else "" for row in alike],
         }
     shown = {title: cells for title, cells in columns.items() if any(cells)}
@@ -186,6 +231,7 @@ SETTINGS = {"": (16, 0, True), "_alike": (16, 0, False), "_drafts": (4, 3, True)
 def tables() -> dict[str, tuple[str, Callable[..., Table]]]:
     """By marker: the result file or several, and what is made of them. Those of the larger model begin with `lab_`."""
     found: dict[str, tuple[str, Callable[..., Table]]] = {"neighbours": ("neighbours", neighbours)}
+    found["readings"] = ("paper_quality", readings)
     for name, how in SETTINGS.items():
         found[f"paper_quality{name}"] = ("paper_quality", partial(policies, how=how))
         found[f"paper_matched{name}"] = ("paper_quality", partial(matched, how=how))

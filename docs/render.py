@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import frontier_tables
+import parallel_tables
 import quality_tables
 import speed_tables
 import stamp_tables
@@ -235,7 +236,7 @@ TABLES: dict[str, Callable[[str], str]] = {
     "stamps": lambda _: markdown(*stamp_tables.stamps(ROOT / "evidence")),
 }
 
-FILES = quality_tables.tables() | speed_tables.tables() | frontier_tables.tables()
+FILES = quality_tables.tables() | speed_tables.tables() | parallel_tables.tables() | frontier_tables.tables()
 
 
 def file_table(name: str) -> str:
