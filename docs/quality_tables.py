@@ -7,15 +7,14 @@ from functools import partial
 from typing import Any
 
 from spans import Span
-from speed_tables import deepest
+from speed_tables import FULL, deepest
 
 from xshare.quality.paired import paired
+from xshare.spelling import meant_before
 
 Row = dict[str, Any]
 Table = tuple[list[str], list[list[str]]]
 Setting = tuple[int, int, bool]  # batch, drafts, mixed
-TOPK, OEA = ",score=topk", "oea:k0=2"
-READ = ("k0=1,m=12", "k0=1,m=0,mr=4")  # references of OEA's in files that name no score, and mean all scores
 
 
 def policies(found: Row, how: Setting) -> Table:
@@ -23,40 +22,51 @@ def policies(found: Row, how: Setting) -> Table:
     titles = ["policy", "the paper's", "active experts", "of native", "accuracy", "change (95 %)", "agreement", "KL"]
     cells = []
     for row in sorted(_of(found["rows"], how), key=_place):
-        line = [f"`{row['policy']}`", _paper(row, found["rows"]).replace(",", ", "), f"{row['active']:.1f}"]
+        line = [f"`{row['policy']}`", _paper(row, found).replace(",", ", "), f"{row['active']:.1f}"]
         line += [of_native(row), _share(row, "accuracy"), change(row)]
         line += [f"{row['agreement']:.1%}", f"{row['kl']:.4f}"]
         cells.append(line + ([f"{row['accepted']:.2f}"] if how[1] else []))
     return titles + (["accepted"] if how[1] else []), cells
 
 
-def _paper(row: Row, rows: list[Row]) -> str:
+def _read(found: Row, row: Row) -> tuple[str, str]:
+    """A policy without its score, and which reading of the paper's score it is: files of before name the other one."""
+    policy = row["policy"] if "format" in found else meant_before(row["policy"])
+    return policy.removesuffix(FULL), "full" if policy.endswith(FULL) else "topk"
+
+
+def _readings(found: Row) -> dict[tuple[Setting, str, str], Row]:
+    return {(_how(row), *_read(found, row)): row for row in found["rows"]}
+
+
+def _paper(row: Row, found: Row) -> str:
     """What the paper calls a policy, and by which reading of its score, where greedy has something to choose.
 
-    Rows of the other reading carry no name of the paper's: theirs is that of the same numbers.
+    Rows of score=topk carry no name of the paper's: theirs is that of the same numbers.
     """
-    topk = row["policy"].endswith(TOPK)
-    own = [other for other in rows if topk and other["policy"] == row["policy"].removesuffix(TOPK)]
-    name: str = own[0]["paper"] if own else row["paper"]
+    policy, score = _read(found, row)
+    full = _readings(found).get((_how(row), policy, "full"), row)
+    name: str = full["paper"]
     chosen = "=" in name and _numbers(name).keys() & {"m", "mr"}
-    return f"{name},{'topk' if topk else 'full'}" if chosen else name
+    return f"{name},{score}" if chosen else name
 
 
 def readings(found: Row) -> Table:
     """Both readings of the paper's score beside OEA, and what score=topk has over it on the same questions."""
-    titles = ["batches", "policy", "experts: full / topk / OEA", "right: full / topk / OEA", "KL: full / topk / OEA"]
-    rows = {(_how(row), row["policy"]): row for row in found["rows"]}
+    titles = ["batches", "policy", "rival", *(f"{what}: full / topk / OEA" for what in ("experts", "right", "KL"))]
+    at = _readings(found)
     right = {(_how(each), each["policy"]): [mark == "1" for mark in each["right"]] for each in found["samples"]}
     cells = []
-    for how, policy in rows:
-        trio = [rows.get((how, name)) for name in (policy, policy + TOPK, OEA)]
-        if policy not in READ or None in trio:
+    for pair in found["matched"]:
+        how, (policy, _) = _how(pair), _read(found, pair | {"policy": pair["reference"]})
+        full, topk = (at.get((how, policy, score)) for score in ("full", "topk"))
+        if not pair["policy"].startswith("oea") or full is None or topk is None:
             continue
-        three = [row for row in trio if row is not None]
-        held = paired(right[how, OEA], right[how, policy + TOPK])
+        three = (full, topk, next(r for r in found["rows"] if (_how(r), r["policy"]) == (how, pair["policy"])))
+        held = paired(right[how, pair["policy"]], right[how, topk["policy"]])
         batch, drafts, mixed = how
         where = f"{batch}, {drafts} drafts" if drafts else str(batch)
-        line = [f"{where}, {'mixed' if mixed else 'alike'}", f"`{policy}`"]
+        line = [f"{where}, {'mixed' if mixed else 'alike'}", policy, f"`{pair['policy']}`"]
         line += [" / ".join(f"{row['active']:.1f}" for row in three), " / ".join(f"{r['accuracy']:.1%}" for r in three)]
         line += [" / ".join(f"{row['kl']:.4f}" for row in three)]
         cells.append([*line, Span(f"{_points(held.change)} ({_points(held.low)} to {_points(held.high)})")])
@@ -195,8 +205,7 @@ def choosing(speed: Row, nano: Row, lab: Row | None, how: Setting) -> Table:
     for found in (found for found in (nano, lab) if found is not None):
         name = found["rows"][0]["model"]
         mixed, alike = ([_named(found, policy, (*how[:2], mix)) for policy in order] for mix in (True, False))
-        at = {(_how(row), row["policy"]): row for row in found["rows"]}
-        other = [row and at.get((_how(row), row["policy"] + TOPK)) for row in mixed]
+        other = [row and _readings(found).get((_how(row), _read(found, row)[0], "topk")) for row in mixed]
         columns |= {
             f"{name}: experts": [of_native(row) if row else "" for row in mixed],
             f"{name}: points (95 %)": [change(row) if row else "" for row in mixed],
