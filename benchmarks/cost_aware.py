@@ -33,8 +33,9 @@ from xshare.errors import XShareError
 from xshare.policy import PRESETS, Policy
 from xshare.progress import Advance
 from xshare.results import Results, Row
+from xshare.results.columns import count_of
 from xshare.stairs import Stairs, edges, never_falling, read_stairs
-from xshare.statistics import median_interval
+from xshare.statistics import interval_names, median_interval
 
 REGIME = "carried"
 WARM = 4  # steps
@@ -131,8 +132,9 @@ def measure(
 
 
 def show(rows: Sequence[Row]) -> None:
-    table = number_table("", "policy", "by cost", "experts", "votes lost", "ms a step", "95 %", "gain", "95 % ")
-    for row in rows:
+    within, marks = interval_names([count_of(row, "ms") for row in rows])
+    table = number_table("", "policy", "by cost", "experts", "votes lost", "ms a step", within, "gain", f"{within} ")
+    for row, mark in zip(rows, marks, strict=True):
         gain = row["gain_at_equal_votes"]
         table.add_row(
             row["policy"],
@@ -140,9 +142,9 @@ def show(rows: Sequence[Row]) -> None:
             "" if row["active"] is None else f"{row['active']:.1f}",
             "" if row["votes_lost"] is None else f"{row['votes_lost']:.1%}",
             f"{row['ms']:.2f}",
-            f"{row['ms_low']:.2f} to {row['ms_high']:.2f}",
+            f"{row['ms_low']:.2f} to {row['ms_high']:.2f}{mark}",
             "" if gain is None else f"{gain:.3f}x",
-            "" if gain is None else f"{row['gain_low']:.3f} to {row['gain_high']:.3f}",
+            "" if gain is None else f"{row['gain_low']:.3f} to {row['gain_high']:.3f}{mark}",
         )
     wide_console().print(table)
 

@@ -23,6 +23,7 @@ from xshare.policy import RECOMMENDED, Policy
 from xshare.quality.files import built_in
 from xshare.quality.measure import ordered
 from xshare.results import Results, Row, check_replaced
+from xshare.statistics import interval_names
 from xshare.tune.products import HIDDEN, WIDTH, product_ms
 
 ROWS = (1, 2, 3, 4, 6, 8, 9, 12, 16)
@@ -52,7 +53,8 @@ def main(
     results = Results(json, None, {"machine": platform.machine(), "processor": processor(), "seed": 0}, lists=())
     results.rows = rows + products
     results.write()
-    table = number_table(f"nano, {batch} rows", "policy", "experts", "ms a step", "times native", "95 %")
+    within, _ = interval_names([repeats])
+    table = number_table(f"nano, {batch} rows", "policy", "experts", "ms a step", "times native", within)
     for row in rows:
         interval = f"{row['times_low']:.2f} to {row['times_high']:.2f}"
         table.add_row(row["policy"], f"{row['active']:.1f}", f"{row['ms']:.1f}", f"{row['times']:.2f}x", interval)

@@ -8,8 +8,9 @@ where the GPU reads those that a step needs. One engine, full CUDA graphs; nativ
 requests in each. Native is selection switched off live, which is the same graph: its few microseconds do not show in
 steps of a tenth of a second and more.
 
-A ratio is native's step over the policy's, a median over pairs with a bootstrap 95 % interval. `gbps` is the bytes of
-the experts that are loaded over the whole step's time; `expected` the ratio if a step took as long as its experts.
+A ratio is native's step over the policy's, a median over pairs with a bootstrap 95 % interval; of fewer than six pairs
+that is their range. `gbps` is the bytes of the experts that are loaded over the whole step's time; `expected` the ratio
+if a step took as long as its experts.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ from xshare.cli.output import number_table, progress_bar, wide_console
 from xshare.policy import PRESETS, RECOMMENDED
 from xshare.progress import Advance
 from xshare.results import Results, Row
-from xshare.statistics import median_interval
+from xshare.results.columns import count_of
+from xshare.statistics import interval_names, median_interval
 
 REGIME = "carried"
 WARM = 2  # steps
@@ -75,15 +77,16 @@ def rows_of(setting: Row, ms: dict[str, list[float]], counted: dict[str, Counted
 
 
 def show(rows: Sequence[Row]) -> None:
-    table = number_table("", "policy", "batch", "experts", "ms a step", "faster", "95 %", "by experts", "GB/s")
-    for row in rows:
+    within, marks = interval_names([count_of(row, "ratio") for row in rows])
+    table = number_table("", "policy", "batch", "experts", "ms a step", "faster", within, "by experts", "GB/s")
+    for row, mark in zip(rows, marks, strict=True):
         table.add_row(
             row["policy"],
             str(row["batch"]),
             f"{row['active']:.1f}",
             f"{row['ms']:.0f}",
             f"{row['ratio']:.2f}x",
-            f"{row['ratio_low']:.2f} to {row['ratio_high']:.2f}",
+            f"{row['ratio_low']:.2f} to {row['ratio_high']:.2f}{mark}",
             f"{row['expected']:.2f}x",
             f"{row['gbps']:.1f}",
         )

@@ -1,6 +1,7 @@
 """Expert parallelism in the shape of DeepSeek-R1: how many experts a step loads, the most on one device, how long.
 
     python benchmarks/paper_ep.py [--json evidence/paper_ep.json]      (--tiny: a small layer, few steps, any machine)
+    python benchmarks/paper_ep.py --score topk --json evidence/paper_ep_topk.json     its score as its text has it
 
 Counting (CPU): seeded steps of random logits through R1's router (256 experts, sigmoid + correction bias, top-8 in the
 best 4 of 8 groups), experts in blocks of 32 on 8 devices. `active` is what the rows are routed to, `peak` the most of
@@ -20,6 +21,7 @@ near one the weights decide, well below it torch's grouped product does.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
@@ -57,8 +59,15 @@ class Choice(NamedTuple):
     policy: Policy
 
 
-CHOICES = [Choice("native", None, Policy.parse("native"))]
-CHOICES += [Choice(fill, mg, Policy.parse(f"k0=1,m=0,mg={mg},fill={fill}")) for mg in BUDGETS for fill in FILLS]
+def choices(score: str) -> list[Choice]:
+    """By one of the two readings of the paper's score: `full` or `topk`."""
+    found = [Choice("native", None, Policy.parse("native"))]
+    for mg in BUDGETS:
+        found += [Choice(f, mg, Policy.parse(f"k0=1,m=0,mg={mg},fill={f},score={score}")) for f in FILLS]
+    return found
+
+
+CHOICES = choices("full")
 
 
 class Routed(NamedTuple):
@@ -83,13 +92,13 @@ def draw(regime: str, steps: int, rows: int, seed: int = 0) -> tuple[Tensor, Rou
     return SKEW[regime] * popular + own, RouterSpec.for_model("deepseek-r1").with_bias(BIAS * bias)
 
 
-def route_all(logits: Tensor, router: RouterSpec) -> list[Routed]:
-    """The steps at each of CHOICES, as `xshare.route` has them; what policies share is computed once."""
+def route_all(logits: Tensor, router: RouterSpec, points: Sequence[Choice] = CHOICES) -> list[Routed]:
+    """The steps at each of the `points`, as `xshare.route` has them; what policies share is computed once."""
     layout, placement = BatchLayout.one_per_row(logits.shape[1]), Placement.contiguous(EXPERTS, DEVICES)
-    parts: list[list[Routed]] = [[] for _ in CHOICES]
+    parts: list[list[Routed]] = [[] for _ in points]
     for some in torch.split(logits, CHUNK):  # twice as fast as all at once: it stays in the caches
         step = prepare(some, router, layout, placement)
-        for part, choice in zip(parts, CHOICES, strict=True):
+        for part, choice in zip(parts, points, strict=True):
             found = apply(step, router, choice.policy)
             loads = load(found.active, placement.devices, DEVICES)
             part.append(Routed(found.ids, found.weights, loads, found.max_load, found.mass))
@@ -138,18 +147,18 @@ def layer_times(layer: Layer, found: list[Routed], pairs: int, timed: bool) -> T
     return layer.times_us(plans.to(layer.where)) if timed else None
 
 
-def measured(steps: int, layer: Layer | None, copy: float | None) -> list[Row]:
+def measured(steps: int, layer: Layer | None, copy: float | None, points: Sequence[Choice] = CHOICES) -> list[Row]:
     rows: list[Row] = []
     with progress_bar("regimes and rows", len(ROWS) * len(SKEW)) as advance:
         for n in ROWS:
-            regimes = {regime: route_all(*draw(regime, steps, n)) for regime in SKEW}
+            regimes = {regime: route_all(*draw(regime, steps, n), points) for regime in SKEW}
             first = {regime: [Routed(*(x[:TIMED] for x in at)) for at in found] for regime, found in regimes.items()}
             pairs = max(most_pairs(at.ids) for found in first.values() for at in found)
             if layer is not None:
                 layer.capture(n, pairs)
             for regime, found in regimes.items():
                 us = None if layer is None else layer_times(layer, first[regime], pairs, copy is not None)
-                for number, (choice, at) in enumerate(zip(CHOICES, found, strict=True)):
+                for number, (choice, at) in enumerate(zip(points, found, strict=True)):
                     row: Row = {"regime": regime, "rows": n, "method": choice.method, "policy": str(choice.policy)}
                     row |= {"mg": choice.mg, **paper(n, choice.mg), **dict.fromkeys(TIMES)}
                     row |= counts(at, found[0], found[number + 1] if choice.method == "level" else None)
@@ -194,7 +203,7 @@ def verdict(rows: list[Row]) -> list[str]:
     means = sum(row["peak"] > rounds[row["regime"], row["rows"], row["mg"]] for row in level)
     sets, peaks = (sum(row[f"{name}_above_rounds"] for row in level) for name in ("max_load", "peak"))
     says = "does not hold" if means or sets else "holds"
-    text = f"level is never above rounds at equal mg: {says} (mean peak above at {means} of {len(level)} points,"
+    text = f"level's mean peak and MaxLoad are not above rounds' at equal mg: {says} (means at {means} of {len(level)},"
     # The rows need not use all of S, so what they are routed to may stand the other way round now and then.
     lines.append(f"{text} MaxLoad(S) in {sets} single steps; what the rows use of S in {peaks})")
     if shares := [row["copy_share"] for row in rows if row["copy_share"] is not None]:
@@ -204,6 +213,7 @@ def verdict(rows: list[Row]) -> list[str]:
 
 def main(
     json: Annotated[Path | None, typer.Option(help=f"Write the rows here; with a GPU, {EVIDENCE} if not said.")] = None,
+    score: Annotated[str, typer.Option(help="How the paper's score is read: full, or topk.")] = "full",
     tiny: Annotated[bool, typer.Option("--tiny", help="A small layer and few steps.")] = False,
 ) -> None:
     torch.set_num_threads(1)  # counting: many small operations, and the same speed beside other work
@@ -213,13 +223,13 @@ def main(
     steps = 8 if tiny else STEPS
     torch.manual_seed(0)  # weights and rows
     layer = Layer(hidden, width, "cuda" if gpu else "cpu") if gpu or tiny else None
-    rows = measured(steps, layer, copy)
+    rows = measured(steps, layer, copy, choices(score))
     for regime in SKEW:
         show(rows, regime)
     print(*verdict(rows), sep="\n")
     if copy is not None:
         print(f"copy bandwidth of this {gpu}: {copy:.0f} GB/s")
-    if json is None and gpu and not tiny:  # what has no times does not replace what has
+    if json is None and gpu and not tiny and score == "full":  # what has no times does not replace what has
         json = EVIDENCE
     about: Row = {"gpu": gpu, "copy_gbps": copy, "hidden": hidden, "width": width, "dtype": "bfloat16"}
     results = Results(json, None, about | {"seed": 0, "steps": steps, "timed_steps": min(steps, TIMED)}, lists=())

@@ -7,7 +7,8 @@
 Two engines with the same random weights (`xshare_dummy`: this measures speed, not quality) stay loaded side by side:
 unmodified vLLM (`native`: the plugin is not loaded), and one with selection, whose policy is changed live. They decode
 in turns, so that a slow spell of the machine hits both. A decode is a fixed batch, timed over whole steps. Ratios are
-of step times, native's over the policy's: medians of the pairs with bootstrap 95 % intervals. The control (`noop`) is
+of step times, native's over the policy's: medians of the pairs with bootstrap 95 % intervals, which of fewer than six
+pairs are their range. The control (`noop`) is
 selection with a budget of N, bypasses off: it really runs, and keeps everything. With drafts acceptance is synthetic,
 2.5 tokens a step, so ratios of steps are ratios of tokens; `token_ratio` is as it happened to come out.
 
@@ -16,8 +17,9 @@ are measured in one start, because routers, embedding and head are filled again 
 every cell, and cells that are there already are skipped, so it may be stopped and run again; `--again` measures them
 once more. With all 36 layers an engine takes 62 GiB, so both fit on a card of 141 GB; fewer (`--layers`) on others.
 
-  plain, fixed, eagle3   the paper's policies: without drafts; with drafts that cost nothing but run on the host; with a
-                         head of EAGLE-3's shape, on vLLM's V2 runner (eagle3-v1: on V1, 0.26's default for this model)
+  plain, fixed, eagle3   the paper's policies with score=full: without drafts; with drafts that cost nothing but run on
+                         the host; with a head of EAGLE-3's shape, on vLLM's V2 runner (eagle3-v1: on V1, 0.26's default
+                         for this model)
   logit-sum              the rule of vLLM pull request 35551
   budgets                sets of exactly m experts, for many m: how straight the law is
   presence               the plugin there and not used
@@ -49,7 +51,7 @@ import typer
 from engine_pair import ACCEPTED, PROMPT, Engine
 from fit_routing import EVIDENCE, fits
 from shapes import Config, cache_bytes, expert_bytes, gpt_oss_120b
-from speed_rows import LOGIT_SUM, NOOP, PAPER, UNUSED, Bytes, Counted, pooled, rows_of, spelled, totals
+from speed_rows import FULL, LOGIT_SUM, NOOP, PAPER, UNUSED, Bytes, Counted, pooled, rows_of, spelled, totals
 
 from xshare.errors import XShareError
 from xshare.policy import RECOMMENDED, Policy
@@ -61,7 +63,7 @@ CONTROLS = 3  # pairs of the control for one of a policy: it decides about one p
 REPEATS = 5
 WARM = 4  # steps after a change of policy
 BESIDE = ["k0=1,m=24", "k0=0,m=24", "k0=1,m=0", "k0=2,m=0"]  # at other batches; the last two so that the law has points
-BUDGETS = tuple(f"k0=0,m={m}" for m in range(8, 50, 2))
+BUDGETS = tuple(f"k0=0,m={m}{FULL}" for m in range(8, 50, 2))
 PRESETS = tuple(str(Policy.parse(name)) for name in RECOMMENDED)
 GIB = 1 << 30
 CACHES = 8 * GIB  # what two engines of all LAYERS leave on a card of 141 GB, for the caches of both
@@ -95,8 +97,8 @@ class Piece:
         """What the second engine is measured with; the first is the control, where there is one."""
         if self.method != "xshare":
             return [{"logit-sum": LOGIT_SUM, "unused": UNUSED}[self.method]]
-        paper = PAPER.get((self.drafts, batch))
-        return [NOOP, *(self.measured or paper or BESIDE)] if regime in self.only else [NOOP]
+        paper = [f"{name}{FULL}" for name in PAPER.get((self.drafts, batch), BESIDE)]
+        return [NOOP, *(self.measured or paper)] if regime in self.only else [NOOP]
 
     def second(self, experts: int) -> Row:
         """How the second engine differs from unmodified vLLM."""

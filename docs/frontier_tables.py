@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 from quality_tables import Row, Table, change, of_native
+from spans import Span
 
 from xshare.policy import RECOMMENDED, Policy
 from xshare.report.words import named
@@ -24,8 +25,7 @@ def presets(found: Row, speed: Row) -> Table:
             policy = str(Policy.parse(preset))
             rows = [_row(found, model, "confirming", batch, drafts, policy) for model in MODELS]
             numbers = [cell for row in rows for cell in ((of_native(row), change(row)) if row else ("", ""))]
-            timed = _timed(speed, policy, batch, drafts)
-            times = "not timed" if timed is None else _times(timed)
+            times = _times(_timed(speed, policy, batch, drafts))
             cells.append([f"`{preset}` ({RECOMMENDED[preset]})", str(drafts or "none"), times, *numbers])
     return ["preset", "drafts", "times as fast (95 %)", *columns], cells
 
@@ -37,9 +37,7 @@ def preset_batches(speed: Row) -> Table:
     for name in (*RECOMMENDED, "noop"):
         policy = "noop" if name == "noop" else str(Policy.parse(name))
         rows = [_timed(speed, policy, batch, 0) for batch in batches]
-        cells.append(
-            ["no-op control" if name == "noop" else f"`{name}`", *(_times(row) if row else "" for row in rows)]
-        )
+        cells.append(["no-op control" if name == "noop" else f"`{name}`", *map(_times, rows)])
     return ["", *(f"{batch} requests" for batch in batches)], cells
 
 
@@ -49,9 +47,13 @@ def _timed(speed: Row, policy: str, batch: int, drafts: int) -> Row | None:
     return next((row for row in speed["pooled"] if wanted.items() <= row.items() and "prompt_tokens" not in row), None)
 
 
-def _times(row: Row) -> str:
+def _times(row: Row | None) -> str:
+    """Nothing where it has not been timed."""
+    if row is None:
+        return ""
     digits = 3 if row["policy"] == "noop" else 2
-    return f"{row['ratio']:.{digits}f} ({row['ratio_low']:.{digits}f} to {row['ratio_high']:.{digits}f})"
+    text = f"{row['ratio']:.{digits}f} ({row['ratio_low']:.{digits}f} to {row['ratio_high']:.{digits}f})"
+    return Span.of(text, row)
 
 
 def frontier(found: Row, batch: int, drafts: int) -> Table:
@@ -93,7 +95,7 @@ def offload(found: Row) -> Table:
     cells = []
     for row in sorted(found["rows"], key=lambda row: row["batch"]):
         shown = {"noop": "no-op control", "native": "native"}.get(row["policy"], f"`{row['policy']}`")
-        times = f"{row['ratio']:.2f} ({row['ratio_low']:.2f} to {row['ratio_high']:.2f})"
+        times = Span.of(f"{row['ratio']:.2f} ({row['ratio_low']:.2f} to {row['ratio_high']:.2f})", row)
         line = [str(row["batch"]), shown, f"{row['active']:.1f}", f"{row['ms']:.0f}"]
         cells.append(
             [*line, "" if row["policy"] == "native" else times, f"{row['expected']:.2f}", f"{row['gbps']:.0f}"]

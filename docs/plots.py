@@ -20,6 +20,8 @@ from quality_tables import by_mates
 from speed_tables import REGIMES, deepest
 
 from xshare.report.plot import need_matplotlib, new_axes, save
+from xshare.results.columns import count_of
+from xshare.statistics import interval_names
 
 ROOT = Path(__file__).resolve().parent.parent
 MARKERS = "osD^vPX*<>hd"
@@ -136,7 +138,7 @@ def neighbours(found: Row) -> tuple[Any, Any]:
 
 def speed(found: Row) -> tuple[Any, Any]:
     """Gain against active experts at batch 16, the law of each regime, and the paper's ranges for the same policies."""
-    title = "gpt-oss-120b's shape on an H200, batch 16, no drafts"
+    title = "gpt-oss-120b's shape on an H200, batch 16, no drafts, score=full"
     figure, axes = new_axes(title, "active experts a layer", "output tokens a second, against unmodified vLLM")
     for place, regime in enumerate(REGIMES):
         rows = [r for r in deepest(found) if (r["piece"], r["regime"], r["batch"]) == ("plain", regime, 16)]
@@ -146,7 +148,8 @@ def speed(found: Row) -> tuple[Any, Any]:
         shown = [row for row in rows if row["method"] in ("xshare", "noop")]
         x, y = [row["active"] for row in shown], [row["ratio"] for row in shown]
         color = f"C{place}"
-        axes.errorbar(x, y, yerr=bars(shown, "ratio"), fmt=MARKERS[place], color=color, capsize=2, label=regime)
+        name = f"{regime}, {interval_names([count_of(row, 'ratio') for row in shown if row['method'] == 'xshare'])[0]}"
+        axes.errorbar(x, y, yerr=bars(shown, "ratio"), fmt=MARKERS[place], color=color, capsize=2, label=name)
         line = [min(x) + step * (native["active"] - min(x)) / 40 for step in range(41)]
         left = [native["step_ms"] - native["b"] * (native["active"] - at) for at in line]
         law = [native["step_ms"] / ms for ms in left]
@@ -155,8 +158,8 @@ def speed(found: Row) -> tuple[Any, Any]:
         )
         said = [row for row in shown if row["paper_high"]]
         low, high = [row["paper_low"] for row in said], [row["paper_high"] for row in said]
-        name = "the paper's range" if place == 0 else None
-        axes.vlines([row["active"] for row in said], low, high, color="grey", linewidth=5, alpha=0.4, label=name)
+        paper = "the paper's range" if place == 0 else None
+        axes.vlines([row["active"] for row in said], low, high, color="grey", linewidth=5, alpha=0.4, label=paper)
     return figure, axes
 
 

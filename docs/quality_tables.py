@@ -6,7 +6,11 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from speed_tables import deepest
+from spans import Span
+from speed_tables import FULL, deepest
+
+from xshare.quality.paired import paired
+from xshare.spelling import meant_before
 
 Row = dict[str, Any]
 Table = tuple[list[str], list[list[str]]]
@@ -18,11 +22,59 @@ def policies(found: Row, how: Setting) -> Table:
     titles = ["policy", "the paper's", "active experts", "of native", "accuracy", "change (95 %)", "agreement", "KL"]
     cells = []
     for row in sorted(_of(found["rows"], how), key=_place):
-        line = [f"`{row['policy']}`", row["paper"].replace(",", ", "), f"{row['active']:.1f}"]
+        line = [f"`{row['policy']}`", _paper(row, found).replace(",", ", "), f"{row['active']:.1f}"]
         line += [of_native(row), _share(row, "accuracy"), change(row)]
         line += [f"{row['agreement']:.1%}", f"{row['kl']:.4f}"]
         cells.append(line + ([f"{row['accepted']:.2f}"] if how[1] else []))
     return titles + (["accepted"] if how[1] else []), cells
+
+
+def _read(found: Row, row: Row) -> tuple[str, str]:
+    """A policy without its score, and which reading of the paper's score it is: files of before name the other one."""
+    policy = row["policy"] if "format" in found else meant_before(row["policy"])
+    return policy.removesuffix(FULL), "full" if policy.endswith(FULL) else "topk"
+
+
+def _readings(found: Row) -> dict[tuple[Setting, str, str], Row]:
+    return {(_how(row), *_read(found, row)): row for row in found["rows"]}
+
+
+def _paper(row: Row, found: Row) -> str:
+    """What the paper calls a policy, and by which reading of its score, where greedy has something to choose.
+
+    Rows of score=topk carry no name of the paper's: theirs is that of the same numbers.
+    """
+    policy, score = _read(found, row)
+    full = _readings(found).get((_how(row), policy, "full"), row)
+    name: str = full["paper"]
+    chosen = "=" in name and _numbers(name).keys() & {"m", "mr"}
+    return f"{name},{score}" if chosen else name
+
+
+def readings(found: Row) -> Table:
+    """Both readings of the paper's score beside OEA, and what score=topk has over it on the same questions."""
+    titles = ["batches", "policy", "rival", *(f"{what}: full / topk / OEA" for what in ("experts", "right", "KL"))]
+    at = _readings(found)
+    right = {(_how(each), each["policy"]): [mark == "1" for mark in each["right"]] for each in found["samples"]}
+    cells = []
+    for pair in found["matched"]:
+        how, (policy, _) = _how(pair), _read(found, pair | {"policy": pair["reference"]})
+        full, topk = (at.get((how, policy, score)) for score in ("full", "topk"))
+        if not pair["policy"].startswith("oea") or full is None or topk is None:
+            continue
+        three = (full, topk, next(r for r in found["rows"] if (_how(r), r["policy"]) == (how, pair["policy"])))
+        held = paired(right[how, pair["policy"]], right[how, topk["policy"]])
+        batch, drafts, mixed = how
+        where = f"{batch}, {drafts} drafts" if drafts else str(batch)
+        line = [f"{where}, {'mixed' if mixed else 'alike'}", policy, f"`{pair['policy']}`"]
+        line += [" / ".join(f"{row['active']:.1f}" for row in three), " / ".join(f"{r['accuracy']:.1%}" for r in three)]
+        line += [" / ".join(f"{row['kl']:.4f}" for row in three)]
+        cells.append([*line, Span(f"{_points(held.change)} ({_points(held.low)} to {_points(held.high)})")])
+    return [*titles, "topk over OEA, points (95 %)"], cells
+
+
+def _how(row: Row) -> Setting:
+    return row["batch"], row["drafts"], row["mixed"]
 
 
 def matched(found: Row, how: Setting) -> Table:
@@ -34,7 +86,7 @@ def matched(found: Row, how: Setting) -> Table:
             f"`{row['policy']}`",
             f"{row['active_reference']:.1f} / {row['active']:.1f}",
             f"{row['accuracy_reference']:.1%} / {row['accuracy']:.1%}",
-            f"{_points(row['change'])} ({_points(row['low'])} to {_points(row['high'])})",
+            Span(f"{_points(row['change'])} ({_points(row['low'])} to {_points(row['high'])})"),
             f"{row['p']:.2g}",
             f"{row['kl_reference']:.4f} / {row['kl']:.4f}",
             f"{row['agreement_reference']:.1%} / {row['agreement']:.1%}",
@@ -56,7 +108,8 @@ def correlation(found: Row) -> Table:
         ]
         name = "all" if row["layer"] is None else str(row["layer"])
         line = [name, f"{row['steps']:,}"] if row["steps"] is not None else ["means of single layers", ""]
-        line += [f"{row[n]:.2f} ({row[f'{n}_low']:.2f} to {row[f'{n}_high']:.2f})" for n in ("pearson", "spearman")]
+        both = [f"{row[n]:.2f} ({row[f'{n}_low']:.2f} to {row[f'{n}_high']:.2f})" for n in ("pearson", "spearman")]
+        line += map(Span, both)
         cells.append([*line, f"{min(within):.2f} to {max(within):.2f}" if within else ""])
     return titles, cells
 
@@ -130,7 +183,7 @@ def _share(row: Row, name: str) -> str:
 def change(row: Row) -> str:
     if row["policy"] == "native":
         return ""
-    return f"{_points(row['change'])} ({_points(row['change_low'])} to {_points(row['change_high'])})"
+    return Span(f"{_points(row['change'])} ({_points(row['change_low'])} to {_points(row['change_high'])})")
 
 
 def _points(change: float) -> str:
@@ -152,10 +205,13 @@ def choosing(speed: Row, nano: Row, lab: Row | None, how: Setting) -> Table:
     for found in (found for found in (nano, lab) if found is not None):
         name = found["rows"][0]["model"]
         mixed, alike = ([_named(found, policy, (*how[:2], mix)) for policy in order] for mix in (True, False))
+        other = [row and _readings(found).get((_how(row), _read(found, row)[0], "topk")) for row in mixed]
         columns |= {
             f"{name}: experts": [of_native(row) if row else "" for row in mixed],
             f"{name}: points (95 %)": [change(row) if row else "" for row in mixed],
             f"{name}: KL": [f"{row['kl']:.4f}" if row else "" for row in mixed],
+            f"{name}, `score=topk`: experts": [of_native(row) if row else "" for row in other],
+            f"{name}, `score=topk`: points (95 %)": [change(row) if row else "" for row in other],
             f"{name}: one kind at a time": [change(row) if row else "" for row in alike],
         }
     shown = {title: cells for title, cells in columns.items() if any(cells)}
@@ -175,7 +231,7 @@ def _numbers(text: str) -> dict[str, int]:
 
 def _gain(row: Row) -> str:
     at, low, high = (100 * (row[name] - 1) for name in ("ratio", "ratio_low", "ratio_high"))
-    return f"{at:+.1f} % ({low:+.1f} % to {high:+.1f} %)"
+    return Span.of(f"{at:+.1f} % ({low:+.1f} % to {high:+.1f} %)", row)
 
 
 SETTINGS = {"": (16, 0, True), "_alike": (16, 0, False), "_drafts": (4, 3, True), "_drafts_alike": (4, 3, False)}
@@ -184,6 +240,7 @@ SETTINGS = {"": (16, 0, True), "_alike": (16, 0, False), "_drafts": (4, 3, True)
 def tables() -> dict[str, tuple[str, Callable[..., Table]]]:
     """By marker: the result file or several, and what is made of them. Those of the larger model begin with `lab_`."""
     found: dict[str, tuple[str, Callable[..., Table]]] = {"neighbours": ("neighbours", neighbours)}
+    found["readings"] = ("paper_quality", readings)
     for name, how in SETTINGS.items():
         found[f"paper_quality{name}"] = ("paper_quality", partial(policies, how=how))
         found[f"paper_matched{name}"] = ("paper_quality", partial(matched, how=how))

@@ -13,9 +13,12 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import frontier_tables
+import parallel_tables
 import quality_tables
 import speed_tables
+import stamp_tables
 import typer
+from spans import Span, called
 
 from xshare.report.words import named
 from xshare.results.columns import spelled_mean
@@ -44,6 +47,7 @@ def rows_of(name: str) -> list[Row]:
 
 
 def markdown(titles: list[str], cells: list[list[str]]) -> str:
+    titles, cells = called(titles, cells)
     lines = ["| " + " | ".join(line) + " |" for line in [titles, *cells]]
     return "\n".join([lines[0], "|---" + "|--:" * (len(titles) - 1) + "|", *lines[1:]])
 
@@ -139,10 +143,10 @@ def demo_table(name: str) -> str:
                 quality_tables.of_native(row),
                 f"{row['accuracy']:.1%}",
                 f"{row['change']:+.1%}" if pruned else "",
-                f"{row['change_low']:+.0%} to {row['change_high']:+.0%}" if pruned else "",
+                Span(f"{row['change_low']:+.0%} to {row['change_high']:+.0%}") if pruned else "",
                 f"{row['agreement']:.1%}",
                 f"{timed['ratio']:.2f}" if timed and pruned else "",
-                f"{timed['ratio_low']:.2f} to {timed['ratio_high']:.2f}" if timed and pruned else "",
+                Span.of(f"{timed['ratio_low']:.2f} to {timed['ratio_high']:.2f}", timed) if timed and pruned else "",
             ]
         )
     return markdown(titles, cells)
@@ -181,7 +185,7 @@ def cpu_decode_table(name: str) -> str:
             f"{row['active']:.1f}",
             f"{row['ms']:.1f}",
             f"{row['times']:.2f}",
-            f"{row['times_low']:.2f} to {row['times_high']:.2f}",
+            Span.of(f"{row['times_low']:.2f} to {row['times_high']:.2f}", row, "times"),
         ]
         for row in rows
     ]
@@ -230,9 +234,10 @@ TABLES: dict[str, Callable[[str], str]] = {
     "nano_accuracy": nano_accuracy_table,
     "nano_loss": nano_loss_table,
     "nano_accepted": nano_accepted_table,
+    "stamps": lambda _: markdown(*stamp_tables.stamps(ROOT / "evidence")),
 }
 
-FILES = quality_tables.tables() | speed_tables.tables() | frontier_tables.tables()
+FILES = quality_tables.tables() | speed_tables.tables() | parallel_tables.tables() | frontier_tables.tables()
 
 
 def file_table(name: str) -> str:

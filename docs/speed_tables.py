@@ -6,6 +6,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from spans import Span
+
 from xshare import law
 from xshare.report.words import named
 from xshare.stairs import clear_edges, cost_of
@@ -14,6 +16,7 @@ Row = dict[str, Any]
 Table = tuple[list[str], list[list[str]]]
 REGIMES = ("independent", "fitted", "carried")
 SHOWN = {"plain": "no drafts", "eagle3": "EAGLE-3 head", "fixed": "fixed drafts"}  # pieces with the paper's policies
+FULL = ",score=full"
 BUDGET = ("k0=1,m=24", "k0=0,m=24")  # at every batch; other policies at 4, 8 and 32 are there as points of the law
 
 
@@ -33,7 +36,12 @@ def deepest(found: Row, of: str = "rows") -> list[Row]:
 def bare(row: Row) -> str:
     """Its policy whatever it summed: a file of before does not say that it was all scores."""
     policy: str = row["policy"]
-    return policy.removesuffix(",score=full")
+    return policy.removesuffix(FULL)
+
+
+def score_of(row: Row) -> str:
+    """Which reading of the paper's score a row is of. Rows of this file have it in their policy."""
+    return "full" if row["policy"].endswith(FULL) else "topk"
 
 
 def claims(found: Row, regime: str, piece: str) -> Table:
@@ -73,8 +81,10 @@ def verdicts(found: Row) -> Table:
         ],
     }
     for piece, name in SHOWN.items():
-        met = [(row["regime"], row["paper_met"]) for row in asked if row["piece"] == piece and row["paper_high"]]
-        demands[f"the paper's range reached, {name}"] = met
+        said = [row for row in asked if row["piece"] == piece and row["paper_high"]]
+        for score in dict.fromkeys(map(score_of, said)):
+            met = [(row["regime"], row["paper_met"]) for row in said if score_of(row) == score]
+            demands[f"the paper's range reached, {name}, `score={score}`"] = met
     cells = []
     for demand, held in demands.items():
         each = [[true for where, true in held if where == regime] for regime in REGIMES]
@@ -89,7 +99,7 @@ def controls(found: Row) -> Table:
     for row in deepest(found):
         if row["method"] in what and row["piece"] != "budgets":
             line = [what[row["method"]], row["regime"], _drafts(row), str(row["batch"]), str(row["layers"])]
-            cells.append([*line, f"{row['step_ms']:.2f}", _ratio(row)])
+            cells.append([*line, f"{row['step_ms']:.2f}", ratio(row)])
     return ["engine", "routing", "drafts", "batch", "layers", "ms a step", "of unmodified vLLM's speed (95 %)"], cells
 
 
@@ -150,7 +160,7 @@ def presets(found: Row, contexts: bool = False) -> Table:
         native = each["native"]
         line = [str(prompt) if contexts else _drafts(native), str(batch), str(native["layers"])]
         line += ["" if native["active"] is None else f"{native['active']:.1f}", f"{native['step_ms']:.2f}"]
-        line += [_ratio(each["noop"]), *(_measured(each[policy]) if policy in each else "" for policy in policies)]
+        line += [ratio(each["noop"]), *(_measured(each[policy]) if policy in each else "" for policy in policies)]
         cells.append(line)
     return titles, cells
 
@@ -163,7 +173,7 @@ def acted(found: Row) -> Table:
     for row in deepest(found, "pooled"):
         if row["method"] == "noop":
             line = [row["regime"], _drafts(row), str(row.get("prompt_tokens", 8)), str(row["batch"])]
-            line += [str(row["layers"]), f"{row['step_ms']:.2f}", _ratio(row), str(row["pairs"]), str(row["starts"])]
+            line += [str(row["layers"]), f"{row['step_ms']:.2f}", ratio(row), str(row["pairs"]), str(row["starts"])]
             cells.append([*line, f"{row['steps_pruned']} of {row['steps_decoded']}"])
     return titles, cells
 
@@ -178,6 +188,7 @@ def cost_aware(found: Row) -> Table:
     cells = []
     for row in (row for row in found["rows"] if row["cost"]):
         gain = {"ratio": row["gain_at_equal_votes"], "ratio_low": row["gain_low"], "ratio_high": row["gain_high"]}
+        gain["rounds"] = row["rounds"]
         pair = [
             text
             for each in (plain[row["policy"]], row)
@@ -255,7 +266,7 @@ def hosts(found: Row) -> Table:
                 at[piece, regime, batch, "k0=1,m=0,mr=4" if row["drafts"] else "k0=1,m=24"],
             )
             line = [regime, _drafts(row), str(batch), f"{row['step_ms']:.2f}", f"{row['a']:.2f} + {row['b']:.4f} T"]
-            line += [f"{row['law_gb_s']:.0f}", _ratio(control), f"`{one['policy']}`", _measured(one)]
+            line += [f"{row['law_gb_s']:.0f}", ratio(control), f"`{one['policy']}`", _measured(one)]
             cells.append([*line, _gain(one["predicted"])])
     return [*titles, "ours (95 %)", "predicted"], cells
 
@@ -278,57 +289,16 @@ def fit(found: Row) -> Table:
     return ["quantity", "experts", "known", "`fitted`", "`carried`"], cells
 
 
-def devices(found: Row, regime: str) -> Table:
-    titles = [
-        "policy",
-        "rows",
-        "active experts",
-        "on the fullest device",
-        "cut",
-        "gating mass",
-        "layer, us",
-        "faster (95 %)",
-    ]
-    titles += ["paper: active, fullest"]
-    cells = []
-    for row in found["rows"]:
-        if row["regime"] == regime:
-            line = [f"`{row['policy']}`", str(row["rows"]), f"{row['active']:.1f}", f"{row['peak']:.2f}"]
-            line += [f"{row['peak_cut']:.2f}x", f"{row['mass']:.3f}"]
-            line += [f"{row['layer_us']:.0f}", _ratio(row)] if row["layer_us"] is not None else ["", ""]
-            cells.append([*line, f"{row['paper_active']}, {row['paper_peak']}" if row["paper_active"] else ""])
-    return titles, cells
-
-
-def ep_claims(found: Row) -> Table:
-    """The paper's two rows for R1 beside ours at as many rows, with its fill and with `level`."""
-    titles = ["rows", "claim", "paper", "ours, `rounds`", "ours, `level`", "verdict"]
-    at = {(row["rows"], row["policy"]): row for row in found["rows"] if row["regime"] == "independent"}
-    cells = []
-    for (rows, policy), native in at.items():
-        if policy != "native" or not native["paper_active"]:
-            continue
-        level, rounds = at[rows, "k0=1,m=0,mg=5"], at[rows, "k0=1,m=0,mg=5,fill=rounds"]
-        for what, name in (("active experts", "active"), ("on the fullest device", "peak")):
-            said = (native[f"paper_{name}"], rounds[f"paper_{name}"])
-            ours = [(native[name], row[name]) for row in (rounds, level)]
-            cuts = [1 - after / before for before, after in (said, *ours)]
-            verdict = "more" if cuts[1] >= cuts[0] else "`level` more" if cuts[2] >= cuts[0] else "less"
-            texts = [f"{b:.1f} to {a:.1f} ({-cut:+.0%})" for (b, a), cut in zip((said, *ours), cuts, strict=True)]
-            cells.append([str(rows), what, *texts, verdict])
-    return titles, cells
-
-
 def _gain(ratio: float | None) -> str:
     return "" if ratio is None else f"{100 * (ratio - 1):+.1f} %"
 
 
-def _measured(row: Row) -> str:
-    return f"{_gain(row['ratio'])} ({_gain(row['ratio_low'])} to {_gain(row['ratio_high'])})"
+def _measured(row: Row) -> Span:
+    return Span.of(f"{_gain(row['ratio'])} ({_gain(row['ratio_low'])} to {_gain(row['ratio_high'])})", row)
 
 
-def _ratio(row: Row) -> str:
-    return f"{row['ratio']:.3f} ({row['ratio_low']:.3f} to {row['ratio_high']:.3f})"
+def ratio(row: Row) -> Span:
+    return Span.of(f"{row['ratio']:.3f} ({row['ratio_low']:.3f} to {row['ratio_high']:.3f})", row)
 
 
 def _bound(row: Row) -> str:
@@ -361,13 +331,10 @@ def tables() -> dict[str, tuple[str, Callable[[Row], Table]]]:
         "staircase": ("staircase", staircase),
         "slow_host": ("paper_speed_slow_host", hosts),
         "fit_routing": ("fit_routing", fit),
-        "ep_claims": ("paper_ep", ep_claims),
     }
     for regime in REGIMES:
         for piece in SHOWN:
             name = "paper_speed" if piece == "plain" else f"paper_speed_{piece}"
             found[f"{name}_{regime}"] = ("paper_speed", partial(claims, regime=regime, piece=piece))
         found[f"batches_{regime}"] = ("paper_speed", partial(batches, regime=regime))
-    for regime in ("independent", "skewed"):
-        found[f"paper_ep_{regime}"] = ("paper_ep", partial(devices, regime=regime))
     return found

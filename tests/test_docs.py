@@ -9,6 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from xshare.results.file import as_meant
 
 ROOT = Path(__file__).parent.parent
@@ -73,13 +75,37 @@ def test_presets_are_shown_once_they_are_measured():
 
 def test_what_follows_the_staircase_is_shown_with_what_it_gains():
     row = {"policy": "k0=2,m=0", "cost": True, "batch": 16, "active": 26.0, "votes_lost": 0.171}
-    row |= {"ms": 8.0, "ms_low": 7.9, "ms_high": 8.1, "gain_at_equal_votes": 1.02, "gain_low": 1.01, "gain_high": 1.03}
+    row |= {
+        "rounds": 8,
+        "ms": 8.0,
+        "ms_low": 7.9,
+        "ms_high": 8.1,
+        "gain_at_equal_votes": 1.02,
+        "gain_low": 1.01,
+        "gain_high": 1.03,
+    }
     plain = row | {"cost": False, "gain_at_equal_votes": None, "gain_low": None, "gain_high": None}
     plain |= {"active": 23.5, "votes_lost": 0.23}
     shown = tables_of("cost_aware", {"format": 2, "rows": [plain, row]})["cost_aware"].splitlines()
     assert shown[2:] == [
         "| `k0=2,m=0` | 23.5 | 23.0% | 8.00 | 26.0 | 17.1% | 8.00 | +2.0 % (+1.0 % to +3.0 %) |",
     ]
+
+
+def test_what_few_pairs_give_is_called_a_range():
+    sys.path.append(str(ROOT / "docs"))
+    render, spans = importlib.import_module("render"), importlib.import_module("spans")
+    few, many = spans.Span("+1 (0 to 2)", 4), spans.Span("+1 (0 to 2)", 6)
+    assert render.markdown(["policy", "ours (95 %)"], [["a", few]]).startswith("| policy | ours (range of 4) |\n")
+    assert render.markdown(["policy", "times"], [["a", few]]).startswith("| policy | times (range of 4) |\n")
+    both = render.markdown(["policy", "ours (95 %)"], [["a", few], ["b", many]]).splitlines()
+    assert both[0] == "| policy | ours (95 %, or range) |"
+    assert both[2:] == ["| a | +1 (0 to 2, range of 4) |", "| b | +1 (0 to 2) |"]
+    with pytest.raises(ValueError, match="does not say of how many values"):
+        render.markdown(["policy", "ours (95 %)"], [["a", "+1 (0 to 2)"]])
+    found = tables_of("paper_speed", json.loads((ROOT / "evidence" / "paper_speed.json").read_text()))
+    assert "ours (range of 4)" in found["paper_speed_carried"]
+    assert "ours (range of 5)" in found["paper_speed_eagle3_carried"]
 
 
 def test_links_lead_somewhere():

@@ -5,6 +5,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+FEWEST = 6  # values of which an interval of the median can be of 95 %: see `coverage`
+
 
 def interval(values: NDArray[np.float64], seed: int = 0, blocks: int = 20, draws: int = 2000) -> tuple[float, float]:
     """Bootstrap 95 % interval of the mean, over blocks of neighbours.
@@ -19,10 +21,35 @@ def interval(values: NDArray[np.float64], seed: int = 0, blocks: int = 20, draws
 
 
 def median_interval(values: Sequence[float], seed: int = 0, draws: int = 2000) -> tuple[float, float, float]:
-    """A median and its bootstrap 95 % interval: for paired ratios, of which one slow spell must not decide."""
+    """A median and its bootstrap 95 % interval: for paired ratios, of which one slow spell must not decide.
+
+    Of fewer than FEWEST values it is their range, and must be called that: see `interval_names`.
+    """
     taken = np.random.default_rng(seed).choice(values, (draws, len(values)))
     low, high = np.quantile(np.median(taken, axis=1), [0.025, 0.975])
     return float(np.median(values)), float(low), float(high)
+
+
+def coverage(count: int) -> float:
+    """How sure it is that a median lies between the least and the greatest of so many values: 0.875 for four."""
+    return 1 - 2.0 ** (1 - count)
+
+
+def interval_names(counts: Sequence[int | None]) -> tuple[str, list[str]]:
+    """What the intervals of a column are called, by the number of values that each of its medians is of (None: no
+    median, or of many) -> its heading, `95 %` or `range of 4`, and what stands behind each interval where rows differ.
+    """
+    few = sorted({count for count in counts if count is not None and count < FEWEST})
+    if not few:
+        return "95 %", [""] * len(counts)
+    if all(map(interval_mark, counts)) and len(few) == 1:
+        return f"range of {few[0]}", [""] * len(counts)
+    return "range" if all(map(interval_mark, counts)) else "95 %, or range", [interval_mark(count) for count in counts]
+
+
+def interval_mark(count: int | None) -> str:
+    """Behind an interval that is no interval of 95 %: `, range of 4`."""
+    return "" if count is None or count >= FEWEST else f", range of {count}"
 
 
 def share_interval(right: int, asked: int, z: float = 1.96) -> tuple[float, float]:

@@ -179,6 +179,15 @@ def test_the_command(tmp_path, monkeypatch, capsys):
         (32, "rounds", 43.4, 8.64),
     }
     said = capsys.readouterr().out
-    assert "level is never above rounds at equal mg: holds" in said
+    assert "level's mean peak and MaxLoad are not above rounds' at equal mg: holds" in said
     if not torch.cuda.is_available():
         assert all(row[name] is None for row in rows for name in paper_ep.TIMES)
+
+
+def test_both_readings_of_the_papers_score_can_be_counted():
+    logits, router = paper_ep.draw("independent", 3, 16)
+    full, topk = (paper_ep.route_all(logits, router, paper_ep.choices(score)) for score in ("full", "topk"))
+    assert torch.equal(full[0].ids, topk[0].ids)
+    assert all(str(point.policy).endswith("score=full") for point in paper_ep.CHOICES[1:])
+    # A row's own experts have all votes: what is chosen by them keeps more of the rows' weight.
+    assert all((a.mass <= b.mass).all() for a, b in zip(full[1:], topk[1:], strict=True))

@@ -32,6 +32,18 @@ def test_the_fastest_that_loses_less_than_two_points_is_recommended_by_its_name(
     assert 'class="ring"' in first
 
 
+def test_speed_of_few_runs_has_a_range_and_no_interval(tmp_path):
+    write(tmp_path, "bench.json", timed(SPEEDS, repeats=5), engine="vllm")
+    write(tmp_path, "quality.json", answered(LOSSES), model="nano", engine="transformers")
+    assert "+20.0 % speed (range of 5: +19.0 % to +21.0 %), -1.0 points of accuracy (95 %:" in judged(tmp_path).words
+    text = made(tmp_path)
+    assert '<th scope="col" class="number">speed<small>range of 5</small></th>' in text
+    assert "of a median of fewer than 6 runs, its range" in text
+    tables = text[text.index('<section id="tables"') :]
+    assert tables.count(">range of 5</th>") == 1  # the ratio's
+    assert tables.count(">95 %</th>") == 1  # the change's
+
+
 def test_what_may_lose_more_is_perhaps(tmp_path):
     write(tmp_path, "r.json", [a | b for a, b in zip(timed(SPEEDS), answered(LOSSES, 0.03), strict=True)])
     found = judged(tmp_path)

@@ -9,6 +9,8 @@ from xshare.cli.output import number_table, print_table, progress_bar, wide_cons
 from xshare.engines.opening import moe_backends
 from xshare.errors import XShareError
 from xshare.results import Results, Row, check_continued
+from xshare.results.columns import count_of
+from xshare.statistics import interval_names
 from xshare.tune.backends import Asked, tried
 from xshare.version import __version__
 
@@ -54,9 +56,10 @@ def show(rows: list[Row], samples: list[Row], asked: Asked) -> None:
     title = (
         f"{asked.model or 'nano'} on vllm, batch {asked.workload.batch}, medians of {counted(asked.repeats, 'repeat')}"
     )
-    table = number_table(title, "moe_backend", "kernel", "policy", "step ms", "ratio", "95 %", "experts")
-    for row in rows:
-        span = "" if row["policy"] == NATIVE else f"{row['step_ratio_low']:.2f} to {row['step_ratio_high']:.2f}"
+    within, marks = interval_names([count_of(row, "step_ratio") for row in rows])
+    table = number_table(title, "moe_backend", "kernel", "policy", "step ms", "ratio", within, "experts")
+    for row, mark in zip(rows, marks, strict=True):
+        span = "" if row["policy"] == NATIVE else f"{row['step_ratio_low']:.2f} to {row['step_ratio_high']:.2f}{mark}"
         experts = "-" if row["active"] is None else f"{row['active']:.1f}"
         ratio = f"{row['step_ratio']:.2f}x"
         table.add_row(row["moe_backend"], row["backend"], row["policy"], f"{row['step_ms']:.2f}", ratio, span, experts)

@@ -30,7 +30,9 @@ from xshare.engines.opening import open_engine
 from xshare.errors import XShareError
 from xshare.policy import Policy
 from xshare.results import Results, Row, check_continued
+from xshare.results.columns import count_of
 from xshare.stairs import read_stairs
+from xshare.statistics import FEWEST, interval_mark, interval_names
 from xshare.version import __version__
 
 KNOWS_COSTS = ("xshare", "native", "noop")  # methods, or what needs none
@@ -157,12 +159,13 @@ def regime(about: About, workload: Workload) -> str:
 
 
 def show(rows: list[Row], about: About, workload: Workload, control: str) -> None:
-    columns = ["tokens/s", "in all", "ratio", "95 %", "TTFT ms", "ITL ms", "99 %", "step ms"]
+    within, marks = interval_names([count_of(row, "ratio") for row in rows])
+    columns = ["tokens/s", "in all", "ratio", within, "TTFT ms", "ITL ms", "99 %", "step ms"]
     drafts = any(row["accepted_length"] is not None for row in rows)
     columns += [*(["accepted"] if drafts else []), "experts"]
     table = number_table(regime(about, workload), "policy", *columns)
-    for row in rows:
-        cells = [_number(row["otps"], 1), _number(row["otps_total"], 1), _number(row["ratio"], 3), _interval(row)]
+    for row, mark in zip(rows, marks, strict=True):
+        cells = [_number(row["otps"], 1), _number(row["otps_total"], 1), _number(row["ratio"], 3), _interval(row, mark)]
         cells += [_number(row[name], 2) for name in ("ttft_ms_p50", "itl_ms_p50", "itl_ms_p99", "step_ms")]
         cells += [_number(row["accepted_length"], 2)] if drafts else []
         experts = f"{_number(row['active'], 1)} of {_number(row['active_native'], 1)}"
@@ -177,7 +180,7 @@ def show(rows: list[Row], about: About, workload: Workload, control: str) -> Non
             " ratio: tokens/s a request against native's in the same repeat. The control selects and keeps all "
             "experts: what it loses is the cost of selecting."
         )
-        said += " Of fewer than 6 repeats, the interval is hardly 95 %." if 1 < repeats < 6 else ""
+        said += f" Of fewer than {FEWEST} repeats there is no interval of 95 %." if 1 < repeats < FEWEST else ""
     console.print(said)
     for note in notes(rows, about, control):
         console.print(note)
@@ -200,7 +203,8 @@ def cost_notes(rows: list[Row]) -> list[str]:
         if row["equal_ratio"] is not None:
             found.append(
                 f"{row['policy']} by cost is {row['equal_ratio']:.3f} times as fast ({row['equal_ratio_low']:.3f} to "
-                f"{row['equal_ratio_high']:.3f}) as {other['policy']}, which loads as many experts without costs."
+                f"{row['equal_ratio_high']:.3f}{interval_mark(row['repeats'])}) as {other['policy']}, which loads as "
+                "many experts without costs."
             )
         if None not in (row["active"], other["active"]) and abs(row["active"] - other["active"]) > CLOSE:
             found.append(
@@ -232,5 +236,5 @@ def _number(value: float | None, digits: int) -> str:
     return "-" if value is None else f"{value:.{digits}f}"
 
 
-def _interval(row: Row) -> str:
-    return "-" if row["ratio"] is None else f"{row['ratio_low']:.3f} to {row['ratio_high']:.3f}"
+def _interval(row: Row, mark: str) -> str:
+    return "-" if row["ratio"] is None else f"{row['ratio_low']:.3f} to {row['ratio_high']:.3f}{mark}"

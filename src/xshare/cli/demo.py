@@ -24,6 +24,8 @@ from xshare.quality.files import Task, built_in
 from xshare.quality.measure import Outcome, answer, ordered, row_of
 from xshare.report.words import PRESETS, named
 from xshare.results import Results, Row
+from xshare.results.columns import count_of
+from xshare.statistics import interval_names
 from xshare.tasks import ASKED, LONGEST
 from xshare.tune.products import find_cliff, onednn
 from xshare.workers import Workers
@@ -151,15 +153,16 @@ def time_presets(batch: int, steps: int = 12, repeats: int = 9, **size: int) -> 
 
 def show_speed(rows: list[Row]) -> None:
     title = f"speed on this machine: {rows[0]['batch']} rows, experts of {rows[0]['expert_mb']:.1f} MB, random weights"
-    table = number_table(title, "policy", "experts", "of native", "ms a step", "times native", "95 %")
-    for row in rows:
+    within, marks = interval_names([count_of(row, "ratio") for row in rows])
+    table = number_table(title, "policy", "experts", "of native", "ms a step", "times native", within)
+    for row, mark in zip(rows, marks, strict=True):
         table.add_row(
             named(row["policy"]),
             f"{row['active']:.1f}",
             f"{row['active'] / row['active_native']:.0%}",
             f"{row['step_ms']:.0f}",
             f"{row['ratio']:.2f}x",
-            f"{row['ratio_low']:.2f} to {row['ratio_high']:.2f}",
+            f"{row['ratio_low']:.2f} to {row['ratio_high']:.2f}{mark}",
         )
     print_table(table)
     wide_console().print(verdict(rows))

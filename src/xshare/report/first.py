@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from xshare.report.html import EMPTY, Html, join, tag
 from xshare.report.pareto import SAVED, Judged, Plane, chart
@@ -11,9 +11,9 @@ from xshare.report.read import ResultFile
 from xshare.report.settings import NATIVE, Choice, Setting, settings
 from xshare.report.tables import Cell, box
 from xshare.report.verdict import LIMIT, Verdict, kept, verdict
-from xshare.report.words import BY_COST, PRESETS, Value, more, named, percent, points, within
+from xshare.report.words import BARS, BY_COST, PRESETS, Value, more, named, percent, points, within
+from xshare.statistics import interval_names
 
-MEASURED = (Cell("speed", number=True, small="95 % interval"), Cell("points", number=True, small="95 % interval"))
 MOST = 4  # policies on the first screen
 NOTHING = "These files measured neither the speed of policies nor their answers, so there is nothing to decide by."
 
@@ -56,7 +56,7 @@ def _table(top: Verdict) -> Html:
         others = sorted((choice for choice in others if choice.policy in front), key=kept, reverse=True)
     others = others[: MOST - 1]
     shown = [choice for choice in choices if choice is top.shown or choice in others]  # the fastest first
-    head = [Cell("policy"), *MEASURED, Cell("experts loaded", number=True)]
+    head = [Cell("policy"), *_measured(shown), Cell("experts loaded", number=True)]
     rows = [_row(choice, top) for choice in shown]
     used = [any(row[column].text for row in rows) for column in range(len(head))]
     cut = [[cell for cell, column in zip(row, used, strict=True) if column] for row in (head, *rows)]
@@ -69,13 +69,21 @@ def _row(choice: Choice, about: Verdict) -> list[Cell]:
     mark = "recommended" if about.recommended and choice is about.shown else ""
     name = Cell(named(choice.policy), small=mark)
     native = "of native's" if loads else ""
-    return [name, _cell(choice.gain, more), _cell(choice.points, points), Cell(loads, number=True, small=native)]
+    gain = _cell(choice.gain, more, choice.runs)
+    return [name, gain, _cell(choice.points, points), Cell(loads, number=True, small=native)]
 
 
-def _cell(found: Value | None, spelled: Callable[[float], str]) -> Cell:
+def _measured(choices: Sequence[Choice]) -> tuple[Cell, Cell]:
+    """Headings of speed and points: what their intervals are."""
+    called, _ = interval_names([choice.runs for choice in choices])
+    speed, points = (f"{each} interval" if each == "95 %" else each for each in (called, "95 %"))
+    return Cell("speed", number=True, small=speed), Cell("points", number=True, small=points)
+
+
+def _cell(found: Value | None, spelled: Callable[[float], str], count: int | None = None) -> Cell:
     if found is None:
         return Cell("", number=True)
-    return Cell(spelled(found[0]), number=True, small=within(found, spelled).removeprefix("95 %: "))
+    return Cell(spelled(found[0]), number=True, small=within(found, spelled, count).removeprefix("95 %: "))
 
 
 def _plane(setting: Setting) -> Plane | None:
@@ -100,7 +108,7 @@ def _picture(top: Verdict) -> Html:
     best = next((p for p in plane.points if top.recommended and p.policy == top.shown.policy), None)
     limited = plane.quality == "points"
     label = f"{plane.words()}. " + "; ".join(plane.title(p) for p in plane.points)
-    caption = "Right and up is better. Bars are 95 % intervals."
+    caption = f"Right and up is better. {BARS}"
     caption += f" Dotted: {LIMIT:g} points lost." if limited else ""
     caption += " The ring is around what is recommended." if best else ""
     return chart(plane, best, -LIMIT if limited else None).figure(label, caption)
@@ -109,7 +117,8 @@ def _picture(top: Verdict) -> Html:
 def _others(found: list[Verdict]) -> Html:
     if not found:
         return EMPTY
-    head = [Cell("setting"), Cell("turn it on?"), Cell("policy"), *MEASURED]
+    measured = _measured([each.shown for each in found])
+    head = [Cell("setting"), Cell("turn it on?"), Cell("policy"), *measured]
     rows = []
     for each in found:
         setting, [policy, *numbers] = each.setting, _row(each.shown, each)[:3]

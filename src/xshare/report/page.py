@@ -12,7 +12,7 @@ from xshare.report.html import EMPTY, Html, join, tag
 from xshare.report.read import ResultFile
 from xshare.report.regime import by_regime, spelled, spelled_all
 from xshare.report.tables import file_table
-from xshare.report.words import titled
+from xshare.report.words import BARS, titled
 from xshare.results import Row
 from xshare.version import __version__
 
@@ -104,7 +104,7 @@ def _pareto(files: list[ResultFile]) -> Html:
         figures.append(pareto.chart(plane).figure(label, f"{plane.source}. On the front: {best}."))
     return _grid(
         figures,
-        "Up and right is better. Bars are 95 % intervals, where the file has them. No policy beats one on the front "
+        f"Up and right is better. {BARS} Where a point has none, its file has none. No policy beats one on the front "
         "in both. A name that would cover another is left out: point at a marker, or see the tables.",
     )
 
@@ -143,8 +143,8 @@ def _stairs(files: list[ResultFile]) -> Html:
             figures.append(staircase.chart(found).figure(label, f"{_caption(file, spelled(regime))} {said}."))
     return _grid(
         figures,
-        "Time of a decode step with a set of so many experts, for each number of rows. Bars are 95 % intervals. A "
-        "number beside a point is the end of a stair: one expert more costs more than experts do on average.",
+        "Time of a decode step with a set of so many experts, for each number of rows. "
+        f"{BARS} A number beside a point is the end of a stair: one expert more costs more than experts do on average.",
     )
 
 

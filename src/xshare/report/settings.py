@@ -12,6 +12,7 @@ from xshare.report.read import KINDS, ResultFile
 from xshare.report.regime import Regime, by_regime, spelled
 from xshare.report.words import Value, value
 from xshare.results import Row
+from xshare.results.columns import count_of
 
 NATIVE = "native"
 CONTROLS = {NATIVE, "plain", "unused", "noop", "random"}  # methods of rows that no one would turn on
@@ -25,6 +26,7 @@ class Choice:
     gain: Value | None  # how much faster than native: 0.25 is 25 %
     points: Value | None  # accuracy against native's, in points: less than nothing is lost
     saved: Value | None  # share of native's experts that is not loaded
+    runs: int | None = None  # that the gain is a median of
 
 
 @dataclass(frozen=True)
@@ -96,7 +98,7 @@ class Setting:
         rows = (self.speed or self._only).rows
         both = self.speed is not None and self.answers is not None
         wanted = [p for p in rows if (p in gains and p in points if both else p in gains or p in points)]
-        found = [Choice(p, method_of(rows[p]), gains.get(p), points.get(p), saved(rows[p])) for p in wanted]
+        found = [_choice(rows[p], gains.get(p), points.get(p)) for p in wanted]
         found = [
             c for c in found if c.method not in CONTROLS and c.policy != NATIVE and (c.saved is None or c.saved[0] > 0)
         ]
@@ -138,6 +140,10 @@ class Setting:
         sure = all(v[1] != v[2] for choice in self.choices for v in (choice.gain, choice.points) if v is not None)
         most = max((choice.gain[0] for choice in self.choices if choice.gain is not None), default=0.0)
         return not both, not sure, not self.one_model, -len(self.choices), most
+
+
+def _choice(row: Row, gain: Value | None, points: Value | None) -> Choice:
+    return Choice(str(row["policy"]), method_of(row), gain, points, saved(row), count_of(row, "ratio"))
 
 
 def settings(files: list[ResultFile]) -> list[Setting]:

@@ -12,8 +12,9 @@ from xshare.report.regime import Regime, by_regime
 from xshare.report.scale import Axis
 from xshare.report.words import Value, plain, value
 from xshare.results import Row
-from xshare.results.columns import number
+from xshare.results.columns import count_of, number
 from xshare.stairs import StairsError, clear_edges, cost_of
+from xshare.statistics import interval_mark
 
 
 @dataclass
@@ -21,6 +22,7 @@ class Stairs:
     """Of steps of one number of rows."""
 
     rows: float
+    rounds: int | None = None  # that its times are medians of
     times: dict[int, Value] = field(default_factory=dict)  # ms by size, the smallest first
 
     def ends(self) -> list[int]:
@@ -45,7 +47,8 @@ def staircases(file: ResultFile) -> Iterator[tuple[Regime, list[Stairs]]]:
         for row in sorted(filter(_whole, rows), key=lambda row: (row["batch"], row["experts"])):
             ms = value(row, "ms")
             if ms is not None:
-                found.setdefault(row["batch"], Stairs(row["batch"])).times[int(row["experts"])] = ms
+                stairs = found.setdefault(row["batch"], Stairs(row["batch"], count_of(row, "ms")))
+                stairs.times[int(row["experts"])] = ms
         if found:
             yield regime, list(found.values())
 
@@ -61,8 +64,10 @@ def chart(found: list[Stairs]) -> Chart:
     names: dict[Spot, str] = {}
     for look, stairs in enumerate(found):
         sizes = [3 * (float(size),) for size in stairs.times]
+        mark = interval_mark(stairs.rounds)
         titles = [
-            f"{size} experts: {ms:.3f} ms ({low:.3f} to {high:.3f})" for size, (ms, low, high) in stairs.times.items()
+            f"{size} experts: {ms:.3f} ms ({low:.3f} to {high:.3f}{mark})"
+            for size, (ms, low, high) in stairs.times.items()
         ]
         name = plain(f"{stairs.rows:g} rows")
         series.append(Series(name, sizes, list(stairs.times.values()), look, line=True, titles=titles))

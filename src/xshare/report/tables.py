@@ -13,7 +13,8 @@ from xshare.report.html import EMPTY, Html, join, tag
 from xshare.report.read import ResultFile
 from xshare.report.words import POINTS, SHARES, named, span, titled
 from xshare.results import Row
-from xshare.results.columns import ENDS, ends, number
+from xshare.results.columns import ENDS, count_of, ends, number
+from xshare.statistics import interval_names
 
 
 @dataclass(frozen=True)
@@ -57,9 +58,11 @@ def file_table(file: ResultFile) -> Html:
         for row, line in zip(file.rows, lines, strict=True):
             line.append(Cell(_spelled(column, row.get(column), decimals), numeric))
         if _has_ends(file, column):
-            head.append(Cell("95 %", number=True, title=f"{titled(column)}, 95 % interval"))
-            for row, line in zip(file.rows, lines, strict=True):
-                line.append(Cell(_interval(column, row, decimals), number=True))
+            called, marks = interval_names([count_of(row, column) for row in file.rows])
+            head.append(Cell(called, number=True, title=f"{titled(column)}, its interval: {called}"))
+            for row, line, mark in zip(file.rows, lines, marks, strict=True):
+                text = _interval(column, row, decimals)
+                line.append(Cell(text and text + mark, number=True))
     shared = ", ".join(f"{titled(column)} {text}" for column, text in same.items())
     size = f"{len(lines)} rows, {len(head)} columns." + (f" In every row: {shared}." if same else "")
     return join(tag("p", size), box(head, lines, f"Table of {file.name}"), tag("p", _download(file)))

@@ -100,7 +100,7 @@ def _numbers(choice: Choice) -> str:
     """What was measured of a policy, with intervals."""
     said = []
     if choice.gain is not None:
-        said.append(f"{more(choice.gain[0])} speed ({within(choice.gain, more)})")
+        said.append(f"{more(choice.gain[0])} speed ({within(choice.gain, more, choice.runs)})")
     if choice.points is not None:
         said.append(f"{points(choice.points[0])} points of accuracy ({within(choice.points, points)})")
     if choice.saved is not None and choice.gain is None:

@@ -7,7 +7,9 @@ from typing import Any
 from xshare.policy import RECOMMENDED, Policy
 from xshare.results import Row
 from xshare.results.columns import ends, number
+from xshare.statistics import FEWEST, interval_names
 
+BARS = f"Bars are 95 % intervals; of a median of fewer than {FEWEST} runs, its range."
 Value = tuple[float, float, float]  # with the ends of its interval, which may be no wider
 # Shares of a whole, written in percent.
 SHARES = {
@@ -118,6 +120,9 @@ def points(found: float) -> str:
     return f"{round(found, 1) + 0:+.1f}"
 
 
-def within(found: Value, spelled: Any) -> str:
-    """The interval of a value in words; says so where there is none."""
-    return "no interval" if found[1] == found[2] else f"95 %: {spelled(found[1])} to {spelled(found[2])}"
+def within(found: Value, spelled: Any, count: int | None = None) -> str:
+    """The interval of a value in words; says so where there is none. `count`: the runs that a median is of."""
+    if found[1] == found[2]:
+        return "no interval"
+    called, _ = interval_names([count])
+    return f"{called}: {spelled(found[1])} to {spelled(found[2])}"

@@ -9,6 +9,8 @@ from xshare.results.file import Row
 
 # The first is written; files of before have either.
 ENDS = (("low", "high"), ("lo", "hi"))
+COUNTS = ("pairs", "repeats", "rounds")  # any of them says of how many values the medians of a row are
+MEDIANS = ("ms", "times", "gain_at_equal_votes")  # and ratios
 
 
 def number(value: Any) -> float | None:
@@ -33,6 +35,15 @@ def spread(row: Row, name: str) -> tuple[float, float]:
     if found is None:
         raise KeyError(f"{name}_{ENDS[0][0]}")
     return found
+
+
+def count_of(row: Row, name: str) -> int | None:
+    """Of how many values a median with an interval is; None where the column holds none, or the row does not say."""
+    if not (name in MEDIANS or name.endswith("ratio")):
+        return None
+    samples = row.get("samples_ms")
+    found = [*(row.get(each) for each in COUNTS), len(samples) if isinstance(samples, list) else None]
+    return next((each for each in found if isinstance(each, int) and not isinstance(each, bool)), None)
 
 
 def spelled_mean(row: Row, name: str, digits: int) -> str:

@@ -20,7 +20,8 @@ class Results:
 
     In the file every record says which run made it: one with `stamp` n is of the n-th of the file's `stamps`, one
     without is of the first run, whose stamp is the `provenance`. Stamps of earlier runs stay as they are, and a run
-    that adds nothing leaves none. In here records are without their stamps.
+    that adds nothing leaves none. A stamp that says what it `corrects` was put in by hand, and is kept like any other.
+    In here records are without their stamps.
     """
 
     def __init__(

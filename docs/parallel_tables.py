@@ -1,0 +1,86 @@
+"""Tables of expert parallelism, for render.py: a result file -> titles and cells."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from speed_tables import Row, Table, ratio
+
+Steps = dict[tuple[int, str, int | None], Row]  # by rows, method and mg
+
+
+def devices(found: Row, regime: str) -> Table:
+    """What is loaded, and in how many of the steps the fullest device of `level` has more than that of `rounds`."""
+    titles = ["policy", "rows", "active experts", "on the fullest device", "cut", "gating mass", "layer, us"]
+    titles += ["faster (95 %)", "steps above `rounds`", "paper: active, fullest"]
+    steps = found["provenance"]["steps"]
+    cells = []
+    for row in found["rows"]:
+        if row["regime"] == regime:
+            line = [f"`{row['policy']}`", str(row["rows"]), f"{row['active']:.1f}", f"{row['peak']:.2f}"]
+            line += [f"{row['peak_cut']:.2f}x", f"{row['mass']:.3f}"]
+            line += [f"{row['layer_us']:.0f}", ratio(row)] if row["layer_us"] is not None else ["", ""]
+            above = row["peak_above_rounds"]
+            line += ["" if above is None else f"{above} of {steps}"]
+            cells.append([*line, f"{row['paper_active']}, {row['paper_peak']}" if row["paper_active"] else ""])
+    return titles, cells
+
+
+def claims(full: Row, topk: Row) -> Table:
+    """The paper's two rows for R1 beside ours at as many rows: either reading of its score, its fill and `level`."""
+    ways = [(score, fill) for score in ("full", "topk") for fill in ("rounds", "level")]
+    titles = ["rows", "claim", "paper", *(f"`{fill}`, `score={score}`" for score, fill in ways), "as much as the paper"]
+    at = {"full": _steps(full), "topk": _steps(topk)}
+    cells = []
+    for (rows, method, _), native in at["full"].items():
+        if method != "native" or not native["paper_active"]:
+            continue
+        for what, name in (("active experts", "active"), ("on the fullest device", "peak")):
+            said = (native[f"paper_{name}"], at["full"][rows, "rounds", 5][f"paper_{name}"])
+            ours = [(at[score][rows, "native", None][name], at[score][rows, fill, 5][name]) for score, fill in ways]
+            cuts = [1 - after / before for before, after in (said, *ours)]
+            texts = [f"{b:.1f} to {a:.1f} ({-cut:+.0%})" for (b, a), cut in zip((said, *ours), cuts, strict=True)]
+            shown = [round(100 * cut) for cut in cuts]  # in whole percents, as the paper says them
+            enough = [way for way, cut in zip(ways, shown[1:], strict=True) if cut >= shown[0]]
+            cells.append([str(rows), what, *texts, _those(enough, ways)])
+    return titles, cells
+
+
+def above(full: Row, topk: Row) -> Table:
+    """Where `level` has more than `rounds` at the same budget: on average, by MaxLoad of S, and in single steps."""
+    titles = ["score", "points", "mean peak above", "MaxLoad above, steps", "peak above, steps", "of them most"]
+    cells = []
+    for score, found in (("full", full), ("topk", topk)):
+        rows = [row for row in found["rows"] if row["method"] == "level"]
+        rounds = {(row["regime"], row["rows"], row["mg"]): row for row in found["rows"] if row["method"] == "rounds"}
+        means = sum(row["peak"] > rounds[row["regime"], row["rows"], row["mg"]]["peak"] for row in rows)
+        steps = len(rows) * found["provenance"]["steps"]
+        sets, peaks = (sum(row[f"{name}_above_rounds"] for row in rows) for name in ("max_load", "peak"))
+        worst = max(rows, key=lambda row: row["peak_above_rounds"])
+        most = f"{worst['peak_above_rounds']} of {found['provenance']['steps']} steps: {worst['regime']}, "
+        most += f"{worst['rows']} rows, `mg={worst['mg']}`"
+        cells.append([f"`{score}`", str(len(rows)), str(means), f"{sets} of {steps}", f"{peaks} of {steps}", most])
+    return titles, cells
+
+
+def _steps(found: Row) -> Steps:
+    rows = (row for row in found["rows"] if row["regime"] == "independent")
+    return {(row["rows"], row["method"], row["mg"]): row for row in rows}
+
+
+def _those(enough: list[tuple[str, str]], ways: list[tuple[str, str]]) -> str:
+    if len(enough) in (0, len(ways)):
+        return "all" if enough else "none"
+    return ", ".join(f"`{fill}` with `{score}`" for score, fill in enough)
+
+
+def tables() -> dict[str, tuple[str, Callable[..., Table]]]:
+    """By marker: the result files, and what is made of them."""
+    found: dict[str, tuple[str, Callable[..., Table]]] = {
+        "ep_claims": ("paper_ep paper_ep_topk", claims),
+        "ep_above": ("paper_ep paper_ep_topk", above),
+    }
+    for regime in ("independent", "skewed"):
+        found[f"paper_ep_{regime}"] = ("paper_ep", partial(devices, regime=regime))
+    return found

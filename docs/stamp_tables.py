@@ -1,0 +1,43 @@
+"""The table of runs, for render.py: when, where and with which code the records of each result file were made."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+Row = dict[str, Any]
+Table = tuple[list[str], list[list[str]]]
+
+
+def stamps(folder: Path) -> Table:
+    """A line for every run that has rows in a file; what was corrected or must be known of it is told."""
+    titles = ["file", "time", "commit", "machine", "rows", "what else is known"]
+    cells = []
+    for path in sorted(folder.glob("*.json")):
+        found = json.loads(path.read_text())
+        counts = Counter(row.get("stamp") for row in found["rows"])
+        runs = [(None, found["provenance"]), *enumerate(found.get("stamps", []), 1)]
+        for number, stamp in runs:
+            told = ". ".join([f"{name}: {stamp[name]}".rstrip(".") for name in ("corrects", "remark") if name in stamp])
+            if counts[number] or told:
+                line = [path.stem, stamp["time"].replace("T", " ").removesuffix("+00:00"), _commit(stamp["git"])]
+                cells.append([*line, _machine(stamp, found), str(counts[number]), told])
+    return titles, cells
+
+
+def _commit(named: str | None) -> str:
+    if named is None:
+        return "not known"
+    commit, changes, _ = named.partition("+changes")
+    return f"`{commit[:7]}`" + (", with changes" if changes else "")
+
+
+def _machine(stamp: Row, found: Row) -> str:
+    """With its GPU, which some files say in their rows or runs."""
+    records = [stamp, *found.get("runs", []), *found["rows"][:1]]
+    gpu = next((record["gpu"] for record in records if record.get("gpu")), None)
+    device = stamp.get("device", "")
+    gpu = gpu or (device if device.startswith("NVIDIA") else None)
+    return f"{stamp['machine']}, {gpu}" if gpu else str(stamp["machine"])

@@ -1,0 +1,78 @@
+"""Every file in evidence/ says which run made which record, and when, where and with which code that was."""
+
+import json
+import subprocess
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+FILES = sorted((ROOT / "evidence").glob("*.json"))
+
+
+def content(path):
+    return json.loads(path.read_text())
+
+
+def stamps_of(found):
+    """By number, None for the provenance: the stamps that records are judged by."""
+    return {None: found["provenance"]} | dict(enumerate(found.get("stamps", []), 1))
+
+
+def judged(found):
+    """-> (stamp, time) of every record: its stamp, and where a record has a time of its own, that."""
+    stamps = stamps_of(found)
+    for name, records in found.items():
+        if name != "stamps" and isinstance(records, list):
+            for record in records:
+                stamp = stamps[record.get("stamp")]
+                yield (stamp if "stamp" in record else stamp | record), record.get("time") or stamp["time"]
+
+
+@pytest.fixture(scope="module")
+def committed():
+    """The time of a commit; without the whole history nobody knows."""
+
+    def git(*words):
+        return subprocess.run(["git", "-C", ROOT, *words], capture_output=True, text=True, check=False).stdout.strip()
+
+    if git("rev-parse", "--is-shallow-repository") != "false" or git("rev-parse", "--show-toplevel") != str(ROOT):
+        pytest.skip("no git, or not the whole history")
+    times = {}
+
+    def time_of(commit):
+        if commit not in times:
+            times[commit] = git("log", "-1", "--format=%cI", commit, "--")
+            assert times[commit], f"{commit} is no commit of this repository"
+        return datetime.fromisoformat(times[commit])
+
+    return time_of
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_a_stamp_has_time_machine_and_commit(path):
+    for stamp in stamps_of(content(path)).values():
+        assert datetime.fromisoformat(stamp["time"]).tzinfo
+        assert stamp["machine"]
+        if stamp["git"] is None:
+            assert "The commit is not known" in stamp["corrects"]
+    assert list(judged(content(path)))
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_no_record_is_older_than_the_commit_that_made_it(path, committed):
+    for stamp, time in judged(content(path)):
+        if stamp["git"] is not None:
+            assert committed(stamp["git"].removesuffix("+changes")) <= datetime.fromisoformat(time), stamp["git"]
+
+
+def test_a_commit_that_was_written_over_another_is_judged_by_its_correction(committed):
+    """evidence/paper_speed.json: the stamp that is wrong stays, and would fail."""
+    found = content(ROOT / "evidence" / "paper_speed.json")
+    wrong = found["provenance"]
+    assert committed(wrong["git"]) > datetime.fromisoformat(wrong["time"])
+    assert wrong not in [stamp for stamp, _ in judged(found)]
+    named = [run for run in found["runs"] if run["git"] == wrong["git"]]
+    assert len(named) == 12
+    assert {found["stamps"][run["stamp"] - 1]["git"] for run in named} == {"eb3724d9ba4dae06a314cd18e742f68730371a66"}
