@@ -4,11 +4,15 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from sorted_rows import TILES, chosen, tables_of
+
+from xshare import RouterSpec
 
 pytest.importorskip("triton", reason="Triton has no wheel for this platform")
 
 from xshare.engines.vllm import one_launch
 from xshare.engines.vllm.one_launch import StandIn, aligned, as_asked, parts, same, why_not
+from xshare.kernels.launch import FusedSelection
 from xshare.kernels.plan import Plan
 from xshare.kernels.tables import Tables
 
@@ -73,3 +77,55 @@ def test_where_it_is_not_used():
     assert aligned(logits)
     assert not aligned(logits[:, 1:])
     assert not aligned(torch.zeros(8, 60, dtype=torch.bfloat16))
+
+
+def made(rows):
+    """A selection that routes, of 16 experts."""
+    selection = FusedSelection(num_experts=16, rows=rows, device="cpu", router=RouterSpec.softmax(4), mask_logits=True)
+    selection.tables = Tables(selection.plan, 16, 4, torch.bfloat16, "cpu")
+    return selection
+
+
+def routed_by_hand(logits, top_k, sm_first=False):
+    """What vLLM's routing gives, in its own form, by the oracle of the kernels' tests."""
+    assert not sm_first
+    N = logits.shape[1]
+    rows = [chosen(row, [True] * N, top_k) for row in logits]
+    hist, offsets, tiles, gathers, scatters = tables_of([ids for ids, _ in rows], N, top_k)
+    weights = torch.cat([weight for _, weight in rows])[gathers]
+    weights = (weights.view(torch.int32) >> 16).to(torch.int16).view(torch.bfloat16)  # cut off, as the interpreter does
+    ints = [torch.tensor(each, dtype=torch.int32) for each in (hist, offsets[0], gathers, scatters)]
+    pads, maps = (
+        {size: torch.tensor(each, dtype=torch.int32) for size, each in zip(TILES, some, strict=True)}
+        for some in (offsets[1:], tiles)
+    )
+    found = module()
+    data = found.ExptData(ints[0], ints[1], pads, maps)
+    gather = found.GatherIndx(src_indx=ints[2], dst_indx=ints[3])
+    scatter = found.ScatterIndx(src_indx=ints[3], dst_indx=ints[2])
+    return found.RoutingData(weights, ints[0], N, top_k, data), gather, scatter
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="Triton's interpreter, not a GPU's roundings")
+def test_every_start_looks_whether_both_route_alike(monkeypatch):
+    found = module()
+    found.routing = routed_by_hand
+    stand_in = StandIn(found)
+    monkeypatch.setattr(one_launch, "stand_in", lambda: stand_in)
+    monkeypatch.setattr(one_launch, "MADE_UP", 16)
+    selections = {rows: made(rows) for rows in (2, 4)}
+    selector = SimpleNamespace(selections=selections, own=torch.zeros(1))
+    assert one_launch.differs(selector) is None
+    assert all(each.tables.checked for each in selections.values())
+    stand_in.native = lambda *args, **kwargs: pytest.fail("what was looked at is not looked at again")
+    assert one_launch.differs(selector) is None
+
+    def otherwise(logits, top_k, sm_first=False):
+        data, *indices = routed_by_hand(logits, top_k)
+        data.gate_scal[-1] *= 2  # a weight
+        return data, *indices
+
+    stand_in.native = otherwise
+    assert one_launch.differs(SimpleNamespace(selections={2: made(2)}, own=torch.zeros(1))) == (
+        "2 rows, the gate closed"
+    )
