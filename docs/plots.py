@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from quality_tables import by_mates
+from quality_tables import by_mates, named_row
 from speed_tables import REGIMES, deepest
 
+from xshare.policy import RECOMMENDED, Policy
 from xshare.report.plot import need_matplotlib, new_axes, save
 from xshare.results.columns import count_of
 from xshare.statistics import interval_names
@@ -176,6 +177,35 @@ def staircase(found: Row) -> tuple[Any, Any]:
     return figure, axes
 
 
+def gain_and_loss(speed: Row, frontier: Row, quality: Row) -> tuple[Any, Any]:
+    """What policies give on an H200 against what they cost nano: the presets, and the paper's own by `score=full`."""
+    figure, axes = new_axes(
+        "gpt-oss-120b's shape on an H200, vLLM, 16 requests; answers of nano",
+        "points of right answers lost",
+        "times as fast as vLLM",
+    )
+    where = {"regime": "carried", "piece": "presets", "batch": 16}
+    near = {row["policy"]: row for row in speed["pooled"] if where.items() <= row.items()}
+    where = {"model": "nano", "set": "confirming", "batch": 16, "drafts": 0}
+    asked = {row["policy"]: row for row in frontier["rows"] if where.items() <= row.items()}
+    mine = {name: (str(policy := Policy.parse(name)), near[str(policy)], asked[str(policy)]) for name in RECOMMENDED}
+    timed = [row for row in deepest(speed) if (row["piece"], row["regime"], row["batch"]) == ("plain", "carried", 16)]
+    theirs = {
+        row["policy"].removesuffix(",score=full"): (row["policy"], row, lost)
+        for row in timed
+        if row["method"] == "xshare" and (lost := named_row(quality, row["policy"], (16, 0, True)))
+    }
+    for kind, some, marker, size in (("presets", mine, "o", 9), ("the paper's, score=full", theirs, "s", 6)):
+        points = [(-100 * lost["change"], row["ratio"]) for _, row, lost in some.values()]
+        axes.plot(*zip(*points, strict=True), marker, markersize=size, label=kind)
+        for name, point in zip(some, points, strict=True):
+            axes.annotate(name, point, xytext=(6, 5), textcoords="offset points", fontsize=8)
+    axes.set_xscale("symlog", linthresh=5)
+    axes.set_xlim(left=0, right=250)
+    axes.set_xticks([0, 1, 2, 5, 10, 20, 50, 100], ["0", "1", "2", "5", "10", "20", "50", "100"])
+    return figure, axes
+
+
 def plots(found: Row) -> dict[str, Draw]:
     """Those that a result file has something for."""
     if "points" in found:
@@ -224,6 +254,11 @@ def main(
     names = [
         f"{name}{suffix}.json" for suffix in ("", "_lab") for name in ("paper_quality", "assumptions", "neighbours")
     ]
+    whole = [evidence / f"{name}.json" for name in ("paper_speed", "frontier", "paper_quality")]
+    if all(path.is_file() for path in whole):
+        figure, axes = gain_and_loss(*(json.loads(path.read_text()) for path in whole))
+        axes.legend(fontsize=8, loc="upper left")
+        save(figure, out / "gain_and_loss.svg")
     for path in draw([evidence / name for name in ("paper_speed.json", "staircase.json", *names)], out):
         typer.echo(f"{path}: {path.stat().st_size / 1000:.0f} kB")
 

@@ -204,7 +204,7 @@ def choosing(speed: Row, nano: Row, lab: Row | None, how: Setting) -> Table:
     }
     for found in (found for found in (nano, lab) if found is not None):
         name = found["rows"][0]["model"]
-        mixed, alike = ([_named(found, policy, (*how[:2], mix)) for policy in order] for mix in (True, False))
+        mixed, alike = ([named_row(found, policy, (*how[:2], mix)) for policy in order] for mix in (True, False))
         other = [row and _readings(found).get((_how(row), _read(found, row)[0], "topk")) for row in mixed]
         columns |= {
             f"{name}: experts": [of_native(row) if row else "" for row in mixed],
@@ -218,7 +218,7 @@ def choosing(speed: Row, nano: Row, lab: Row | None, how: Setting) -> Table:
     return list(shown), [list(line) for line in zip(*shown.values(), strict=True)]
 
 
-def _named(found: Row, policy: str, how: Setting) -> Row | None:
+def named_row(found: Row, policy: str, how: Setting) -> Row | None:
     """The row of a configuration that the paper has: its budgets are scaled to the model's number of experts."""
     return next((row for row in _of(found["rows"], how) if _numbers(row["paper"]) == _numbers(policy)), None)
 
