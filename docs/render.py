@@ -17,6 +17,7 @@ import parallel_tables
 import quality_tables
 import speed_tables
 import stamp_tables
+import summary_tables
 import typer
 from spans import Span, called
 
@@ -248,6 +249,7 @@ TABLES: dict[str, Callable[[str], str]] = {
 }
 
 FILES = quality_tables.tables() | speed_tables.tables() | parallel_tables.tables() | frontier_tables.tables()
+FILES |= summary_tables.tables()
 
 
 def file_table(name: str) -> str:

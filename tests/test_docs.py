@@ -63,7 +63,7 @@ def test_presets_are_shown_once_they_are_measured():
     one_start = [row | {"start": 1} for row in rows]  # which no table shows by itself
     shown = tables_of("paper_speed", found | {"rows": found["rows"] + one_start, "pooled": rows})
     own = {"preset_speed", "context_speed", "acted"}
-    assert {name for name in shown if shown[name] != nothing[name]} == {*own, "preset_batches"}
+    assert {name for name in shown if shown[name] != nothing[name]} == {*own, "preset_batches", "control_costs"}
     assert {nothing[name] for name in own} == {""}
     assert "| `balanced` |  |  | 1.25 (1.24 to 1.26) |  |" in shown["preset_batches"]
     gain = "1.250 (1.240 to 1.260) | +25.0 % (+24.0 % to +26.0 %) |"
