@@ -140,6 +140,9 @@ def test_the_page_of_answers_stays_short():
     text = (ROOT / "docs" / "evidence.md").read_text()
     prose = [line for line in text.splitlines() if not line.startswith(("|", "<!--", "!["))]
     assert len(" ".join(prose).split()) < 3000
+    tables = re.findall(r"<!-- table:\w+ -->\n(.*?)<!-- /table -->", text, flags=re.DOTALL)
+    assert len(tables) == 10
+    assert all(3 <= len(table.splitlines()) <= 12 for table in tables)  # a heading, a rule, ten rows
 
 
 def test_what_tests_cite_of_the_algorithms_is_there():
