@@ -17,6 +17,7 @@ import parallel_tables
 import quality_tables
 import speed_tables
 import stamp_tables
+import summary_tables
 import typer
 from spans import Span, called
 
@@ -30,6 +31,16 @@ PAGES = [
     "README.md",
     "docs/choosing.md",
     "docs/evidence.md",
+    "docs/evidence/assumptions.md",
+    "docs/evidence/expert_parallel.md",
+    "docs/evidence/neighbours.md",
+    "docs/evidence/quality.md",
+    "docs/evidence/replay.md",
+    "docs/evidence/rivals.md",
+    "docs/evidence/runs.md",
+    "docs/evidence/selecting.md",
+    "docs/evidence/speed.md",
+    "docs/evidence/staircase.md",
     "docs/kernels.md",
     "docs/nano.md",
     "docs/offload.md",
@@ -238,6 +249,7 @@ TABLES: dict[str, Callable[[str], str]] = {
 }
 
 FILES = quality_tables.tables() | speed_tables.tables() | parallel_tables.tables() | frontier_tables.tables()
+FILES |= summary_tables.tables()
 
 
 def file_table(name: str) -> str:

@@ -63,7 +63,7 @@ def test_presets_are_shown_once_they_are_measured():
     one_start = [row | {"start": 1} for row in rows]  # which no table shows by itself
     shown = tables_of("paper_speed", found | {"rows": found["rows"] + one_start, "pooled": rows})
     own = {"preset_speed", "context_speed", "acted"}
-    assert {name for name in shown if shown[name] != nothing[name]} == {*own, "preset_batches"}
+    assert {name for name in shown if shown[name] != nothing[name]} == {*own, "preset_batches", "control_costs"}
     assert {nothing[name] for name in own} == {""}
     assert "| `balanced` |  |  | 1.25 (1.24 to 1.26) |  |" in shown["preset_batches"]
     gain = "1.250 (1.240 to 1.260) | +25.0 % (+24.0 % to +26.0 %) |"
@@ -108,10 +108,41 @@ def test_what_few_pairs_give_is_called_a_range():
     assert "ours (range of 5)" in found["paper_speed_eagle3_carried"]
 
 
+def pages():
+    return [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")]
+
+
+def anchors(page):
+    """A page's headings as GitHub names them in addresses."""
+    text = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
+    headings = re.findall(r"^#+ (.*)$", text, flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
 def test_links_lead_somewhere():
-    for page in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")]:
-        for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text()):
-            assert target.startswith("https://") or (page.parent / target).exists(), (page.name, target)
+    for page in pages():
+        for target, anchor in re.findall(r"\]\(([^)#]*)(?:#([^)]*))?\)", page.read_text()):
+            if target.startswith("https://"):
+                continue
+            found = page.parent / target if target else page
+            assert found.exists(), (page.name, target)
+            assert not anchor or anchor in anchors(found), (page.name, target, anchor)
+
+
+def test_every_page_with_tables_is_rendered():
+    sys.path.append(str(ROOT / "docs"))
+    listed = importlib.import_module("render").PAGES
+    marked = {str(page.relative_to(ROOT)) for page in pages() if "<!-- table:" in page.read_text()}
+    assert marked <= set(listed)
+
+
+def test_the_page_of_answers_stays_short():
+    text = (ROOT / "docs" / "evidence.md").read_text()
+    prose = [line for line in text.splitlines() if not line.startswith(("|", "<!--", "!["))]
+    assert len(" ".join(prose).split()) < 3000
+    tables = re.findall(r"<!-- table:\w+ -->\n(.*?)<!-- /table -->", text, flags=re.DOTALL)
+    assert len(tables) == 10
+    assert all(3 <= len(table.splitlines()) <= 12 for table in tables)  # a heading, a rule, ten rows
 
 
 def test_what_tests_cite_of_the_algorithms_is_there():

@@ -79,7 +79,7 @@ def test_old_spellings_mean_the_same(name, before, today):
 
 def test_the_documentation_shows_todays_spellings():
     root = Path(__file__).parents[2]
-    pages = [root / "README.md", root / "Makefile", *(root / "docs").glob("*.md")]
+    pages = [root / "README.md", root / "Makefile", *(root / "docs").rglob("*.md")]
     lines = [line for page in pages for line in page.read_text().replace("\\\n", " ").splitlines()]
     shown = 0
     for name, command in COMMANDS.items():

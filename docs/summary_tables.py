@@ -1,0 +1,201 @@
+"""The small tables of evidence.md, for render.py: of each question the rows that answer it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from quality_tables import SETTINGS, change, of_native
+from spans import Span
+from speed_tables import REGIMES, bare, deepest, ratio
+
+from xshare.spelling import meant_before
+
+Row = dict[str, Any]
+Table = tuple[list[str], list[list[str]]]
+MIXED = SETTINGS[""]  # 16 requests of all kinds, no drafts
+REFERENCE = "k0=1,m=12,score=full"  # the paper's k0=1,m=24 for nano's 64 experts
+MATES = ("native", "topk:k=2", "k0=2,m=0,score=full", "k0=1,m=12", REFERENCE, "k0=1,m=0,score=full")
+FAMILIES = {
+    "a price (`lam`), votes as they are": ("k0=0,lam=0.175", "k0=0,lam=0.2", "k0=0,lam=0.225", "k0=0,lam=0.25"),
+    "a price (`lam`), votes squared (`p=2`)": ("k0=0,lam=0.04,p=2", "k0=0,lam=0.05,p=2", "k0=0,lam=0.065,p=2"),
+    "two warm-up experts": ("k0=2,m=0",),
+    "a guarantee: `balanced`": ("k0=0,rho=0.7",),
+    "a guarantee: `fast`": ("k0=0,rho=0.6",),
+    "a budget of 20": ("k0=0,m=20",),
+    "budgets of 24 and 28": ("k0=0,m=24", "k0=0,m=28"),
+}
+
+
+def paper_gains(found: Row) -> Table:
+    """The paper's policies at 16 requests without drafts: what it says, and what was measured on each routing."""
+    rows = [row for row in deepest(found) if (row["piece"], row["batch"]) == ("plain", 16) and row["paper_high"]]
+    at = {(row["policy"], row["regime"]): row for row in rows if row["method"] == "xshare"}
+    cells = []
+    for policy in dict.fromkeys(policy for policy, _ in at):
+        each = [at[policy, regime] for regime in REGIMES]
+        said = f"{_gain(each[0]['paper_low'])} to {_gain(each[0]['paper_high'])}"
+        cells.append([f"`{policy}`", said, *map(_measured, each)])
+    return ["policy", "the paper", *REGIMES], cells
+
+
+def control_costs(found: Row) -> Table:
+    """Selection that keeps all experts, on carried routing: masking logits, and routing in one launch."""
+    what = ("piece", "drafts", "batch")
+    before, today = (
+        {tuple(row[name] for name in what): row for row in deepest(found, of) if _control(row)}
+        for of in ("rows", "pooled")
+    )
+    before = {(piece.replace("plain", "presets"), *rest): row for (piece, *rest), row in before.items()}
+    cells = []
+    for key, row in sorted(today.items(), key=lambda item: item[0][1:]):
+        line = [str(row["drafts"] or "none"), str(row["batch"]), f"{row['step_ms']:.2f}"]
+        cells.append([*line, ratio(before[key]) if key in before else "", ratio(row)])
+    return ["drafts", "requests", "ms a step", "selection before vLLM's routing (95 %)", "one launch (95 %)"], cells
+
+
+def _control(row: Row) -> bool:
+    return row["method"] == "noop" and row["regime"] == "carried" and "prompt_tokens" not in row
+
+
+def answers(speed: Row, nano: Row, lab: Row | None) -> Table:
+    """The paper's policies at 16 requests, mixed: points lost by nano with either reading, and by lab."""
+    timed = [row for row in deepest(speed) if (row["piece"], row["regime"], row["batch"]) == ("plain", "carried", 16)]
+    order = sorted((row for row in timed if row["method"] == "xshare" and row["paper_high"]), key=lambda r: -r["ratio"])
+    titles = ["policy", "nano, `score=full`: experts", "points (95 %)", "nano, `score=topk`: experts", "points (95 %)"]
+    cells = []
+    for policy in map(bare, order):
+        half = ",".join(_halved(part) for part in policy.split(","))
+        full, topk = (_found(nano, half + score) for score in (",score=full", ""))
+        other = _found(lab, policy + ",score=full") if lab else None
+        shown = [cell for row in (full, topk, other) for cell in ((of_native(row), change(row)) if row else ("", ""))]
+        cells.append([policy, *shown])
+    return [*titles, "lab, `score=full`: experts", "points (95 %)"], cells
+
+
+def _halved(part: str) -> str:
+    """A budget for the batch as nano gets it, which has half of the paper's experts."""
+    name, _, value = part.partition("=")
+    return f"m={int(value) // 2}" if name == "m" else part
+
+
+def _found(found: Row, policy: str, how: tuple[int, int, bool] = MIXED) -> Row | None:
+    rows = (row for row in found["rows"] if (row["batch"], row["drafts"], row["mixed"]) == how)
+    return next((row for row in rows if _today(found, row["policy"]) == policy), None)
+
+
+def _today(found: Row, policy: str) -> str:
+    """A policy as it is spelled today: a file of before that names no score means the full one."""
+    return policy if "format" in found else meant_before(policy)
+
+
+def rivals(found: Row) -> Table:
+    """The paper's k0=1,m=24 by either reading, and what was matched to its number of experts; most answers first."""
+    names = [
+        each["policy"]
+        for each in found["matched"]
+        if (each["batch"], each["drafts"], each["mixed"]) == MIXED and _today(found, each["reference"]) == REFERENCE
+    ]
+    rows = [_found(found, name) for name in ("native", REFERENCE, *(_today(found, name) for name in names))]
+    cells = [
+        [f"`{row['policy']}`", f"{row['active']:.1f}", f"{row['accuracy']:.1%}", change(row), f"{row['kl']:.4f}"]
+        for row in sorted((row for row in rows if row), key=lambda row: -row["accuracy"])
+    ]
+    return ["policy or rival", "experts", "right answers", "points against native (95 %)", "KL"], cells
+
+
+def assumed(nano: Row, lab: Row | None) -> Table:
+    """One line for each thing that the paper takes for granted, with both models' numbers."""
+    lines: dict[str, Callable[[Row], str]] = {
+        "mass lost and KL, between policies: Spearman (95 %)": _between,
+        "mass lost and KL, between steps of one policy: Spearman": _within,
+        "KL of the first layer pruned alone, of that of all layers": _first,
+        "experts that consecutive tokens share, times chance": lambda found: f"{_shared(found):.1f}",
+        "the same, times texts of different domains": lambda found: f"{_shared(found, domains=True):.1f}",
+        "points that no warm-up loses at as many experts": _warmup,
+    }
+    cells = [[name, text(nano), text(lab) if lab else ""] for name, text in lines.items()]
+    return ["", "nano", "lab"], cells
+
+
+def _between(found: Row) -> str:
+    """With all layers pruned, over the steps of all policies."""
+    row = next(r for r in found["correlation"] if r["policy"] is None and r["layer"] is None and r["steps"])
+    return f"{row['spearman']:.2f} ({row['spearman_low']:.2f} to {row['spearman_high']:.2f})"
+
+
+def _within(found: Row) -> str:
+    each = [row["spearman"] for row in found["correlation"] if row["policy"] is not None and row["layer"] is None]
+    return f"{min(each):.2f} to {max(each):.2f}"
+
+
+def _first(found: Row) -> str:
+    policy = found["layers"][0]["policy"]
+    kl = {row["layer"]: row["kl"] for row in found["layers"] if row["policy"] == policy}
+    return f"{kl[0] / kl[None]:.0%}"
+
+
+def _shared(found: Row, domains: bool = False) -> float:
+    """Of their top 5."""
+    at = {row["pair"]: row for row in found["overlap"] if row["top"] == 5}
+    others: float = at["different domains"]["overlap"] if domains else at["consecutive"]["chance"]
+    return float(at["consecutive"]["overlap"] / others)
+
+
+def _warmup(found: Row) -> str:
+    lost = [-100 * row["change"] for row in found.get("matched", [])]
+    if not lost:
+        return "not measured"
+    return f"{min(lost):.0f} to {max(lost):.0f}"
+
+
+def mates(found: Row) -> Table:
+    """Texts that change with their neighbours, and prompts that are right with some of them only."""
+    at = {(_today(found, row["policy"]), row["mixed"]): row for row in found["rows"]}
+    cells = []
+    for policy in MATES:
+        each = [at[policy, mixed] for mixed in (True, False)]
+        cells.append([f"`{each[0]['policy']}`", *(_share(row, n) for row in each for n in ("changed", "flipped"))])
+    columns = [f"{kind}: {what}" for kind in ("mixed", "one kind") for what in ("texts that change", "right and wrong")]
+    return ["policy", *(f"{column} (95 %)" for column in columns)], cells
+
+
+def followed(found: Row) -> Table:
+    """What weighing sets by their measured cost gains: the least and the most of each kind of policy."""
+    at = {row["policy"]: row for row in found["rows"] if row["cost"]}
+    cells = []
+    for name, policies in FAMILIES.items():
+        rows = sorted((at[policy] for policy in policies if policy in at), key=lambda row: row["gain_at_equal_votes"])
+        texts = [Span.of(_range(row), row, "gain_at_equal_votes") for row in rows]
+        if texts:
+            cells.append([name, texts[0], texts[-1] if len(texts) > 1 else ""])
+    return ["sets are chosen by", "faster at equal votes lost (95 %)", "where there are several: most (95 %)"], cells
+
+
+def _range(row: Row) -> str:
+    return f"{_gain(row['gain_at_equal_votes'])} ({_gain(row['gain_low'])} to {_gain(row['gain_high'])})"
+
+
+def _measured(row: Row) -> Span:
+    return Span.of(f"{_gain(row['ratio'])} ({_gain(row['ratio_low'])} to {_gain(row['ratio_high'])})", row)
+
+
+def _share(row: Row, name: str) -> Span:
+    return Span(f"{row[name]:.1%} ({abs(row[f'{name}_low']):.1%} to {row[f'{name}_high']:.1%})")  # abs: not -0
+
+
+def _gain(ratio: float) -> str:
+    return f"{100 * (ratio - 1):+.1f} %"
+
+
+def tables() -> dict[str, tuple[str, Callable[..., Table]]]:
+    """By marker: the result files, and what is made of them."""
+    return {
+        "paper_gains": ("paper_speed", paper_gains),
+        "control_costs": ("paper_speed", control_costs),
+        "answers": ("paper_speed paper_quality paper_quality_lab", answers),
+        "rivals": ("paper_quality", rivals),
+        "assumed": ("assumptions assumptions_lab", assumed),
+        "mates": ("neighbours", mates),
+        "followed": ("cost_aware", followed),
+    }
