@@ -63,6 +63,28 @@ def test_the_policy_is_given_by_its_fields_or_as_a_string():
         (GOOD | {"gates": {"max_rows": 512}}, "gates.max_rows in xshare: .*less than or equal to 256, not 512"),
         (GOOD | {"gates": {"bypass": "no"}}, "gates.bypass in xshare: .*valid boolean, not 'no'"),
         (GOOD | {"metrics": {"every": 0}}, "metrics.every in xshare: .*greater than or equal to 1, not 0"),
+        (
+            GOOD | {"gates": {"min_rows": 2**31}},
+            "gates.min_rows in xshare: .*less than or equal to 2147483647, not 214",
+        ),
+        (
+            GOOD | {"gates": {"max_requests": 10**30}},
+            "gates.max_requests in xshare: .*less than or equal to 2147483647",
+        ),
+        (GOOD | {"metrics": {"every": 2**64}}, "metrics.every in xshare: .*less than or equal to 2147483647, not 1844"),
+        (GOOD | {"metrics": {"interval": 1e300}}, "metrics.interval in xshare: .*less than or equal to 2147483647"),
+        (
+            GOOD | {"metrics": {"interval": float("inf")}},
+            "metrics.interval in xshare: .*less than or equal to 2147483647",
+        ),
+        (
+            GOOD | {"layers": [10**5000]},
+            "layers.0 in xshare: .*less than or equal to 2147483647, not a number of 16610 bits",
+        ),
+        (
+            {"warmup": 1, "batch_budget": 10**20},
+            r"batch_budget \(m\) must be less than or equal to 2147483647, not 1000",
+        ),
         (GOOD | {"metrics": "on"}, "metrics in xshare: .*not 'on'"),
         (GOOD | {"strict": 1}, "strict in xshare: .*valid boolean, not 1"),
         (GOOD | {"layers": "all"}, "layers in xshare: .*valid list, not 'all'"),

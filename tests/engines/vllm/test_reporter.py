@@ -1,4 +1,4 @@
-"""The report's file lies where everybody may write: whatever is not ours is neither read nor written, nor waited for."""
+"""The report lies where everybody may write: whatever is not ours is neither read nor written, nor waited for."""
 
 import errno
 import json
@@ -75,7 +75,7 @@ def test_what_is_written_is_read(folder, told):
     reporter.write_report(path, json.dumps(SNAPSHOT))
     assert (folder.stat().st_mode & 0o777, path.stat().st_mode & 0o777) == (0o700, 0o600)
     assert {each.name for each in scraped(path)} >= {"xshare:on", "xshare:steps_pruned"}
-    assert os.listdir(folder) == ["one____two.json"]
+    assert [each.name for each in folder.iterdir()] == ["one____two.json"]
     assert not told
 
 
@@ -190,7 +190,7 @@ def test_files_of_workers_that_were_killed_are_removed(folder):
     (folder / f".dead.json.{1 << 30}").write_text("half")
     (folder / "other").write_text("not ours to remove")
     reporter.remove_stale(folder)
-    assert sorted(os.listdir(folder)) == ["live.json", "other"]
+    assert sorted(each.name for each in folder.iterdir()) == ["live.json", "other"]
 
 
 def test_a_full_disk_is_told_once_and_then_every_minute(folder, told, monkeypatch):

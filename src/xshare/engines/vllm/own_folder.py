@@ -1,6 +1,6 @@
 """A folder in the temporary one that is this user's alone, and small files in it: written whole, read with care.
 
-The temporary folder is everybody's. Whoever comes first may make ours there, and put links and pipes into it: the folder
+The temporary folder is everybody's. Whoever comes first may make ours there, with links and pipes in it: the folder
 is opened once and looked at, and files are opened relative to what was looked at.
 """
 
@@ -62,10 +62,8 @@ def read_own(folder: int, name: str) -> bytes:
             raise NotOurs(f"{name} is no regular file")
         if found.st_uid != os.getuid():
             raise NotOurs(f"{name} belongs to another user")
-        if found.st_size > MOST:
-            raise NotOurs(f"{name} has more than {MOST} bytes")
         content = b""
-        while len(content) <= MOST and (more := opened.read(MOST + 1 - len(content))):  # it may grow meanwhile
+        while len(content) <= MOST and (more := opened.read(MOST + 1 - len(content))):
             content += more
         if len(content) > MOST:
             raise NotOurs(f"{name} has more than {MOST} bytes")

@@ -62,7 +62,7 @@ def remove_report(path: Path) -> None:
 def remove_stale(path: Path) -> None:
     """Remove the files of workers that were killed and could not do so themselves, from a folder that is ours."""
     with contextlib.suppress(OSError, NotOurs), own_folder(path) as folder:
-        for name in os.listdir(folder):
+        for name in os.listdir(folder):  # noqa: PTH208 (a descriptor)
             with contextlib.suppress(OSError, NotOurs, ValueError, KeyError, TypeError, RecursionError):
                 _, _, process = name.rpartition(".")  # of a file that was being written
                 if not _runs(json.loads(read_own(folder, name))["pid"] if process == "json" else process):
