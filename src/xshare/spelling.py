@@ -15,15 +15,6 @@ def number_of(text: str) -> int | float | str:
     return text
 
 
-def shown(value: Any, most: int = 80) -> str:
-    """A value that is refused, as the sentence shows it: cut short where it is long."""
-    try:
-        text = repr(value)
-    except (ValueError, RecursionError):  # Python spells no number of more than 4300 digits
-        text = f"a number of {value.bit_length()} bits" if isinstance(value, int) else f"such a {type(value).__name__}"
-    return text if len(text) <= most else f"{text[:most]}… ({len(text)} characters)"
-
-
 def spelled(value: Any) -> str:
     if isinstance(value, dict):
         return "/".join(f"{layer}:{spelled(own)}" for layer, own in value.items())

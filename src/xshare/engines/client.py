@@ -75,5 +75,5 @@ class Http:
         status, text = self.ask(path, body)
         try:
             return json.loads(text) if status == 200 else None
-        except ValueError:
+        except (ValueError, RecursionError):
             return None

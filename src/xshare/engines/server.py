@@ -235,7 +235,7 @@ class ServerEngine:
     def _read(self, text: bytes) -> dict[str, Any]:
         try:
             found = json.loads(text)
-        except ValueError:
+        except (ValueError, RecursionError):
             found = None
         if not isinstance(found, dict):
             said = text.decode(errors="replace").strip()[:80]
@@ -277,5 +277,5 @@ def _said(answer: bytes) -> str:
         found = json.loads(answer)
         found = found.get("error", found)
         return str(found.get("message", found) if isinstance(found, dict) else found)
-    except (ValueError, AttributeError):
+    except (ValueError, AttributeError, RecursionError):
         return answer.decode(errors="replace").strip()[:200] or "it does not say why"

@@ -7,6 +7,7 @@ from models import generate, prompts
 
 from xshare.engines.vllm.settings import SettingsError, settings_of
 from xshare.errors import XShareError
+from xshare.profile import Profile, model_hash
 
 pytestmark = pytest.mark.engine
 
@@ -153,6 +154,41 @@ def test_a_policy_that_no_kernel_serves_is_refused_before_weights_are_loaded():
     check(on_gpu)
     with pytest.raises(SettingsError, match=r"at most 4.*or remove the xshare key") as error:
         check(on_gpu, {"warmup": 5})
+    one_sentence(error)
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        (
+            {"warmup": 1, "layer_budgets": {0: 1, 6: 2}},
+            r"layer_budgets \(ml\) names layer 6, and the layers .* are 0 to 5",
+        ),
+        ({"coverage": 0.7, "layer_weights": {6: 2.0}}, r"layer_weights \(w\) names layer 6, and the layers"),
+        (
+            {"warmup": 1, "layer_budgets": {0: 1}, "layers": [1, 2]},
+            "names layer 0, and the layers to act on are 1 to 2",
+        ),
+        (GOOD | {"layers": [5, 6]}, r"layers in xshare names \[6\], and the model has MoE layers 0 to 5"),
+        (5, "the profile's budgets must be 6 whole numbers, one for each layer to act on, not"),
+        (7, "the profile's budgets must be 6 whole numbers, one for each layer to act on, not"),
+    ],
+)
+def test_layers_that_the_model_does_not_have_are_refused_before_weights_are_loaded(tmp_path, given, sentence):
+    model = {"model_type": "qwen3_moe", "num_hidden_layers": 6, "mlp_only_layers": [], "decoder_sparse_step": 1}
+    config = engine_with()
+    config.model_config.hf_text_config = SimpleNamespace(**model)
+
+    def profile(budgets):
+        path = tmp_path / f"{budgets}.yaml"
+        made_for = {"model": "toy", "config": model_hash(model), "measured": {}, "versions": {}}
+        Profile(**made_for, policy="k0=1,m=2", budgets=[1] * budgets, format=2).save(path)
+        return {"profile": str(path)}
+
+    check(config, profile(6))
+    check(config, profile(2) | {"layers": [0, 5]})
+    with pytest.raises(XShareError, match=sentence) as error:
+        check(config, profile(given) if isinstance(given, int) else given)
     one_sentence(error)
 
 

@@ -18,10 +18,10 @@ from xshare.engines.transformers.layer import Layer
 from xshare.engines.transformers.passes import Generation, Pass
 from xshare.engines.transformers.routers import Router, find, where
 from xshare.engines.transformers.state import State
-from xshare.errors import ModelError, PolicyError
+from xshare.errors import ModelError, PolicyError, shown
 from xshare.policy import MOST, Policy
 from xshare.routing import check_policy
-from xshare.spelling import ranges, shown
+from xshare.spelling import ranges
 from xshare.stairs import Stairs, read_stairs
 
 KEY = "_xshare"  # the decoder's attribute that holds what is attached to it

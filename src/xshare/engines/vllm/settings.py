@@ -9,11 +9,10 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from xshare.engines.gates import Gates
-from xshare.errors import XShareError
+from xshare.errors import XShareError, shown
 from xshare.kernels.limits import MAX_ROWS
 from xshare.policy import MOST, Policy
 from xshare.profile import read_profile
-from xshare.spelling import shown
 
 
 class SettingsError(XShareError):

@@ -20,10 +20,9 @@ from xshare.engines.vllm.settings import Settings, SettingsError
 from xshare.engines.vllm.sizes import Sizes
 from xshare.engines.vllm.step import Array, Step
 from xshare.engines.vllm.weights import rows_unshared
-from xshare.errors import PolicyError
+from xshare.errors import PolicyError, shown
 from xshare.policy import MOST, Policy
 from xshare.routing import check_policy
-from xshare.spelling import shown
 from xshare.stairs import Stairs
 
 log = logging.getLogger("vllm.xshare")
