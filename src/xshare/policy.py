@@ -183,7 +183,7 @@ class Policy(BaseModel):
     score: Score = "topk"
     params: dict[str, Any] = {}  # a method's own knobs, checked by the method
 
-    def __init__(self, **data: Any) -> None:
+    def __init__(self, /, **data: Any) -> None:
         try:
             super().__init__(**data)
         except ValidationError as error:
@@ -270,21 +270,23 @@ class Policy(BaseModel):
         if knobs_of(method) is None:
             expected = ", ".join([*METHOD_KNOBS, *PRESETS])
             raise PolicyError(
-                f"policy {text!r} names no known method: expected one of {expected}, or letters as k0=1,m=24"
+                f"policy {shown(text, 200)} names no known method: expected one of {expected}, or letters as k0=1,m=24"
             )
         fields: dict[str, Any] = {"method": method}
         params: dict[str, Any] = {}
         for item in filter(None, (part.strip() for part in knobs.split(","))):
             letter, equals, value = (part.strip() for part in item.partition("="))
             if not equals or not value:
-                raise PolicyError(f"policy {text!r}: {item!r} should read letter=value, as in k0=1")
+                raise PolicyError(f"policy {shown(text, 200)}: {item!r} should read letter=value, as in k0=1")
             name = letter if letter in FIELD_LETTERS else LETTERS.get(letter)
             if name is None and letter not in METHOD_KNOBS[method].params:
                 known = METHOD_KNOBS[method].spelled()
-                raise PolicyError(f"policy {text!r}: unknown letter {letter!r}, method {method!r} takes {known}")
+                raise PolicyError(
+                    f"policy {shown(text, 200)}: unknown letter {letter!r}, method {method!r} takes {known}"
+                )
             target, key = (params, letter) if name is None else (fields, name)
             if key in target:
-                raise PolicyError(f"policy {text!r}: {letter!r} is given twice")
+                raise PolicyError(f"policy {shown(text, 200)}: {letter!r} is given twice")
             target[key] = number_of(value)
         return cls(**fields, params=params)
 

@@ -86,6 +86,12 @@ def test_the_policy_is_given_by_its_fields_or_as_a_string():
             {"warmup": 1, "batch_budget": 10**20},
             r"batch_budget \(m\) must be less than or equal to 2147483647, not 1000",
         ),
+        (
+            {"policy": "random:k0=1,m=2"},
+            "method 'random' in xshare draws experts by lot, .*: to serve it all the same, set experiment to true",
+        ),
+        ({"policy": "random:k0=1,m=2", "experiment": False}, "method 'random' in xshare draws experts by lot"),
+        ({"policy": "random:k0=1,m=2", "experiment": 1}, "experiment in xshare: .*valid boolean, not 1"),
         (GOOD | {"metrics": "on"}, "metrics in xshare: .*not 'on'"),
         (GOOD | {"strict": 1}, "strict in xshare: .*valid boolean, not 1"),
         (GOOD | {"layers": "all"}, "layers in xshare: .*valid list, not 'all'"),
@@ -99,6 +105,11 @@ def test_a_wrong_configuration_is_one_sentence(given, sentence):
     with pytest.raises(XShareError, match=sentence) as error:
         settings_of({"xshare": given})
     one_sentence(error)
+
+
+def test_a_control_is_served_where_that_is_asked_for():
+    assert settings(policy="random:k0=1,m=2", experiment=True).policy.method == "random"
+    assert settings(policy="lynx:drop=2").policy.method == "lynx"
 
 
 # The engine around it
@@ -306,6 +317,23 @@ def test_live_control_refuses_what_it_cannot_do_and_goes_on_as_before(checkpoint
     assert (stats["policy"], stats["on"]) == ("k0=1,m=2", True)
     assert llm.collective_rpc("xshare_set", args=({"warmup": 2},)) == [True]
     assert llm.collective_rpc("xshare_set", args=("k0=2,m=0",)) == [False]  # the same again
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"policy": "random:k0=1,m=2", "experiment": True}, "xshare: random:k0=1,m=2 is an experiment: a rival"),
+        ({"policy": "lynx:drop=2"}, "xshare: lynx:drop=2 is an experiment: a rival"),
+        (GOOD, None),
+    ],
+)
+def test_a_rival_is_called_an_experiment_at_the_start(checkpoint, started, monkeypatch, given, said):
+    told = []
+    monkeypatch.setattr("xshare.engines.vllm.runner.log.warning", lambda text, *more: told.append(text % more))
+    started(checkpoint("qwen3"), given)
+    rivals = [text for text in told if "experiment" in text]
+    assert len(rivals) == (said is not None)
+    assert all(text.startswith(said) for text in rivals)
 
 
 def test_an_engine_without_the_key_has_nothing_to_control(checkpoint, started):

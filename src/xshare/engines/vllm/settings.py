@@ -14,6 +14,8 @@ from xshare.kernels.limits import MAX_ROWS
 from xshare.policy import MOST, Policy
 from xshare.profile import read_profile
 
+CONTROLS = ("random",)  # methods that nobody means to serve
+
 
 class SettingsError(XShareError):
     """A configuration that cannot be read, or an engine in which it cannot be right."""
@@ -48,6 +50,7 @@ class Settings(BaseModel):
     # What can be changed while serving: with "any", selection is captured at every size, so that it can also act on
     # batches that are within the budget it starts with.
     live: Literal["budgets", "any"] = "budgets"
+    experiment: bool = False  # serves a method that is there to be compared with, and answers badly
     cost: str | None = None  # a file of `xshare doctor --stairs`: what so many experts cost on this machine
 
     @property
@@ -115,6 +118,11 @@ def settings_of(additional_config: Any) -> Settings | None:
         ) from None
     if settings.layers is not None and sorted(set(settings.layers)) != settings.layers:
         raise SettingsError(f"layers in xshare must be in rising order, each once, not {settings.layers}")
+    if policy.method in CONTROLS and not settings.experiment:
+        raise SettingsError(
+            f"method {policy.method!r} in xshare draws experts by lot, as a control for others: to serve it all the "
+            f"same, set experiment to true"
+        )
     if settings.cost is not None and policy.method != "xshare":
         raise SettingsError(f"cost in xshare is weighed by XShare's own policies, not by {policy}: leave it out")
     return settings
