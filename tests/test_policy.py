@@ -161,6 +161,48 @@ def test_mistakes_in_fields(fields, names):
     assert "\n" not in str(caught.value)
 
 
+BEYOND = [2**31, 2**64, 10**30, 10**5000]  # the last is one that Python does not even spell
+
+
+@pytest.mark.parametrize("number", BEYOND, ids=["2**31", "2**64", "10**30", "10**5000"])
+@pytest.mark.parametrize(
+    "fields",
+    [
+        lambda number: {"warmup": number},
+        lambda number: {"batch_budget": number},
+        lambda number: {"request_budget": number},
+        lambda number: {"device_budget": number},
+        lambda number: {"price": number},
+        lambda number: {"warmup": 1, "layer_budgets": {0: number}},
+        lambda number: {"warmup": 1, "layer_budgets": {number: 1}},
+        lambda number: {"coverage": 0.5, "layer_weights": {0: number}},
+        lambda number: {"coverage": 0.5, "layer_weights": {number: 1.0}},
+        lambda number: {"method": "random", "warmup": 1, "params": {"seed": number}},
+        lambda number: {"method": "lynx", "params": {"drop": number}},
+        lambda number: {"method": "topk", "params": {"k": number}},
+    ],
+)
+def test_a_number_beyond_the_bound_is_one_sentence(fields, number):
+    Policy(**fields(3))
+    with pytest.raises(PolicyError) as caught:
+        Policy(**fields(number))
+    assert re.search(
+        "(must be (less than or equal to|at most) 2147483647|must be a valid number), not", str(caught.value)
+    )
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 200
+
+
+@pytest.mark.parametrize("text", ["k0=1,m={}", "k0=1,ml=0:{}", "rho=0.5,w=0:{}", "k0=1,ml={}:2", "lam={}"])
+@pytest.mark.parametrize("number", ["2147483648", "9" * 40, "9" * 5000], ids=["2**31", "40 digits", "5000 digits"])
+def test_a_number_beyond_the_bound_in_a_string(text, number):
+    with pytest.raises(PolicyError) as caught:
+        Policy.parse(text.format(number))
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 300
+    assert Policy.parse(text.format(2147483647))
+
+
 def test_only_strings_can_be_parsed():
     with pytest.raises(PolicyError, match="string"):
         Policy.parse(None)

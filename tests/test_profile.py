@@ -1,4 +1,5 @@
 import json
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -7,7 +8,7 @@ import yaml
 from xshare.engines.vllm.settings import SettingsError, settings_of
 from xshare.errors import PolicyError
 from xshare.policy import Policy
-from xshare.profile import Profile, ProfileError, model_hash, read_profile
+from xshare.profile import Profile, ProfileError, model_hash, moe_layers, read_profile
 from xshare.results import sha256
 
 CONFIG = {"model_type": "qwen3_moe", "num_hidden_layers": 2, "hidden_size": 64, "num_experts": 8, "vocab_size": 99}
@@ -62,6 +63,19 @@ def test_a_model_is_known_by_its_facts_in_either_form():
         (json.dumps(GOOD | {"budgets": [-1]}), r"budgets.0: input should be greater than or equal to 0"),
         (json.dumps(GOOD | {"budgets": []}), "budgets: list should have at least 1 item"),
         (json.dumps(GOOD | {"policy": "native"}), "policy must be one of XShare's own, not native"),
+        pytest.param("[" * 10_000, "is not YAML: ", id="deep list"),
+        pytest.param("a: " + "{b: " * 10_000, "is not YAML: ", id="deep mapping"),
+        ("day: 2024-13-45", "is not YAML: month must be in 1..12"),
+        pytest.param("model: " + "9" * 5000, "is not YAML: ", id="digits"),
+        (json.dumps(GOOD | {"budgets": [10**30]}), "budgets.0: input should be less than or equal to 2147483647"),
+        (
+            json.dumps(GOOD | {"measured": {"batch": 10**9}}),
+            "measured.batch must be a whole number from 1 to 65536, not 1000000000",
+        ),
+        (json.dumps(GOOD | {"measured": {"batch": 0}}), "measured.batch must be a whole number from 1 to 65536, not 0"),
+        (json.dumps(GOOD | {"measured": {"batch": "16"}}), "measured.batch must be a whole number from 1 to 65536"),
+        (json.dumps(GOOD | {"measured": {"batch": True}}), "measured.batch must be a whole number from 1 to 65536"),
+        (json.dumps(GOOD | {"measured": {"drafts": -1}}), "measured.drafts must be a whole number from 0 to 65536"),
         ("{1: 2}", "must name its fields by words"),
     ],
 )
@@ -69,6 +83,32 @@ def test_what_cannot_be_read_is_one_sentence(tmp_path, text, sentence):
     (tmp_path / "p.yaml").write_text(text)
     with pytest.raises(ProfileError, match=sentence):
         read_profile(tmp_path / "p.yaml")
+
+
+def test_paths_that_no_file_can_have(tmp_path):
+    for path in (Path("a" * 5000), Path("a\0b"), tmp_path):
+        with pytest.raises(ProfileError, match="does not exist or is not a file") as caught:
+            read_profile(path)
+        assert len(str(caught.value)) < 450
+    with (tmp_path / "huge.yaml").open("wb") as file:
+        file.truncate(1 << 40)
+    with pytest.raises(ProfileError, match="is larger than 1 MiB, which none is"):
+        read_profile(tmp_path / "huge.yaml")
+
+
+@pytest.mark.parametrize(
+    ("config", "numbers"),
+    [
+        (CONFIG, [0, 1]),
+        (CONFIG | {"num_hidden_layers": 6, "decoder_sparse_step": 2, "mlp_only_layers": [3]}, [1, 5]),
+        ({"model_type": "gpt_oss", "num_hidden_layers": 3}, [0, 1, 2]),
+        ({"model_type": "another", "num_hidden_layers": 3}, None),
+        ({}, None),
+        (None, None),
+    ],
+)
+def test_which_layers_have_experts_is_known_before_a_model_is_loaded(config, numbers):
+    assert moe_layers(config) == numbers
 
 
 def weighed(folder, name="stairs.json"):

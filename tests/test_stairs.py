@@ -2,6 +2,7 @@
 
 import json
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -135,7 +136,7 @@ def test_a_staircase_is_of_one_place(what):
 
 def test_files_that_are_none(tmp_path):
     path = tmp_path / "stairs.json"
-    with pytest.raises(StairsError, match="cannot be read: No such file"):
+    with pytest.raises(StairsError, match="does not exist or is not a file"):
         read_stairs(path)
     for text in (
         "no JSON",
@@ -153,3 +154,52 @@ def test_files_that_are_none(tmp_path):
     write(path, rows_of(4, ms=lambda size: 5 - size / 10))
     with pytest.raises(StairsError, match="needs times that grow"):
         read_stairs(path)
+
+
+LONG = Path("a" * 5000)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[" * 10_000,
+        '{"provenance": ' + '{"a": ' * 10_000,
+        '{"provenance": {"experts": 1e999}, "rows": []}',
+        '{"provenance": {"experts": 32}, "rows": [{"batch": 1e999, "experts": 8, "ms": 1}]}',
+        '{"provenance": {"experts": 32}, "rows": [{"batch": 4, "experts": 8, "ms": 1' + "0" * 400 + "}]}",
+        '{"provenance": {"experts": 32}, "rows": [{"batch": ' + "9" * 5000 + ', "experts": 8, "ms": 1}]}',
+    ],
+    ids=["deep list", "deep object", "experts", "batch", "time", "digits"],
+)
+def test_a_file_that_is_an_attack_is_one_sentence(tmp_path, text):
+    (tmp_path / "stairs.json").write_text(text)
+    with pytest.raises(StairsError, match="must be a file that xshare doctor --stairs has written"):
+        read_stairs(tmp_path / "stairs.json")
+
+
+@pytest.mark.parametrize(
+    ("stamp", "row", "sentence"),
+    [
+        ({"experts": 10**12}, {}, "is of a model with 1 to 8192 experts, not 1000000000000"),
+        ({"experts": 0}, {}, "is of a model with 1 to 8192 experts, not 0"),
+        ({}, {"batch": 10**30}, "has steps of 1 to 2147483647 rows"),
+        ({}, {"batch": 0}, "has steps of 1 to 2147483647 rows"),
+        ({}, {"ms": float("nan")}, "holds a time that is no number"),
+    ],
+)
+def test_numbers_that_nothing_has_are_refused(tmp_path, stamp, row, sentence):
+    path = tmp_path / "stairs.json"
+    path.write_text(json.dumps({"provenance": STAMP | stamp, "rows": [each | row for each in rows_of(4)]}))
+    with pytest.raises(StairsError, match=sentence):
+        read_stairs(path)
+
+
+def test_paths_that_no_file_can_have(tmp_path):
+    for path in (LONG, Path("a\0b"), tmp_path):
+        with pytest.raises(StairsError, match="does not exist or is not a file") as caught:
+            read_stairs(path)
+        assert len(str(caught.value)) < 450
+    with (tmp_path / "huge.json").open("wb") as file:
+        file.truncate(1 << 40)
+    with pytest.raises(StairsError, match="is larger than 16 MiB, which none is"):
+        read_stairs(tmp_path / "huge.json")

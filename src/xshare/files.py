@@ -1,4 +1,4 @@
-"""Writing files whole or not at all."""
+"""Writing files whole or not at all, and reading what a user names: whatever is wrong with it is one sentence."""
 
 from __future__ import annotations
 
@@ -7,11 +7,52 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from xshare.errors import XShareError
+from xshare.errors import XShareError, shown
+
+LONGEST = 300  # characters of a path that a sentence shows
+
+
+def named(path: Path) -> str:
+    """A path in a sentence."""
+    return shown(str(path), LONGEST)
+
+
+def is_file(path: Path) -> bool:
+    """Of a path that may be anything: one too long, or in a folder that is closed, is none."""
+    try:
+        return path.is_file()
+    except (OSError, ValueError):
+        return False
+
+
+def is_folder(path: Path) -> bool:
+    try:
+        return path.is_dir()
+    except (OSError, ValueError):
+        return False
+
+
+def read_whole(path: Path, what: str, most: int, error: type[XShareError]) -> bytes:
+    """A regular file of at most so many bytes. `what` it is, is named where it cannot be read."""
+    if not is_file(path):
+        raise error(f"{what} {named(path)} does not exist or is not a file")
+    try:
+        with path.open("rb") as file:
+            content = file.read(most + 1)
+    except OSError as failed:
+        raise error(f"{what} {named(path)} cannot be read: {failed.strerror}") from None
+    if len(content) > most:
+        raise error(f"{what} {named(path)} is larger than {most >> 20} MiB, which none is")
+    return content
 
 
 def check_writable(path: Path) -> None:
     """Refuse an output path before the work, not after it."""
+    try:
+        path.exists()
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise XShareError(f"output {named(path)} cannot be written: {reason}") from None
     if path.is_dir():
         raise XShareError(f"output {str(path)!r} is a folder, expected a file")
     if path.exists() and not path.is_file():
@@ -35,8 +76,8 @@ def check_apart(outputs: Sequence[Path | None], inputs: Sequence[Path | None] = 
 def read_lines(path: Path, what: str, holds: str, error: type[XShareError]) -> list[tuple[int, str]]:
     """The lines of a text file that are not empty, stripped, with their numbers. `what` it is and what it `holds` are
     named where it cannot be read."""
-    if not path.is_file():
-        raise error(f"{what} {str(path)!r} does not exist or is not a file")
+    if not is_file(path):
+        raise error(f"{what} {named(path)} does not exist or is not a file")
     try:
         lines = path.read_text(encoding="utf-8-sig").split("\n")
     except UnicodeDecodeError:

@@ -9,8 +9,11 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
-from xshare.errors import PolicyError
+from xshare.errors import PolicyError, shown
 from xshare.spelling import by_layer, number_of, ranges, spelled
+
+# Of every number that comes in: the kernels count in such integers, and engines send none of more than 64 bits.
+MOST = 2**31 - 1
 
 # The paper's letters, in the order of the canonical string.
 LETTERS = {
@@ -43,10 +46,12 @@ class Knob:
     def check(self, owner: str, value: Any) -> None:
         number = isinstance(value, int | float) and not isinstance(value, bool)
         if not number or (self.kind is int and not isinstance(value, int)):
-            raise PolicyError(f"{owner} must be {_A[self.kind]}, not {value!r}")
+            raise PolicyError(f"{owner} must be {_A[self.kind]}, not {shown(value)}")
         if not (value >= self.low and (self.high is None or value <= self.high)):  # NaN fails too
             wanted = f"at least {self.low:g}" if self.high is None else f"from {self.low:g} to {self.high:g}"
-            raise PolicyError(f"{owner} must be {wanted}, not {value!r}")
+            raise PolicyError(f"{owner} must be {wanted}, not {shown(value)}")
+        if value > MOST:
+            raise PolicyError(f"{owner} must be at most {MOST}, not {shown(value)}")
 
 
 _A = {int: "a whole number", float: "a number"}
@@ -128,10 +133,13 @@ Score = Literal["full", "topk"]
 Fill = Literal["level", "rounds"]
 
 
-Layer = Annotated[int, Field(ge=0)]  # the model's own number
-LayerBudgets = Annotated[dict[Layer, Annotated[int, Field(ge=0)]], BeforeValidator(by_layer("budget", "0:24/3:8"))]
+Layer = Annotated[int, Field(ge=0, le=MOST)]  # the model's own number
+LayerBudgets = Annotated[
+    dict[Layer, Annotated[int, Field(ge=0, le=MOST)]], BeforeValidator(by_layer("budget", "0:24/3:8"))
+]
 LayerWeights = Annotated[
-    dict[Layer, Annotated[float, Field(gt=0, allow_inf_nan=False)]], BeforeValidator(by_layer("weight", "0:4/3:0.5"))
+    dict[Layer, Annotated[float, Field(gt=0, le=MOST, allow_inf_nan=False)]],
+    BeforeValidator(by_layer("weight", "0:4/3:0.5")),
 ]
 
 
@@ -161,13 +169,13 @@ class Policy(BaseModel):
     model_config: ClassVar[ConfigDict] = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     method: str = "xshare"
-    warmup: int = Field(0, ge=0)  # k0: experts every voting row is sure to keep
-    batch_budget: int = Field(0, ge=0)  # m: experts added for the whole batch, on top of the warm-up
-    request_budget: int = Field(0, ge=0)  # m_r: experts added for each request
-    device_budget: int | None = Field(None, ge=0)  # m_g: experts each device is filled up to
+    warmup: int = Field(0, ge=0, le=MOST)  # k0: experts every voting row is sure to keep
+    batch_budget: int = Field(0, ge=0, le=MOST)  # m: experts added for the whole batch, on top of the warm-up
+    request_budget: int = Field(0, ge=0, le=MOST)  # m_r: experts added for each request
+    device_budget: int | None = Field(None, ge=0, le=MOST)  # m_g: experts each device is filled up to
     mass: float | None = Field(None, ge=0, le=1, allow_inf_nan=False)  # tau: share of the gating score to reach
     coverage: float | None = Field(None, gt=0, le=1, allow_inf_nan=False)  # rho: share of its weight every row keeps
-    price: float | None = Field(None, gt=0, allow_inf_nan=False)  # lam: votes that an expert must bring
+    price: float | None = Field(None, gt=0, le=MOST, allow_inf_nan=False)  # lam: votes that an expert must bring
     power: int = Field(1, ge=1, le=4)  # p: of each vote
     layer_budgets: LayerBudgets = {}  # in place of m, by the model's own layer number; m for layers without one
     layer_weights: LayerWeights = {}  # how much a layer matters: divides its price, and what its coverage may lose
@@ -175,7 +183,7 @@ class Policy(BaseModel):
     score: Score = "topk"
     params: dict[str, Any] = {}  # a method's own knobs, checked by the method
 
-    def __init__(self, **data: Any) -> None:
+    def __init__(self, /, **data: Any) -> None:
         try:
             super().__init__(**data)
         except ValidationError as error:
@@ -254,7 +262,7 @@ class Policy(BaseModel):
     def parse(cls, text: str) -> Self:
         """`k0=1,m=24`, `oea:k0=2`, `native`, or the name of a preset."""
         if not isinstance(text, str):
-            raise PolicyError(f"a policy to parse must be a string as k0=1,m=24, not {text!r}")
+            raise PolicyError(f"a policy to parse must be a string as k0=1,m=24, not {shown(text)}")
         text = PRESETS.get(text.strip(), text.strip())
         method, colon, knobs = text.partition(":")
         if not colon or "=" in method:  # a colon further on is one of ml's or w's
@@ -262,21 +270,23 @@ class Policy(BaseModel):
         if knobs_of(method) is None:
             expected = ", ".join([*METHOD_KNOBS, *PRESETS])
             raise PolicyError(
-                f"policy {text!r} names no known method: expected one of {expected}, or letters as k0=1,m=24"
+                f"policy {shown(text, 200)} names no known method: expected one of {expected}, or letters as k0=1,m=24"
             )
         fields: dict[str, Any] = {"method": method}
         params: dict[str, Any] = {}
         for item in filter(None, (part.strip() for part in knobs.split(","))):
             letter, equals, value = (part.strip() for part in item.partition("="))
             if not equals or not value:
-                raise PolicyError(f"policy {text!r}: {item!r} should read letter=value, as in k0=1")
+                raise PolicyError(f"policy {shown(text, 200)}: {item!r} should read letter=value, as in k0=1")
             name = letter if letter in FIELD_LETTERS else LETTERS.get(letter)
             if name is None and letter not in METHOD_KNOBS[method].params:
                 known = METHOD_KNOBS[method].spelled()
-                raise PolicyError(f"policy {text!r}: unknown letter {letter!r}, method {method!r} takes {known}")
+                raise PolicyError(
+                    f"policy {shown(text, 200)}: unknown letter {letter!r}, method {method!r} takes {known}"
+                )
             target, key = (params, letter) if name is None else (fields, name)
             if key in target:
-                raise PolicyError(f"policy {text!r}: {letter!r} is given twice")
+                raise PolicyError(f"policy {shown(text, 200)}: {letter!r} is given twice")
             target[key] = number_of(value)
         return cls(**fields, params=params)
 
@@ -308,7 +318,7 @@ class Policy(BaseModel):
             return cls.parse(value)
         if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
             return cls(**value)
-        raise PolicyError(f"a policy must be a string or a mapping of its fields, not {value!r}")
+        raise PolicyError(f"a policy must be a string or a mapping of its fields, not {shown(value)}")
 
     def to_dict(self) -> dict[str, Any]:
         """The fields that are set: `Policy.of(policy.to_dict()) == policy`."""
@@ -323,4 +333,4 @@ def _sentence(error: ValidationError) -> str:
         return f"{name!r} is no field of a policy: expected one of method, {', '.join(FIELD_LETTERS)}, params"
     letter = f" ({FIELD_LETTERS[name]})" if FIELD_LETTERS.get(name, name) != name else ""
     wanted = first["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
-    return f"{name}{letter} must be {wanted}, not {first['input']!r}"
+    return f"{name}{letter} must be {wanted}, not {shown(first['input'])}"

@@ -11,9 +11,9 @@ from typing import Annotated, Any, ClassVar, Literal
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from xshare.errors import PolicyError, XShareError
-from xshare.files import whole_file
-from xshare.policy import Policy
+from xshare.errors import PolicyError, XShareError, shown
+from xshare.files import is_file, named, read_whole, whole_file
+from xshare.policy import MOST, Policy
 from xshare.results import sha256
 from xshare.spelling import meant_before
 
@@ -27,6 +27,9 @@ FACTS: dict[str, tuple[str, ...]] = {
     "width": ("moe_intermediate_size", "intermediate_size"),
     "vocabulary": ("vocab_size",),
 }
+
+MOST_BYTES = 1 << 20
+MOST_REQUESTS = 65536  # of a step: more than any engine decodes
 
 
 class ProfileError(XShareError):
@@ -51,7 +54,7 @@ class Profile(BaseModel):
     config: str  # model_hash of the model's configuration
     policy: str
     # In profiles from before layer_budgets: an m for each MoE layer that it acts on, in their order.
-    budgets: Annotated[list[Annotated[int, Field(ge=0, strict=True)]], Field(min_length=1)] | None = None
+    budgets: Annotated[list[Annotated[int, Field(ge=0, le=MOST, strict=True)]], Field(min_length=1)] | None = None
     cost: Weighed | None = None
     measured: dict[str, Any]
     versions: dict[str, Any]
@@ -75,7 +78,7 @@ class Profile(BaseModel):
         if len(self.budgets) != len(layers):
             raise PolicyError(
                 f"the profile's budgets must be {len(layers)} whole numbers, one for each layer to act on, "
-                f"not {self.budgets}"
+                f"not {shown(self.budgets)}"
             )
         return policy.with_layer_budgets(dict(zip(layers, self.budgets, strict=True)))
 
@@ -92,8 +95,8 @@ class Profile(BaseModel):
         if self.cost is None:
             return None
         found = path.parent / self.cost.file
-        if not found.is_file():
-            raise ProfileError(f"profile {str(path)!r} needs the staircase {str(found)!r}, which does not exist")
+        if not is_file(found):
+            raise ProfileError(f"profile {str(path)!r} needs the staircase {named(found)}, which does not exist")
         if sha256(found) != self.cost.sha256:
             raise ProfileError(
                 f"the staircase {str(found)!r} is another than the one that profile {str(path)!r} was tuned with "
@@ -107,23 +110,36 @@ class Profile(BaseModel):
             temporary.write_text(yaml.safe_dump(found, sort_keys=False, allow_unicode=True))
 
 
+def fact_of(config: Any, *names: str) -> Any:
+    """The first of them that a configuration has, be it a Transformers object or what stands in config.json."""
+    values = (config.get(name) if isinstance(config, Mapping) else getattr(config, name, None) for name in names)
+    return next((value for value in values if value is not None), None)
+
+
 def model_hash(config: Any) -> str:
-    """Of a configuration's facts, whether it is a Transformers object or what stands in config.json."""
-
-    def fact(names: tuple[str, ...]) -> Any:
-        values = (config.get(name) if isinstance(config, Mapping) else getattr(config, name, None) for name in names)
-        return next((value for value in values if value is not None), None)
-
-    facts = {name: fact(names) for name, names in FACTS.items()}
+    """Of a configuration's facts."""
+    facts = {name: fact_of(config, *names) for name, names in FACTS.items()}
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
 
+def moe_layers(config: Any) -> list[int] | None:
+    """The numbers of a model's MoE layers, before it is loaded; None for one of which that is not known."""
+    kind, layers = fact_of(config, "model_type"), fact_of(config, "num_hidden_layers")
+    if not isinstance(layers, int):
+        return None
+    if kind in ("gpt_oss", "mixtral", "olmoe"):
+        return list(range(layers))
+    if kind in ("qwen2_moe", "qwen3_moe"):
+        dense, every = fact_of(config, "mlp_only_layers") or (), fact_of(config, "decoder_sparse_step") or 1
+        return [layer for layer in range(layers) if layer not in dense and (layer + 1) % every == 0]
+    return None
+
+
 def read_profile(path: Path) -> Profile:
-    if not path.is_file():
-        raise ProfileError(f"profile {str(path)!r} does not exist or is not a file")
+    content = read_whole(path, "profile", MOST_BYTES, ProfileError)
     try:
-        found = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        found = yaml.safe_load(content.decode())
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # nor a date of no month, or 5000 digits
         raise ProfileError(f"profile {str(path)!r} is not YAML: {str(error).splitlines()[0]}") from None
     if not isinstance(found, dict):
         raise ProfileError(f"profile {str(path)!r} must hold the fields of a profile, as `xshare tune` writes them")
@@ -137,6 +153,12 @@ def read_profile(path: Path) -> Profile:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
         raise ProfileError(f"profile {str(path)!r}: {where}: {first['msg'].lower()}") from None
+    for name, least in (("batch", 1), ("drafts", 0)):
+        value = profile.measured.get(name)
+        whole = isinstance(value, int) and not isinstance(value, bool)
+        if value is not None and not (whole and least <= value <= MOST_REQUESTS):
+            wanted = f"a whole number from {least} to {MOST_REQUESTS}"
+            raise ProfileError(f"profile {str(path)!r}: measured.{name} must be {wanted}, not {shown(value)}")
     if Policy.parse(profile.policy).method != "xshare":  # may refuse by itself
         raise ProfileError(f"profile {str(path)!r}: policy must be one of XShare's own, not {profile.policy}")
     return profile

@@ -11,6 +11,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +20,16 @@ import torch
 from torch import Tensor
 
 from xshare.algorithms.price import SLACK
-from xshare.errors import XShareError
+from xshare.errors import XShareError, shown
+from xshare.files import named, read_whole
+from xshare.policy import MOST
 
 # What must be the same where a staircase is used: it is one machine's, one kernel's and one model's.
 WHERE = ("engine", "device", "backend", "dtype", "experts", "top_k", "layers", "config", "tensor_parallel")
 COLUMNS = ("batch", "experts", "ms", "ms_low", "ms_high", "backend", "layers")  # of a row; `batch` is rows of a step
+
+# Beyond any that is measured: a file is no reason to fill the memory.
+MOST_BYTES, MOST_EXPERTS, MOST_TABLES = 16 << 20, 8192, 1024
 
 
 class StairsError(XShareError):
@@ -63,20 +69,24 @@ class Stairs:
 
 
 def read_stairs(path: Path) -> Stairs:
-    name = f"staircase {str(path)!r}"
+    name = f"staircase {named(path)}"
+    content = read_whole(path, "staircase", MOST_BYTES, StairsError)
     try:
-        content = path.read_bytes()
         found = json.loads(content)
         stamp, times = found["provenance"], dict[int, dict[int, float]]()
         for row in found["rows"]:
             times.setdefault(int(row["batch"]), {})[int(row["experts"])] = float(row["ms"])
         known = {what: stamp.get(what) for what in WHERE}
         stairs = Stairs(known, times, name, hashlib.sha256(content).hexdigest())
-        int(stamp["experts"])
-    except OSError as error:
-        raise StairsError(f"{name} cannot be read: {error.strerror}") from None
-    except (ValueError, KeyError, TypeError, AttributeError):
+        experts = int(stamp["experts"])
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
         raise StairsError(f"{name} must be a file that xshare doctor --stairs has written") from None
+    if not 1 <= experts <= MOST_EXPERTS:
+        raise StairsError(f"{name} is of a model with 1 to {MOST_EXPERTS} experts, not {shown(experts)}")
+    if len(times) > MOST_TABLES or not all(1 <= rows <= MOST for rows in times):
+        raise StairsError(f"{name} has steps of 1 to {MOST} rows, of {MOST_TABLES} numbers at most")
+    if not all(isfinite(ms) for each in times.values() for ms in each.values()):
+        raise StairsError(f"{name} holds a time that is no number")
     if not times:
         raise StairsError(f"{name} holds no times: let xshare doctor --stairs finish")
     stairs.costs  # noqa: B018 (may refuse)

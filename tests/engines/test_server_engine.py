@@ -146,3 +146,40 @@ def test_a_server_that_cannot_be_set_back_is_told_and_not_left_on_what_was_tried
     engine.close()
     assert asked == [("xshare_set", ("k0=1,m=24",)), ("xshare_switch", (False,))]
     assert "could not be set back to k0=1,m=24, on" in capsys.readouterr().err
+
+
+def answering(monkeypatch, answers):
+    """What /collective_rpc says, by method."""
+    native = ServerEngine._rpc.__globals__["Http"].ask_json
+
+    def ask_json(self, path, body=None):
+        return answers[body["method"]] if path == "/collective_rpc" else native(self, path, body)
+
+    monkeypatch.setattr("xshare.engines.client.Http.ask_json", ask_json)
+
+
+def test_a_server_without_the_key_is_measured_as_it_runs(played, monkeypatch):  # noqa: F811
+    answering(monkeypatch, {"xshare_stats": {"results": [{"error": "xshare is not active in this engine"}]}})
+    engine = ServerEngine(played.url)
+    assert not engine.live
+    assert engine.about.policy == "native"
+
+
+@pytest.mark.parametrize("answer", [None, {}, {"results": None}, []])
+def test_a_server_that_answers_no_call_is_measured_as_it_runs(played, monkeypatch, answer):  # noqa: F811
+    answering(monkeypatch, {"xshare_stats": answer})
+    assert not ServerEngine(played.url).live
+
+
+def test_why_a_server_refuses_is_told(played, monkeypatch):  # noqa: F811
+    stats = {"policy": "k0=1,m=2", "on": True, "experts": 16, "top_k": 4, "layers": ["model.layers.0.mlp.experts"]}
+    answers = {"xshare_stats": {"results": [stats]}, "xshare_set": {"results": [{"error": "k0 must be less"}]}}
+    answering(monkeypatch, answers | {"xshare_switch": {"results": ["True"]}})
+    engine = ServerEngine(played.url)
+    assert engine.live
+    with pytest.raises(ServerError, match=f"{played.url} refuses the policy k0=1,m=2: k0 must be less"):
+        engine.use(POLICY)
+    answers["xshare_stats"] = {"results": [{"error": "it cannot be sent"}]}
+    answering(monkeypatch, answers | {"xshare_switch": {"results": ["True"]}})
+    with pytest.raises(ServerError, match="no longer answers xshare_stats: it cannot be sent"):
+        engine.use(None)

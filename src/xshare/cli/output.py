@@ -14,7 +14,7 @@ from rich.table import Table
 
 from xshare.engines.base import About
 from xshare.engines.opening import NAMES, default_engine
-from xshare.errors import XShareError
+from xshare.errors import XShareError, shown
 from xshare.progress import Advance
 
 WIDTH = 100  # columns that a table may take
@@ -84,7 +84,7 @@ def engine_of(out: Path | None) -> str | None:
     """Whose results a file holds, where it holds some of an engine in this process."""
     try:
         found = None if out is None else json.loads(out.read_text())["provenance"]["fingerprint"]["engine"]
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
     return found if found in NAMES else None
 
@@ -95,10 +95,10 @@ def engine_arguments(
     """What --engine-args, --device and --dtype were given. `timed`: steps are, and must be of one batch each."""
     try:
         found = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         found = None
     if not isinstance(found, dict):
-        raise XShareError(f'engine-args must be a JSON object such as \'{{"dtype": "float32"}}\', not {text!r}')
+        raise XShareError(f'engine-args must be a JSON object such as \'{{"dtype": "float32"}}\', not {shown(text)}')
     if timed and "lanes" in found:
         raise XShareError(
             "lanes put several batches through one pass, for quality and tune in Transformers: nothing can be timed so"

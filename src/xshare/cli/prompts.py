@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from xshare.errors import XShareError
+from xshare.files import is_file, named
 from xshare.results import sha256
 from xshare.trace.prompts import Prompt, read_prompts
 
@@ -16,8 +17,10 @@ def of_a_file(prompts: str) -> list[Prompt]:
     """None where prompts are made by a keyword."""
     if prompts in KEYWORDS:
         return []
-    if not Path(prompts).is_file():
-        raise XShareError(f"prompts must be {', '.join(KEYWORDS)} or a file, and {prompts!r} does not exist or is none")
+    if not is_file(Path(prompts)):
+        raise XShareError(
+            f"prompts must be {', '.join(KEYWORDS)} or a file, and {named(Path(prompts))} does not exist or is none"
+        )
     return read_prompts(Path(prompts))
 
 

@@ -22,6 +22,7 @@ from xshare.cli.output import (
 from xshare.engines.base import About, Engine
 from xshare.engines.opening import open_engine
 from xshare.errors import XShareError
+from xshare.files import is_file, named
 from xshare.policy import Policy
 from xshare.quality.files import Task, built_in, read_tasks
 from xshare.quality.measure import ordered
@@ -133,8 +134,8 @@ def measure(
 def natives(path: Path, setting: Row) -> list[Row]:
     """Samples of another result file, which must be of the same questions."""
     same = {name: setting[name] for name in ("batch", "tokens", "seed", "questions", "tasks")}
-    if not path.is_file():
-        raise XShareError(f"{str(path)!r} does not exist: --against takes a result file of `xshare quality`")
+    if not is_file(path):
+        raise XShareError(f"{named(path)} does not exist: --against takes a result file of `xshare quality`")
     samples: list[Row] = read_earlier(path, same, "samples", whole=False)["samples"]
     return samples
 

@@ -16,7 +16,7 @@ from xshare.batch import Placement
 from xshare.cli import options as take
 from xshare.cli.output import number_table, print_table, progress_bar, wide_console
 from xshare.errors import PolicyError, XShareError
-from xshare.files import check_apart
+from xshare.files import check_apart, read_whole
 from xshare.policy import Policy
 from xshare.report.plot import check_plot, plot_curve, plot_overlap, plot_tradeoff
 from xshare.results import Row, check_replaced, provenance, write_result
@@ -130,11 +130,10 @@ def replay(
 def _policies(strings: Sequence[str], file: Path | None) -> list[Policy]:
     found = [Policy.parse(text) for text in strings]
     if file is not None:
-        if not file.is_file():
-            raise PolicyError(f"policies file {str(file)!r} does not exist or is not a file")
+        content = read_whole(file, "policies file", 1 << 20, PolicyError)
         try:
-            listed = yaml.safe_load(file.read_text())
-        except (yaml.YAMLError, UnicodeDecodeError) as error:
+            listed = yaml.safe_load(content.decode())
+        except (yaml.YAMLError, ValueError, RecursionError) as error:
             reason = str(error).splitlines()[0]
             raise PolicyError(f"policies file {str(file)!r} is not YAML: {reason}") from None
         if not isinstance(listed, list):

@@ -18,6 +18,12 @@ class ServerError(XShareError):
     """A server that does not answer, stops answering, or refuses what it is asked."""
 
 
+def refusal(results: Any) -> str | None:
+    """The sentence with which a worker has refused a call, of a list of what each has answered."""
+    answers = results if isinstance(results, list) else []
+    return next((str(each["error"]) for each in answers if isinstance(each, dict) and [*each] == ["error"]), None)
+
+
 class Http:
     """A server by its address. Every call has a connection of its own, so that threads may call."""
 
@@ -75,5 +81,5 @@ class Http:
         status, text = self.ask(path, body)
         try:
             return json.loads(text) if status == 200 else None
-        except ValueError:
+        except (ValueError, RecursionError):
             return None

@@ -8,6 +8,8 @@ from typing import Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from xshare.policy import MOST
+
 Reason = Literal["off", "prefill", "many_rows", "many_requests", "few_rows", "within_budget", "unshared", "mismatch"]
 
 
@@ -16,9 +18,9 @@ class Gates(BaseModel):
 
     model_config: ClassVar[ConfigDict] = ConfigDict(frozen=True, extra="forbid", strict=True)
 
-    min_rows: int = Field(2, ge=1)  # one row alone loads its own experts anyway
-    max_rows: int | None = Field(None, ge=1)
-    max_requests: int | None = Field(None, ge=1)
+    min_rows: int = Field(2, ge=1, le=MOST)  # one row alone loads its own experts anyway
+    max_rows: int | None = Field(None, ge=1, le=MOST)
+    max_requests: int | None = Field(None, ge=1, le=MOST)
     bypass: bool = True  # False: act even where it cannot save anything, as a no-op control must
 
     @model_validator(mode="after")

@@ -10,7 +10,8 @@ from typing import Any
 
 from xshare import models
 from xshare.engines.base import Engine
-from xshare.errors import ModelError, XShareError
+from xshare.errors import ModelError, XShareError, shown
+from xshare.files import is_file
 from xshare.models.loading import load
 from xshare.policy import Policy
 from xshare.stairs import read_stairs
@@ -65,8 +66,8 @@ def open_engine(
 
         if others := [policy for policy in policies if policy.method != "xshare"]:
             raise ModelError(f"vLLM runs XShare's own policies, not {others[0]}: take the transformers engine for it")
-        if not (folder / "config.json").is_file():
-            raise ModelError(f"model {name!r} is no folder of a model: it has no config.json")
+        if not is_file(folder / "config.json"):
+            raise ModelError(f"model {shown(name, 300)} is no folder of a model: it has no config.json")
         engine: Engine = VllmEngine(folder, name, drafts=drafts, policies=policies, options=options, cost=cost)
         engine.about.files = mark(folder)
         return _tried(engine, policies)

@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import Any
 
 from xshare.engines.base import About, Answer, BeforeStep, Divergence, Run, leaving
-from xshare.engines.client import Http, ServerError
+from xshare.engines.client import Http, ServerError, refusal
 from xshare.engines.counting import FIGURES, Stats, layer_numbers, since
 from xshare.policy import Policy
 from xshare.progress import Advance, quiet
@@ -29,6 +29,7 @@ COUNTERS = ("vllm:spec_decode_num_draft_tokens_total", "vllm:spec_decode_num_acc
 class ServerEngine:
     forces = False
     room: int | None = None
+    _refusal: str | None = None  # of the call before
 
     def __init__(
         self, url: str, model: str | None = None, timeout: float = 120.0, stairs: Stairs | None = None
@@ -93,7 +94,8 @@ class ServerEngine:
                 calls.append(("xshare_cost", weighed))
             for method, *values in calls:
                 if self._rpc(method, *values) is None:
-                    raise ServerError(f"the server at {self.http.url} refuses the policy {wanted}: its log says why")
+                    why = self._refusal or "its log says why"
+                    raise ServerError(f"the server at {self.http.url} refuses the policy {wanted}: {why}")
             self._cost = weighed
             self._before = self._counted()
         elif wanted != (running := self._running()):
@@ -106,15 +108,19 @@ class ServerEngine:
         raise ServerError("a server's policy cannot change between two steps, which are its own: measure in process")
 
     def _rpc(self, method: str, *args: Any) -> Any:
-        """A result from each worker; None where the server offers no such thing, or the call failed."""
+        """A result from each worker; None where the server offers no such thing, the call failed, or it was refused:
+        `_refusal` then says why."""
         found = self.http.ask_json("/collective_rpc", {"method": method, "args": list(args)})
-        return found["results"] if isinstance(found, dict) else None
+        results = found.get("results") if isinstance(found, dict) else None
+        self._refusal = refusal(results)
+        return results if self._refusal is None else None
 
     def _counted(self) -> dict[str, Any]:
         """By the first worker: all have counted the same."""
         results = self._rpc("xshare_stats")
         if not results:
-            raise ServerError(f"the server at {self.http.url} no longer answers xshare_stats: its log may say why")
+            why = self._refusal or "its log may say why"
+            raise ServerError(f"the server at {self.http.url} no longer answers xshare_stats: {why}")
         found: dict[str, Any] = results[0]
         return found
 
@@ -235,7 +241,7 @@ class ServerEngine:
     def _read(self, text: bytes) -> dict[str, Any]:
         try:
             found = json.loads(text)
-        except ValueError:
+        except (ValueError, RecursionError):
             found = None
         if not isinstance(found, dict):
             said = text.decode(errors="replace").strip()[:80]
@@ -277,5 +283,5 @@ def _said(answer: bytes) -> str:
         found = json.loads(answer)
         found = found.get("error", found)
         return str(found.get("message", found) if isinstance(found, dict) else found)
-    except (ValueError, AttributeError):
+    except (ValueError, AttributeError, RecursionError):
         return answer.decode(errors="replace").strip()[:200] or "it does not say why"

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from xshare.errors import ModelError
+from xshare.files import is_file, named
 
 
 def load(folder: Path, device: str = "cpu", dtype: str = "auto") -> tuple[Any, Any]:
@@ -15,8 +16,8 @@ def load(folder: Path, device: str = "cpu", dtype: str = "auto") -> tuple[Any, A
         from transformers.utils import logging
     except ImportError:
         raise ModelError("transformers is not installed: pip install 'xshare[transformers]'") from None
-    if not (folder / "config.json").is_file():
-        raise ModelError(f"model {str(folder)!r} is no folder of a Transformers model: it has no config.json")
+    if not is_file(folder / "config.json"):
+        raise ModelError(f"model {named(folder)} is no folder of a Transformers model: it has no config.json")
     shown = logging.is_progress_bar_enabled()  # whoever loads for long shows a bar of its own
     logging.disable_progress_bar()
     try:

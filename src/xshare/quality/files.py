@@ -87,7 +87,7 @@ def read_tasks(path: Path) -> list[Task]:
 def _task(line: str, where: str) -> Task:
     try:
         found = json.loads(line)
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise TaskError(f"{where} is not JSON: {error}") from None
     if not isinstance(found, dict):
         raise TaskError(f"{where} must be an object with a 'question' and an 'answer'")

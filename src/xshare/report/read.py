@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from xshare.errors import XShareError
+from xshare.files import is_folder, named
 from xshare.report.words import apart
 from xshare.results import Row, as_meant
 from xshare.results.growing import STAMP
@@ -61,8 +62,8 @@ class ResultFile:
 
 def read_folder(folder: Path) -> tuple[list[ResultFile], list[str]]:
     """-> the result files, and a sentence for each file that is something else."""
-    if not folder.is_dir():
-        raise XShareError(f"{str(folder)!r} is not a folder: expected one with result files")
+    if not is_folder(folder):
+        raise XShareError(f"{named(folder)} is not a folder: expected one with result files")
     files, notes = [], []
     for path in sorted(folder.iterdir()):
         if path.name.startswith(".") or not path.is_file():

@@ -62,7 +62,7 @@ def check_replaced(path: Path) -> None:
         return
     try:
         found = json.loads(path.read_text())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return
     if isinstance(found, dict) and "fingerprint" in (found.get("provenance") or {}):
         by = " ".join(found["provenance"].get("argv", [])[:2])

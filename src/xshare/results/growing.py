@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from xshare.errors import XShareError
-from xshare.files import check_writable
+from xshare.files import check_writable, named
 from xshare.results.file import Row, as_meant, write_result
 from xshare.results.stamp import provenance
 
@@ -88,16 +88,18 @@ def read_earlier(path: Path | None, fingerprint: Row, *needed: str, whole: bool 
 
     Not `whole`: settings that the fingerprint does not name may be any.
     """
-    if path is None or not path.exists():
+    if path is None:
         return {}
     try:
+        if not path.exists():
+            return {}
         found: Row = as_meant(json.loads(path.read_text()))
         earlier = dict(found["provenance"]["fingerprint"])
         for name in needed:
             found[name]
     except OSError as error:
-        raise XShareError(f"{str(path)!r} cannot be read: {error.strerror}") from None
-    except (ValueError, KeyError, TypeError, AttributeError):
+        raise XShareError(f"{named(path)} cannot be read: {error.strerror}") from None
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise XShareError(f"{str(path)!r} holds no results that could be gone on with: name another file") from None
     if not whole:
         earlier = {each: earlier[each] for each in earlier if each in fingerprint}

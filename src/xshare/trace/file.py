@@ -29,12 +29,13 @@ from safetensors.torch import save
 from torch import Tensor
 
 from xshare.errors import RouterError, TraceError
-from xshare.files import whole_file
+from xshare.files import is_file, named, whole_file
 from xshare.router import RouterSpec
 from xshare.trace.packed import is_packed, packed, plain_file
 
 HEADER_KEY = "xshare_trace"
 TENSORS = ("lengths", "experts", "weights", "logits", "correction_bias")
+MOST_EXPERTS = 2**15  # whose numbers the file has room for
 MOST_TOKENS = 2**40  # of a sequence: a sum of any number of such lengths that fits a file does not wrap
 
 
@@ -59,8 +60,8 @@ class Header(BaseModel):
 
     version: Literal[1] = 1
     model: str
-    num_experts: int = Field(ge=1)
-    top_k: int = Field(ge=1)
+    num_experts: int = Field(ge=1, le=MOST_EXPERTS)
+    top_k: int = Field(ge=1, le=MOST_EXPERTS)
     score: Literal["topk", "full"]
     router: RouterFields
     layers: list[int]  # the model's own layer numbers
@@ -108,8 +109,8 @@ class Trace:
 
     @classmethod
     def load(cls, path: Path) -> Trace:
-        if not path.is_file():
-            raise TraceError(f"trace {str(path)!r} does not exist or is not a file")
+        if not is_file(path):
+            raise TraceError(f"trace {named(path)} does not exist or is not a file")
         try:
             with plain_file(path) as plain, safe_open(plain, framework="pt") as file:
                 text = (file.metadata() or {}).get(HEADER_KEY)
@@ -125,10 +126,10 @@ class Trace:
             raise TraceError(f"trace {str(path)!r} does not fit together: lengths are missing")
         try:
             return cls(Header.model_validate(json.loads(text)), **tensors)
-        except (ValidationError, json.JSONDecodeError, RecursionError) as error:
-            raise TraceError(f"trace {str(path)!r} has a header that cannot be read: {_reason(error)}") from None
         except (TraceError, RouterError) as error:
             raise TraceError(f"trace {str(path)!r} does not fit together: {error}") from None
+        except (ValueError, RecursionError) as error:  # pydantic's and JSON's own are such
+            raise TraceError(f"trace {str(path)!r} has a header that cannot be read: {_reason(error)}") from None
 
     def _check(self) -> None:
         header, lengths = self.header, self.lengths

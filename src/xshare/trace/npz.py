@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from xshare.errors import RouterError, TraceError
+from xshare.files import is_file, named
 from xshare.results import provenance, sha256
 from xshare.router import RouterSpec
 from xshare.trace.file import Header, RouterFields, Trace, narrow_ids
@@ -49,8 +50,8 @@ def import_npz(path: Path, model: str | None = None, num_experts: int | None = N
 
 
 def _read(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        raise TraceError(f"{str(path)!r} does not exist or is not a file")
+    if not is_file(path):
+        raise TraceError(f"{named(path)} does not exist or is not a file")
     try:
         file = np.load(path, allow_pickle=False)
         arrays = {name: file[name] for name in file.files} if isinstance(file, np.lib.npyio.NpzFile) else {}

@@ -27,7 +27,7 @@ def read_prompts(path: Path) -> list[Prompt]:
 def _prompt(line: str, where: str) -> Prompt:
     try:
         found = json.loads(line)
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise TraceError(f"{where} is not JSON: {error}") from None
     if not isinstance(found, dict) or not isinstance(found.get("prompt"), str) or not found["prompt"]:
         raise TraceError(f"{where} must be an object with a text 'prompt' and, if you like, a 'domain'")

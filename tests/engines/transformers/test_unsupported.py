@@ -20,6 +20,8 @@ FINE = "k0=1,m=2"
         ({"layers": []}, "layers must be numbers from 0 to 1"),
         ({"min_rows": 0}, "min_rows must be a whole number from 1 up, not 0"),
         ({"max_rows": 1.5}, "max_rows must be a whole number from 1 up"),
+        ({"min_rows": 2**31}, "min_rows must be at most 2147483647, not 2147483648"),
+        ({"drafts": 10**5000}, "drafts must be at most 2147483647, not a number of 16610 bits"),
         ({"drafts": -1}, "drafts must be a whole number from 0 up"),
     ],
 )

@@ -1,17 +1,26 @@
 """What a change of policy does to the engine's caches and requests."""
 
+import asyncio
+import re
 import shutil
 import time
 from types import SimpleNamespace
 
 import pytest
 
-from xshare.engines.vllm.control import reset_after_changes
+from xshare.engines.vllm.control import (
+    METHODS,
+    add_worker_methods,
+    answer_refusals,
+    raise_refusals,
+    reset_after_changes,
+)
 from xshare.engines.vllm.reporter import Reporter
 from xshare.engines.vllm.settings import SettingsError
+from xshare.policy import Policy
 
 
-def core(caching=True, connector=None, running=True, drafts=False, resets=(True,)):
+def core(caching=True, connector=None, running=True, drafts=False, resets=(True,), answer=None):
     """An engine core that tells what was asked of it."""
 
     class Core:
@@ -25,9 +34,9 @@ def core(caching=True, connector=None, running=True, drafts=False, resets=(True,
                 scheduler_config=SimpleNamespace(async_scheduling=True),
             )
 
-        def collective_rpc(self, method, *args):
+        def collective_rpc(self, method, timeout=None, args=(), kwargs=None):
             self.asked.append(method)
-            return [True]
+            return [True] if answer is None else [answer]
 
         def reset_prefix_cache(self, **options):
             self.asked.append(options)
@@ -42,9 +51,9 @@ def core(caching=True, connector=None, running=True, drafts=False, resets=(True,
 
 def test_a_change_resets_the_cache_and_then_the_running_requests():
     idle, busy = core(running=False), core(resets=(False, True))
-    assert idle.collective_rpc("xshare_set", "k0=1") == [True]
+    assert idle.collective_rpc("xshare_set", args=("k0=1",)) == [True]
     assert idle.asked == ["xshare_set", {}]
-    busy.collective_rpc("xshare_switch", False)
+    busy.collective_rpc("xshare_switch", args=(False,))
     assert busy.asked == ["xshare_switch", {}, {"reset_running_requests": True}]
     busy.collective_rpc("xshare_stats")
     assert busy.asked[3:] == ["xshare_stats"]
@@ -52,7 +61,7 @@ def test_a_change_resets_the_cache_and_then_the_running_requests():
 
 def test_without_a_cache_there_is_nothing_to_reset():
     found = core(caching=False)
-    found.collective_rpc("xshare_set", "k0=1")
+    found.collective_rpc("xshare_set", args=("k0=1",))
     assert found.asked == ["xshare_set"]
 
 
@@ -60,7 +69,7 @@ def test_a_cache_that_is_not_reset_is_told(monkeypatch):
     told = []  # vLLM keeps its loggers' records from pytest
     monkeypatch.setattr("xshare.engines.vllm.control.log.warning", lambda text, *more: told.append(text % more))
     found = core(connector=object(), resets=(False, RuntimeError("blocks are held")))
-    assert found.collective_rpc("xshare_set", "k0=1") == [True]
+    assert found.collective_rpc("xshare_set", args=("k0=1",)) == [True]
     assert told[0] == "xshare: blocks are held"
     assert "the prefix cache was not reset" in told[1]
 
@@ -69,14 +78,138 @@ def test_a_cache_that_is_not_reset_is_told(monkeypatch):
 def test_a_change_that_would_lose_tokens_is_refused_before_it_is_made(monkeypatch, version, refused):
     monkeypatch.setattr("xshare.engines.vllm.control.vllm_version", lambda: version)
     for found in (core(drafts=True, running=False), core(), core(drafts=True, caching=False)):
-        assert found.collective_rpc("xshare_set", "k0=1") == [True]
+        assert found.collective_rpc("xshare_set", args=("k0=1",)) == [True]
     found = core(drafts=True)
     if not refused:
-        assert found.collective_rpc("xshare_set", "k0=1") == [True]
+        assert found.collective_rpc("xshare_set", args=("k0=1",)) == [True]
         return
-    with pytest.raises(SettingsError, match=r"loses tokens of requests with drafts.*wait until none is running"):
-        found.collective_rpc("xshare_set", "k0=1")
+    (refused,) = found.collective_rpc("xshare_set", None, ("k0=1",))
+    assert re.search("loses tokens of requests with drafts.*wait until none is running", refused["error"])
     assert found.asked == []
+
+
+# What is refused
+
+
+class Settled:
+    """A state that has one policy, and figures that a test chooses."""
+
+    def __init__(self):
+        self.figures = {"policy": "k0=1"}
+
+    def stats(self):
+        return self.figures
+
+    def set_policy(self, given):
+        return str(Policy.of(given)) != "k0=1,m=0"
+
+    def switch(self, on):
+        raise SettingsError(f"xshare_switch takes True or False, not {on!r}")
+
+
+def worker(state=None):
+    class Worker:
+        model_runner = SimpleNamespace(xshare=state)
+
+    add_worker_methods(Worker)
+    return Worker()
+
+
+def test_a_worker_answers_what_it_cannot_do():
+    found = worker(Settled())
+    assert found.xshare_stats() == {"policy": "k0=1"}
+    assert found.xshare_set("k0=2") is True
+    assert found.xshare_set({"warmup": 1}) is False
+    for answer, sentence in [
+        (found.xshare_switch("off"), "xshare_switch takes True or False, not 'off'"),
+        (found.xshare_switch(), "xshare_switch takes on: missing a required argument: 'on'"),
+        (found.xshare_switch(True, False), "xshare_switch takes on: too many positional arguments"),
+        (found.xshare_set(polcy="k0=1"), "xshare_set takes policy: missing a required argument: 'policy'"),
+        (found.xshare_stats(1), "xshare_stats takes nothing: too many positional arguments"),
+        (found.xshare_set("k0=1,m="), "policy 'k0=1,m=': 'm=' should read letter=value, as in k0=1"),
+        (found.xshare_set(3), "a policy must be a string or a mapping of its fields, not 3"),
+        (found.xshare_set({"self": 3}), "'self' is no field of a policy: expected one of method, "),
+        (worker().xshare_stats(), "xshare is not active in this engine: start it with an xshare key"),
+    ]:
+        assert [*answer] == ["error"]
+        assert answer["error"].startswith(sentence)
+        assert "\n" not in answer["error"]
+
+
+def test_an_answer_that_cannot_be_sent_is_told():
+    state = Settled()
+    state.figures = {"steps": 2**64}
+    assert worker(state).xshare_stats()["error"].startswith("what xshare_stats has to say cannot be sent: ")
+
+
+def test_a_mistake_of_ours_is_still_raised():
+    class Broken(Settled):
+        def stats(self):
+            raise KeyError("a mistake")
+
+    with pytest.raises(KeyError, match="a mistake"):
+        worker(Broken()).xshare_stats()
+
+
+def test_what_cannot_reach_a_worker_is_answered_by_the_core(monkeypatch):
+    told = []
+    monkeypatch.setattr("xshare.engines.vllm.control.log.warning", lambda text, *more: told.append(text % more))
+    found = core(caching=False)
+    for given, sentence in [
+        (("xshare_sett", None, (), {}), "'xshare_sett' is no method of xshare: it has xshare_set, xshare_switch, "),
+        (("xshare_set", None, "k0=1", {}), "args of xshare_set must be a list, not 'k0=1'"),
+        (("xshare_set", None, (), [1]), "kwargs of xshare_set must be an object, not [1]"),
+        (("xshare_set", "soon", (), {}), "timeout of xshare_set must be a number of seconds, not 'soon'"),
+    ]:
+        (answer,) = found.collective_rpc(*given)
+        assert answer["error"].startswith(sentence)
+        assert told.pop() == f"xshare: {given[0]} is refused: {answer['error']}"
+    assert found.asked == []
+    assert found.collective_rpc("others") == [True]
+    for method in METHODS:
+        assert found.collective_rpc(method) == [True]
+
+
+def test_what_is_refused_resets_nothing():
+    found = core(answer={"error": "no"})
+    assert found.collective_rpc("xshare_set", args=("k9=1",)) == [{"error": "no"}]
+    assert found.asked == ["xshare_set"]
+
+
+class Engine:
+    """What LLM and the server have of an engine: it sends a call on."""
+
+    def collective_rpc(self, method, timeout=None, args=(), kwargs=None):
+        return [{"error": "refused by the worker"}] if args == ("bad",) else [method]
+
+
+class AsyncEngine(Engine):
+    async def collective_rpc(self, method, timeout=None, args=(), kwargs=None):
+        return super().collective_rpc(method, timeout, args, kwargs)
+
+
+def test_in_python_a_refusal_is_raised():
+    class Wrapped(Engine):
+        pass
+
+    raise_refusals(Wrapped)
+    assert Wrapped().collective_rpc("xshare_set", args=("good",)) == ["xshare_set"]
+    assert Wrapped().collective_rpc("others", args=("bad",)) == [{"error": "refused by the worker"}]
+    with pytest.raises(SettingsError, match="refused by the worker"):
+        Wrapped().collective_rpc("xshare_set", args=("bad",))
+
+
+def test_over_http_a_refusal_is_an_answer():
+    class Wrapped(AsyncEngine):
+        pass
+
+    answer_refusals(Wrapped)
+    asked = lambda *given: asyncio.run(Wrapped().collective_rpc(*given))  # noqa: E731
+    assert asked("xshare_set", None, ("good",), {}) == ["xshare_set"]
+    assert asked("xshare_set", None, ("bad",), {}) == [{"error": "refused by the worker"}]
+    for value in (2**70, "\ud800"):
+        (answer,) = asked("xshare_count", None, (value,), {})
+        assert answer["error"].startswith("what 'xshare_count' is given cannot be sent: ")
 
 
 def test_the_report_goes_on_when_its_folder_was_cleaned(tmp_path):

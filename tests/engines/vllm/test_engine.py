@@ -40,7 +40,7 @@ def scanned(engine):
     assert len({round(each.native[0], 6) for each in found}) == 1  # later layers see what became of the first
     assert all(0 < a <= n for each in found for a, n in zip(each.active, each.native, strict=True))
     assert engine.llm.collective_rpc("xshare_stats")[0]["samples"] > 1
-    with pytest.raises(SettingsError, match="xshare_count takes a number of steps from 1 up"):
+    with pytest.raises(SettingsError, match="xshare_count takes a number of steps from 1 to 2147483647"):
         engine.llm.collective_rpc("xshare_count", args=(0,))
 
 

@@ -7,6 +7,7 @@ from models import generate, prompts
 
 from xshare.engines.vllm.settings import SettingsError, settings_of
 from xshare.errors import XShareError
+from xshare.profile import Profile, model_hash
 
 pytestmark = pytest.mark.engine
 
@@ -63,6 +64,34 @@ def test_the_policy_is_given_by_its_fields_or_as_a_string():
         (GOOD | {"gates": {"max_rows": 512}}, "gates.max_rows in xshare: .*less than or equal to 256, not 512"),
         (GOOD | {"gates": {"bypass": "no"}}, "gates.bypass in xshare: .*valid boolean, not 'no'"),
         (GOOD | {"metrics": {"every": 0}}, "metrics.every in xshare: .*greater than or equal to 1, not 0"),
+        (
+            GOOD | {"gates": {"min_rows": 2**31}},
+            "gates.min_rows in xshare: .*less than or equal to 2147483647, not 214",
+        ),
+        (
+            GOOD | {"gates": {"max_requests": 10**30}},
+            "gates.max_requests in xshare: .*less than or equal to 2147483647",
+        ),
+        (GOOD | {"metrics": {"every": 2**64}}, "metrics.every in xshare: .*less than or equal to 2147483647, not 1844"),
+        (GOOD | {"metrics": {"interval": 1e300}}, "metrics.interval in xshare: .*less than or equal to 2147483647"),
+        (
+            GOOD | {"metrics": {"interval": float("inf")}},
+            "metrics.interval in xshare: .*less than or equal to 2147483647",
+        ),
+        (
+            GOOD | {"layers": [10**5000]},
+            "layers.0 in xshare: .*less than or equal to 2147483647, not a number of 16610 bits",
+        ),
+        (
+            {"warmup": 1, "batch_budget": 10**20},
+            r"batch_budget \(m\) must be less than or equal to 2147483647, not 1000",
+        ),
+        (
+            {"policy": "random:k0=1,m=2"},
+            "method 'random' in xshare draws experts by lot, .*: to serve it all the same, set experiment to true",
+        ),
+        ({"policy": "random:k0=1,m=2", "experiment": False}, "method 'random' in xshare draws experts by lot"),
+        ({"policy": "random:k0=1,m=2", "experiment": 1}, "experiment in xshare: .*valid boolean, not 1"),
         (GOOD | {"metrics": "on"}, "metrics in xshare: .*not 'on'"),
         (GOOD | {"strict": 1}, "strict in xshare: .*valid boolean, not 1"),
         (GOOD | {"layers": "all"}, "layers in xshare: .*valid list, not 'all'"),
@@ -76,6 +105,11 @@ def test_a_wrong_configuration_is_one_sentence(given, sentence):
     with pytest.raises(XShareError, match=sentence) as error:
         settings_of({"xshare": given})
     one_sentence(error)
+
+
+def test_a_control_is_served_where_that_is_asked_for():
+    assert settings(policy="random:k0=1,m=2", experiment=True).policy.method == "random"
+    assert settings(policy="lynx:drop=2").policy.method == "lynx"
 
 
 # The engine around it
@@ -131,6 +165,41 @@ def test_a_policy_that_no_kernel_serves_is_refused_before_weights_are_loaded():
     check(on_gpu)
     with pytest.raises(SettingsError, match=r"at most 4.*or remove the xshare key") as error:
         check(on_gpu, {"warmup": 5})
+    one_sentence(error)
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        (
+            {"warmup": 1, "layer_budgets": {0: 1, 6: 2}},
+            r"layer_budgets \(ml\) names layer 6, and the layers .* are 0 to 5",
+        ),
+        ({"coverage": 0.7, "layer_weights": {6: 2.0}}, r"layer_weights \(w\) names layer 6, and the layers"),
+        (
+            {"warmup": 1, "layer_budgets": {0: 1}, "layers": [1, 2]},
+            "names layer 0, and the layers to act on are 1 to 2",
+        ),
+        (GOOD | {"layers": [5, 6]}, r"layers in xshare names \[6\], and the model has MoE layers 0 to 5"),
+        (5, "the profile's budgets must be 6 whole numbers, one for each layer to act on, not"),
+        (7, "the profile's budgets must be 6 whole numbers, one for each layer to act on, not"),
+    ],
+)
+def test_layers_that_the_model_does_not_have_are_refused_before_weights_are_loaded(tmp_path, given, sentence):
+    model = {"model_type": "qwen3_moe", "num_hidden_layers": 6, "mlp_only_layers": [], "decoder_sparse_step": 1}
+    config = engine_with()
+    config.model_config.hf_text_config = SimpleNamespace(**model)
+
+    def profile(budgets):
+        path = tmp_path / f"{budgets}.yaml"
+        made_for = {"model": "toy", "config": model_hash(model), "measured": {}, "versions": {}}
+        Profile(**made_for, policy="k0=1,m=2", budgets=[1] * budgets, format=2).save(path)
+        return {"profile": str(path)}
+
+    check(config, profile(6))
+    check(config, profile(2) | {"layers": [0, 5]})
+    with pytest.raises(XShareError, match=sentence) as error:
+        check(config, profile(given) if isinstance(given, int) else given)
     one_sentence(error)
 
 
@@ -248,6 +317,23 @@ def test_live_control_refuses_what_it_cannot_do_and_goes_on_as_before(checkpoint
     assert (stats["policy"], stats["on"]) == ("k0=1,m=2", True)
     assert llm.collective_rpc("xshare_set", args=({"warmup": 2},)) == [True]
     assert llm.collective_rpc("xshare_set", args=("k0=2,m=0",)) == [False]  # the same again
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"policy": "random:k0=1,m=2", "experiment": True}, "xshare: random:k0=1,m=2 is an experiment: a rival"),
+        ({"policy": "lynx:drop=2"}, "xshare: lynx:drop=2 is an experiment: a rival"),
+        (GOOD, None),
+    ],
+)
+def test_a_rival_is_called_an_experiment_at_the_start(checkpoint, started, monkeypatch, given, said):
+    told = []
+    monkeypatch.setattr("xshare.engines.vllm.runner.log.warning", lambda text, *more: told.append(text % more))
+    started(checkpoint("qwen3"), given)
+    rivals = [text for text in told if "experiment" in text]
+    assert len(rivals) == (said is not None)
+    assert all(text.startswith(said) for text in rivals)
 
 
 def test_an_engine_without_the_key_has_nothing_to_control(checkpoint, started):

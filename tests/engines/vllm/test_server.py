@@ -136,6 +136,36 @@ def test_live_control_over_http(server):
     assert server.settled_metrics()[("steps_pruned_total",)] > pruned
 
 
+def test_what_live_control_refuses_is_an_answer_and_leaves_no_traceback(server):
+    server.rpc("xshare_set", "k0=1,m=2")
+    before = len(server.log.read_text())
+    for body, sentence in [
+        ({"method": "xshare_switch", "args": ["off"]}, "xshare_switch takes True or False, not 'off'"),
+        ({"method": "xshare_switch"}, "xshare_switch takes on: missing a required argument: 'on'"),
+        ({"method": "xshare_set", "args": ["k0=1", "k0=2"]}, "xshare_set takes policy: too many positional arguments"),
+        ({"method": "xshare_set", "args": ["k9=1"]}, "policy 'k9=1': unknown letter 'k9'"),
+        (
+            {"method": "xshare_set", "args": [{"warmup": 1, "batch_budget": 10**19}]},
+            "batch_budget (m) must be less than",
+        ),
+        ({"method": "xshare_set", "args": ["k0=1,m=" + "9" * 30]}, "batch_budget (m) must be less than or equal to 21"),
+        (
+            {"method": "xshare_set", "args": [{"warmup": 1, "batch_budget": 10**30}]},
+            "what 'xshare_set' is given cannot",
+        ),
+        ({"method": "xshare_count", "args": [0]}, "xshare_count takes a number of steps from 1 to 2147483647, or None"),
+        ({"method": "xshare_set", "kwargs": [1]}, "kwargs of xshare_set must be an object, not [1]"),
+        ({"method": "xshare_sets", "args": []}, "'xshare_sets' is no method of xshare: it has xshare_set, "),
+    ]:
+        (answer,) = server.post("/collective_rpc", body)["results"]
+        assert [*answer] == ["error"], body
+        assert answer["error"].startswith(sentence)
+    said = server.log.read_text()[before:]
+    assert "Traceback" not in said
+    assert "xshare: xshare_switch is refused: xshare_switch takes True or False, not 'off'" in said
+    assert server.rpc("xshare_stats")["policy"] == "k0=1,m=2"  # and it still answers
+
+
 def test_a_wrong_configuration_stops_the_server_with_its_sentence(small):
     refused = subprocess.run(
         command(small, 1, {"warmup": 1, "bugdet": 2}), env=environment(), capture_output=True, text=True, timeout=240
@@ -233,7 +263,7 @@ def test_behind_http(acting):
         "engine": "vllm server", "model": "tiny", "experts": 16, "top_k": 4, "layers": 2
     }  # fmt: skip
     assert checked(engine, limit=LONG).steps == 0  # they are the server's own
-    with pytest.raises(ValueError, match="refuses the policy oea:k0=1: its log says why"):
+    with pytest.raises(ValueError, match="refuses the policy oea:k0=1: method cannot change while serving"):
         engine.use(Policy.parse("oea:k0=1"))
 
 

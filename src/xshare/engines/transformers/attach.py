@@ -18,8 +18,8 @@ from xshare.engines.transformers.layer import Layer
 from xshare.engines.transformers.passes import Generation, Pass
 from xshare.engines.transformers.routers import Router, find, where
 from xshare.engines.transformers.state import State
-from xshare.errors import ModelError, PolicyError
-from xshare.policy import Policy
+from xshare.errors import ModelError, PolicyError, shown
+from xshare.policy import MOST, Policy
 from xshare.routing import check_policy
 from xshare.spelling import ranges
 from xshare.stairs import Stairs, read_stairs
@@ -152,6 +152,8 @@ def apply(
     for name, value, least in counts + ([] if max_rows is None else [("max_rows", max_rows, 1)]):
         if not isinstance(value, int) or isinstance(value, bool) or value < least:
             raise PolicyError(f"{name} must be a whole number from {least} up, not {value!r}")
+        if value > MOST:
+            raise PolicyError(f"{name} must be at most {MOST}, not {shown(value)}")
     if max_rows is not None and min_rows > max_rows:
         raise PolicyError(f"min_rows ({min_rows}) must be at most max_rows ({max_rows})")
     if layers is not None:

@@ -10,7 +10,7 @@ from typing import Any
 from xshare.engines.vllm.place import where
 from xshare.engines.vllm.settings import Settings, SettingsError
 from xshare.kernels.limits import unsupported_policy
-from xshare.profile import read_profile
+from xshare.profile import moe_layers, read_profile
 from xshare.stairs import read_stairs
 
 # How each version's path was checked. The others in the range were read, and their signatures compared.
@@ -75,6 +75,23 @@ def check_signatures(v2: bool) -> None:
             )
 
 
+def check_layers(model: Any, settings: Settings) -> None:
+    """Refuse what is said of layers that the model does not have, where its configuration tells which those are."""
+    numbers = moe_layers(model)
+    if not numbers:
+        return
+    if settings.layers is not None:
+        if beyond := [place for place in settings.layers if place >= len(numbers)]:
+            raise SettingsError(
+                f"layers in xshare names {beyond}, and the model has MoE layers 0 to {len(numbers) - 1}"
+            )
+        numbers = [numbers[place] for place in settings.layers]
+    policy = settings.policy
+    if settings.profile is not None:
+        policy = read_profile(Path(settings.profile)).policy_on(numbers)
+    policy.by_layer(numbers)
+
+
 def check_config(config: Any, settings: Settings) -> None:
     """Refuse an engine in which selection would be wrong, with the reason and the way out."""
     import vllm.envs as envs
@@ -82,6 +99,7 @@ def check_config(config: Any, settings: Settings) -> None:
     verified()
     if settings.profile is not None:
         read_profile(Path(settings.profile)).check(config.model_config.hf_text_config)
+    check_layers(getattr(config.model_config, "hf_text_config", None), settings)
     if settings.cost is not None:
         read_stairs(Path(settings.cost)).check(where(config))
     parallel = config.parallel_config

@@ -6,21 +6,45 @@
     llm.collective_rpc("xshare_set", args=("k0=1,m=4,ml=0:8/3:6",))  # another m in some layers
     llm.collective_rpc("xshare_cost", args=(False,))  # sizes of sets are not weighed by what they cost
 
+What cannot be done is an answer, {"error": sentence}, from the worker on: over HTTP it arrives so, and in Python
+LLM.collective_rpc raises it. An exception would leave a traceback in the log of every process on its way.
+
 Blocks decoded under pruning stay in the prefix cache, and would carry it into later requests: whatever turns selection
 on or off or changes it resets that cache, in the engine core, and running requests are computed again.
 """
 
 from __future__ import annotations
 
+import inspect
 import logging
+from collections.abc import Callable, Mapping
 from functools import wraps
 from typing import Any
 
+from xshare.engines.client import refusal
 from xshare.engines.vllm.compatibility import vllm_version
 from xshare.engines.vllm.settings import SettingsError
+from xshare.errors import XShareError, shown
 
 log = logging.getLogger("vllm.xshare")
 CHANGES = ("xshare_set", "xshare_switch", "xshare_cost")
+METHODS = (*CHANGES, "xshare_stats", "xshare_count", "xshare_force", "xshare_forced")
+UNSENDABLE = (OverflowError, TypeError, ValueError, RecursionError)  # numbers beyond 64 bits, text that is none
+
+
+def is_ours(method: Any) -> bool:
+    return isinstance(method, str) and method.startswith("xshare_")
+
+
+def check_sendable(what: str, value: Any) -> None:
+    """Refuse what vLLM cannot send from process to process: it would end the thread that sends, and leave whoever asked
+    waiting for good, and all requests with him."""
+    import msgspec
+
+    try:
+        msgspec.msgpack.encode(value)
+    except UNSENDABLE as error:
+        raise SettingsError(f"{what} cannot be sent: {str(error).splitlines()[0]}") from None
 
 
 def add_worker_methods(worker_class: Any) -> None:
@@ -65,7 +89,28 @@ def add_worker_methods(worker_class: Any) -> None:
 
     methods = (xshare_stats, xshare_set, xshare_switch, xshare_cost, xshare_count, xshare_force, xshare_forced)
     for method in methods:
-        setattr(worker_class, method.__name__, method)
+        setattr(worker_class, method.__name__, answering(method))
+
+
+def answering(method: Callable[..., Any]) -> Callable[..., Any]:
+    """The same, with an answer in place of an error that a user can cause."""
+    signature, name = inspect.signature(method), method.__name__
+
+    @wraps(method)
+    def answered(*args: Any, **kwargs: Any) -> Any:
+        try:
+            try:
+                signature.bind(*args, **kwargs)
+            except TypeError as error:
+                takes = ", ".join([*signature.parameters][1:]) or "nothing"
+                raise SettingsError(f"{name} takes {takes}: {error}") from None
+            found = method(*args, **kwargs)
+            check_sendable(f"what {name} has to say", found)
+            return found
+        except XShareError as error:
+            return {"error": str(error)}
+
+    return answered
 
 
 def reset_after_changes(core_class: Any) -> None:
@@ -73,9 +118,21 @@ def reset_after_changes(core_class: Any) -> None:
     native = core_class.collective_rpc
 
     @wraps(native)
-    def collective_rpc(self: Any, method: Any, *args: Any, **kwargs: Any) -> Any:
+    def collective_rpc(self: Any, method: Any, timeout: Any = None, args: Any = (), kwargs: Any = None) -> Any:
+        if not is_ours(method):
+            return native(self, method, timeout, args, kwargs)
+        try:
+            check_call(method, timeout, args, kwargs)
+            found = changed(self, method, timeout, args, kwargs)
+        except XShareError as error:
+            found = [{"error": str(error)}]
+        if (sentence := refusal(found)) is not None:
+            log.warning("xshare: %s is refused: %s", method, sentence)
+        return found
+
+    def changed(self: Any, method: str, *given: Any) -> Any:
         if method not in CHANGES:
-            return native(self, method, *args, **kwargs)
+            return native(self, method, *given)
         config = self.vllm_config
         caching = config.cache_config.enable_prefix_caching or config.kv_transfer_config is not None
         if caching and self.scheduler.has_unfinished_requests() and loses_output(config):
@@ -83,12 +140,54 @@ def reset_after_changes(core_class: Any) -> None:
                 f"vLLM {vllm_version()} loses tokens of requests with drafts that are computed again, as {method} has "
                 f"them: wait until none is running, or start the engine with --no-enable-prefix-caching"
             )
-        changed = native(self, method, *args, **kwargs)
-        if caching and any(changed):
+        found = native(self, method, *given)
+        if caching and any(each is True for each in found):
             reset(self)
-        return changed
+        return found
 
     core_class.collective_rpc = collective_rpc
+
+
+def check_call(method: str, timeout: Any, args: Any, kwargs: Any) -> None:
+    """Refuse what could not even reach a worker: over HTTP anything may be asked."""
+    if method not in METHODS:
+        raise SettingsError(f"{shown(method)} is no method of xshare: it has {', '.join(METHODS)}")
+    if not isinstance(args, list | tuple):
+        raise SettingsError(f"args of {method} must be a list, not {shown(args)}")
+    if not isinstance(kwargs, Mapping | None):
+        raise SettingsError(f"kwargs of {method} must be an object, not {shown(kwargs)}")
+    if timeout is not None and (not isinstance(timeout, int | float) or isinstance(timeout, bool)):
+        raise SettingsError(f"timeout of {method} must be a number of seconds, not {shown(timeout)}")
+
+
+def raise_refusals(engine_class: Any) -> None:
+    """Wrap LLMEngine.collective_rpc, which is LLM's, in process or not: in Python an error is raised."""
+    native = engine_class.collective_rpc
+
+    @wraps(native)
+    def collective_rpc(self: Any, method: Any, *args: Any, **kwargs: Any) -> Any:
+        found = native(self, method, *args, **kwargs)
+        if is_ours(method) and (sentence := refusal(found)) is not None:
+            raise SettingsError(sentence)
+        return found
+
+    engine_class.collective_rpc = collective_rpc
+
+
+def answer_refusals(engine_class: Any) -> None:
+    """Wrap AsyncLLM.collective_rpc, which is the server's: what cannot be sent on is answered."""
+    native = engine_class.collective_rpc
+
+    @wraps(native)
+    async def collective_rpc(self: Any, method: Any, *args: Any, **kwargs: Any) -> Any:
+        if is_ours(method):
+            try:
+                check_sendable(f"what {shown(method)} is given", [*args, *kwargs.values()])
+            except XShareError as error:
+                return [{"error": str(error)}]
+        return await native(self, method, *args, **kwargs)
+
+    engine_class.collective_rpc = collective_rpc
 
 
 def loses_output(config: Any) -> bool:

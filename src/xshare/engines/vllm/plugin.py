@@ -117,6 +117,18 @@ def _reset_after_changes(module: Any) -> None:
     reset_after_changes(module.EngineCore)
 
 
+def _raise_refusals(module: Any) -> None:
+    from xshare.engines.vllm.control import raise_refusals
+
+    raise_refusals(module.LLMEngine)
+
+
+def _answer_refusals(module: Any) -> None:
+    from xshare.engines.vllm.control import answer_refusals
+
+    answer_refusals(module.AsyncLLM)
+
+
 def _add_load_format(module: Any) -> None:
     from xshare.engines.vllm.dummy import register_dummy_loader
 
@@ -129,6 +141,8 @@ HOOKS: dict[str, Callable[[Any], None]] = {
     "vllm.v1.worker.gpu.model_runner": _after_loading(v2=True),
     "vllm.v1.worker.worker_base": _add_worker_methods,
     "vllm.v1.engine.core": _reset_after_changes,
+    "vllm.v1.engine.llm_engine": _raise_refusals,
+    "vllm.v1.engine.async_llm": _answer_refusals,
     "vllm.engine.arg_utils": _check_early,
     "vllm.model_executor.model_loader": _add_load_format,
 }

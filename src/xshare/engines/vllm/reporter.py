@@ -6,35 +6,71 @@ import contextlib
 import json
 import logging
 import os
+import re
 import tempfile
 import threading
+import time
 import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from xshare.engines.vllm.settings import SettingsError
-from xshare.errors import XShareError
-from xshare.files import whole_file
+from xshare.engines.vllm.own_folder import NotOurs, own_folder, read_own, write_own
 
 log = logging.getLogger("vllm.xshare")
+QUIET = 60.0  # seconds between two warnings that the file cannot be written
+_said: set[str] = set()
+
+
+def warn_once(sentence: str) -> None:
+    """In this process."""
+    if sentence not in _said:
+        _said.add(sentence)
+        log.warning("xshare: no figures in /metrics: %s", sentence)
 
 
 def report_path(instance: str) -> Path:
     """A file that the worker and the server of one engine both know, in a folder that only this user can write to."""
-    folder = Path(tempfile.gettempdir(), f"xshare-{os.getuid()}")
-    folder.mkdir(mode=0o700, exist_ok=True)
-    if folder.stat().st_uid != os.getuid():
-        raise SettingsError(f"{folder} belongs to another user: remove it, or set metrics in xshare to false")
-    return folder / f"{instance}.json"
+    return Path(tempfile.gettempdir(), f"xshare-{os.getuid()}", re.sub(r"[^\w-]", "_", instance) + ".json")
 
 
-def remove_stale(folder: Path) -> None:
-    """Remove the files of workers that were killed and could not do so themselves."""
-    for path in folder.glob("*.json"):
-        with contextlib.suppress(OSError, ValueError, KeyError):
-            if not Path("/proc", str(json.loads(path.read_text())["pid"])).exists():
-                path.unlink()
+def read_report(path: Path) -> dict[str, Any] | None:
+    """The figures in a file of ours; None where there are none, or where they may be somebody else's: said once."""
+    try:
+        with own_folder(path.parent) as folder:
+            found = json.loads(read_own(folder, path.name))
+        return found if isinstance(found, dict) else None
+    except FileNotFoundError:
+        return None
+    except NotOurs as error:
+        warn_once(str(error))
+    except (OSError, ValueError, RecursionError) as error:
+        warn_once(f"{path} cannot be read: {type(error).__name__}")
+    return None
+
+
+def write_report(path: Path, text: str) -> None:
+    with own_folder(path.parent, make=True) as folder:
+        write_own(folder, path.name, text.encode())
+
+
+def remove_report(path: Path) -> None:
+    with contextlib.suppress(OSError, NotOurs), own_folder(path.parent) as folder:
+        os.unlink(path.name, dir_fd=folder)
+
+
+def remove_stale(path: Path) -> None:
+    """Remove the files of workers that were killed and could not do so themselves, from a folder that is ours."""
+    with contextlib.suppress(OSError, NotOurs), own_folder(path) as folder:
+        for name in os.listdir(folder):  # noqa: PTH208 (a descriptor)
+            with contextlib.suppress(OSError, NotOurs, ValueError, KeyError, TypeError, RecursionError):
+                _, _, process = name.rpartition(".")  # of a file that was being written
+                if not _runs(json.loads(read_own(folder, name))["pid"] if process == "json" else process):
+                    os.unlink(name, dir_fd=folder)
+
+
+def _runs(process: int | str) -> bool:
+    return Path("/proc", str(int(process))).exists()
 
 
 class Reporter(threading.Thread):
@@ -49,6 +85,8 @@ class Reporter(threading.Thread):
         self._snapshot, self.path, self._every = weakref.WeakMethod(snapshot), path, interval
         self._done = threading.Event()
         self._last = ""
+        self._warned: float | None = None  # when it last said that the file cannot be written
+        self._written = True  # as it was last time, or for good
 
     def run(self) -> None:
         every, waited = self._every, 0.0
@@ -56,18 +94,26 @@ class Reporter(threading.Thread):
             waited += min(1.0, every)
             if (found := self.snapshot()) is None:
                 return self.stop()
-            if (spelled := json.dumps(found)) == self._last:
-                continue
-            self._last = spelled
-            try:
-                self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-                with whole_file(self.path) as temporary:
-                    temporary.write_text(spelled)
-            except (OSError, XShareError) as error:  # a full disk, a folder that was cleaned: not the engine's trouble
-                log.warning("xshare: cannot write %s: %s", self.path, error)
-            if waited >= every:
+            spelled = json.dumps(found)
+            changed, self._last = spelled != self._last, spelled
+            if changed or not self._written:
+                self._written = self.write(spelled)
+            if changed and waited >= every:
                 waited = 0.0
                 log.info(line(found))
+
+    def write(self, text: str) -> bool:
+        """Whether it need not be tried again. A full disk, a folder of somebody else's: not the engine's trouble."""
+        try:
+            write_report(self.path, text)
+        except NotOurs as error:
+            warn_once(str(error))
+        except OSError as error:
+            if self._warned is None or time.monotonic() - self._warned >= QUIET:
+                self._warned = time.monotonic()
+                log.warning("xshare: cannot write %s: %s", self.path, error.strerror)
+            return False
+        return True
 
     def snapshot(self) -> dict[str, Any] | None:
         """The figures now; None once the engine has gone."""
@@ -76,7 +122,7 @@ class Reporter(threading.Thread):
 
     def stop(self) -> None:
         self._done.set()
-        self.path.unlink(missing_ok=True)
+        remove_report(self.path)
 
 
 def line(found: dict[str, Any]) -> str:

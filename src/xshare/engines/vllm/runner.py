@@ -32,6 +32,10 @@ NO_SCORE = (
     "xshare: no score is named: experts are summed by each token's own weights (score=topk), where before this version "
     "all its scores counted (score=full)"
 )
+EXPERIMENT = (
+    "xshare: %s is an experiment: a rival that is here to be compared with, and served on a CPU alone; it is none of "
+    "XShare's own policies"
+)
 WARMING_UP = ("_warmup_", "_v2_mixed_warmup")  # requests that the V2 runner makes up before it serves
 
 
@@ -57,6 +61,8 @@ def attach(runner: Any, v2: bool) -> None:
         runner._prepare_inputs = _reading_v1(runner, state)
     if state.policy.method == "xshare" and not names_score(config.additional_config):
         log.info(NO_SCORE)
+    if state.policy.method not in ("xshare", "native"):
+        log.warning(EXPERIMENT, state.policy)
     say_where_experts_are(state, config)
     if settings.cost is not None:
         log.info("xshare: sizes of sets are weighed by what they cost here: %s", settings.cost)

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from xshare.engines.gates import Gates
-from xshare.errors import XShareError
+from xshare.errors import XShareError, shown
 from xshare.kernels.limits import MAX_ROWS
-from xshare.policy import Policy
+from xshare.policy import MOST, Policy
 from xshare.profile import read_profile
+
+CONTROLS = ("random",)  # methods that nobody means to serve
 
 
 class SettingsError(XShareError):
@@ -29,8 +31,8 @@ class Metrics(BaseModel):
     model_config: ClassVar[ConfigDict] = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     on: bool = True
-    every: int = Field(32, ge=1)  # steps between two of which experts are counted
-    interval: float = Field(10.0, gt=0)  # seconds between two lines in the log
+    every: int = Field(32, ge=1, le=MOST)  # steps between two of which experts are counted
+    interval: float = Field(10.0, gt=0, le=MOST)  # seconds between two lines in the log
 
 
 class Settings(BaseModel):
@@ -41,11 +43,14 @@ class Settings(BaseModel):
     metrics: Metrics = Metrics.model_validate({})
     strict: bool = False  # refuse to start where a layer cannot be served
     one_launch: bool = True  # whether all of routing is done in the selection's launch, where that can be
-    layers: list[int] | None = Field(None, min_length=1)  # MoE layers to act on, counted from 0; all by default
+    layers: list[Annotated[int, Field(ge=0, le=MOST)]] | None = Field(
+        None, min_length=1
+    )  # MoE layers to act on, counted from 0; all by default
     profile: str | None = None  # a file of `xshare tune`, which says the policy
     # What can be changed while serving: with "any", selection is captured at every size, so that it can also act on
     # batches that are within the budget it starts with.
     live: Literal["budgets", "any"] = "budgets"
+    experiment: bool = False  # serves a method that is there to be compared with, and answers badly
     cost: str | None = None  # a file of `xshare doctor --stairs`: what so many experts cost on this machine
 
     @property
@@ -71,7 +76,7 @@ def settings_of(additional_config: Any) -> Settings | None:
         return None
     given = additional_config["xshare"]
     if not isinstance(given, Mapping):
-        raise SettingsError(f"xshare in additional_config must be an object of settings, not {given!r}")
+        raise SettingsError(f"xshare in additional_config must be an object of settings, not {shown(given)}")
     own = {name: given[name] for name in given if name in Settings.model_fields and name != "policy"}
     rest = {name: given[name] for name in given if name not in own}
     if isinstance(own.get("metrics"), bool):
@@ -109,10 +114,15 @@ def settings_of(additional_config: Any) -> Settings | None:
         first = error.errors()[0]
         name = ".".join(str(part) for part in first["loc"])
         raise SettingsError(
-            f"{name} in xshare: {first['msg'].lower().removeprefix('value error, ')}, not {first['input']!r}"
+            f"{name} in xshare: {first['msg'].lower().removeprefix('value error, ')}, not {shown(first['input'])}"
         ) from None
     if settings.layers is not None and sorted(set(settings.layers)) != settings.layers:
         raise SettingsError(f"layers in xshare must be in rising order, each once, not {settings.layers}")
+    if policy.method in CONTROLS and not settings.experiment:
+        raise SettingsError(
+            f"method {policy.method!r} in xshare draws experts by lot, as a control for others: to serve it all the "
+            f"same, set experiment to true"
+        )
     if settings.cost is not None and policy.method != "xshare":
         raise SettingsError(f"cost in xshare is weighed by XShare's own policies, not by {policy}: leave it out")
     return settings

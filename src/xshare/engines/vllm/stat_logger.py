@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from prometheus_client.registry import Collector
 from vllm.v1.metrics.loggers import StatLoggerBase
 
 from xshare.engines.vllm.metrics import SAMPLED
-from xshare.engines.vllm.reporter import report_path
+from xshare.engines.vllm.reporter import read_report, report_path, warn_once
 from xshare.engines.vllm.settings import settings_of
 
 HELP = {
@@ -38,10 +37,15 @@ class Figures(Collector):
         return iter(())  # nothing to read yet when this is registered
 
     def collect(self) -> Iterator[Any]:
-        try:
-            found = json.loads(self.path.read_text())
-        except FileNotFoundError:
+        found = read_report(self.path)
+        if found is None:
             return
+        try:
+            yield from list(self.families(found))
+        except (KeyError, TypeError, ValueError, AttributeError):
+            warn_once(f"{self.path} holds none of this version's figures")
+
+    def families(self, found: dict[str, Any]) -> Iterator[Any]:
         on = GaugeMetricFamily("xshare:on", "Whether selection is switched on", labels=["engine", "policy"])
         on.add_metric([self.engine, found["policy"]], float(found["on"]))
         yield on

@@ -20,8 +20,8 @@ from xshare.engines.vllm.settings import Settings, SettingsError
 from xshare.engines.vllm.sizes import Sizes
 from xshare.engines.vllm.step import Array, Step
 from xshare.engines.vllm.weights import rows_unshared
-from xshare.errors import PolicyError
-from xshare.policy import Policy
+from xshare.errors import PolicyError, shown
+from xshare.policy import MOST, Policy
 from xshare.routing import check_policy
 from xshare.stairs import Stairs
 
@@ -161,14 +161,14 @@ class State:
 
     def switch(self, on: bool) -> bool:
         if not isinstance(on, bool):
-            raise SettingsError(f"xshare_switch takes True or False, not {on!r}")
+            raise SettingsError(f"xshare_switch takes True or False, not {shown(on)}")
         changed, self.on = on != self.on, on
         return changed
 
     def weigh_costs(self, on: bool) -> bool:
         """Whether the cost table counts from the next step on; whether that is new."""
         if not isinstance(on, bool):
-            raise SettingsError(f"xshare_cost takes True or False, not {on!r}")
+            raise SettingsError(f"xshare_cost takes True or False, not {shown(on)}")
         if self.stairs is None:
             raise SettingsError("xshare_cost needs an engine that was started with cost in its xshare key")
         changed, self.by_cost = on != self.by_cost, on
@@ -177,8 +177,9 @@ class State:
         return changed
 
     def count_every(self, steps: int | None) -> None:
-        if steps is not None and (not isinstance(steps, int) or isinstance(steps, bool) or steps < 1):
-            raise SettingsError(f"xshare_count takes a number of steps from 1 up, or None, not {steps!r}")
+        whole = isinstance(steps, int) and not isinstance(steps, bool)
+        if steps is not None and not (whole and 1 <= steps <= MOST):
+            raise SettingsError(f"xshare_count takes a number of steps from 1 to {MOST}, or None, not {shown(steps)}")
         self.every = self.settings.metrics.every if steps is None else steps
         if self.samples is not None:
             self.samples.restart()
