@@ -8,7 +8,9 @@ from typing import Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-Reason = Literal["off", "prefill", "many_rows", "many_requests", "few_rows", "within_budget", "unshared", "mismatch"]
+Reason = Literal[
+    "off", "prefill", "many_rows", "many_requests", "few_rows", "within_budget", "unshared", "protected", "mismatch"
+]
 
 
 class Gates(BaseModel):

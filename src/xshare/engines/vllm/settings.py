@@ -46,6 +46,8 @@ class Settings(BaseModel):
     # What can be changed while serving: with "any", selection is captured at every size, so that it can also act on
     # batches that are within the budget it starts with.
     live: Literal["budgets", "any"] = "budgets"
+    protect: bool = True  # whether requests may be protected, for which the kernels are compiled
+    default: Literal["shared", "exact"] = "shared"  # what a request is that does not say so itself
     cost: str | None = None  # a file of `xshare doctor --stairs`: what so many experts cost on this machine
 
     @property
@@ -113,6 +115,8 @@ def settings_of(additional_config: Any) -> Settings | None:
         ) from None
     if settings.layers is not None and sorted(set(settings.layers)) != settings.layers:
         raise SettingsError(f"layers in xshare must be in rising order, each once, not {settings.layers}")
+    if settings.default == "exact" and not settings.protect:
+        raise SettingsError("default in xshare cannot be 'exact' where protect is false: nobody would be pruned")
     if settings.cost is not None and policy.method != "xshare":
         raise SettingsError(f"cost in xshare is weighed by XShare's own policies, not by {policy}: leave it out")
     return settings
