@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Container, Sequence
-from functools import wraps
+from functools import cache, wraps
 from typing import Any
 
 import numpy as np
@@ -30,6 +30,19 @@ Marks = npt.NDArray[np.bool_]
 
 class RequestError(XShareError):
     """A request that asks for what it cannot have. vLLM's server answers it with 400 and the sentence."""
+
+
+@cache
+def _as_vllm_has_it() -> type[RequestError]:
+    """Newer versions take for the client's mistakes those of a class of their own alone."""
+    from vllm import exceptions
+
+    base: Any = getattr(exceptions, "VLLMClientError", None)
+    return RequestError if base is None else type("RequestError", (RequestError, base), {})
+
+
+def refusal(sentence: str) -> RequestError:
+    return _as_vllm_has_it()(sentence)
 
 
 def asked(params: Any) -> Any:
@@ -52,13 +65,13 @@ def check_request(params: Any, settings: Settings, config: Any) -> None:
     """Refuse a request that asks for something else, or for a protection that it would not have."""
     value = asked(params)
     if value not in (None, EXACT, SHARED):
-        raise RequestError(f"xshare of a request must be {EXACT!r} or {SHARED!r}, not {value!r}")
+        raise refusal(f"xshare of a request must be {EXACT!r} or {SHARED!r}, not {value!r}")
     if not is_exact(params, settings):
         return
     if not settings.protect:
-        raise RequestError(f"xshare of a request cannot be {EXACT!r} here: this engine was started with protect false")
+        raise refusal(f"xshare of a request cannot be {EXACT!r} here: this engine was started with protect false")
     if config.kv_transfer_config is not None:
-        raise RequestError(
+        raise refusal(
             f"xshare of a request cannot be {EXACT!r} here: its KV connector may hand it blocks that were decoded "
             f"under pruning"
         )
@@ -67,9 +80,9 @@ def check_request(params: Any, settings: Settings, config: Any) -> None:
 def check_admitted(request: Any, settings: Settings) -> None:
     """Refuse what is only known of a whole request."""
     if (request.cache_salt or "").startswith(SALT):
-        raise RequestError(f"cache_salt must not begin with {SALT!r}, which keeps protected requests' blocks apart")
+        raise refusal(f"cache_salt must not begin with {SALT!r}, which keeps protected requests' blocks apart")
     if getattr(request, "resumable", False) and is_exact(request.sampling_params, settings):
-        raise RequestError(
+        raise refusal(
             f"xshare of a session whose prompt comes in pieces must be {SHARED!r}: only some of its pieces might be "
             f"{EXACT!r}, and all of them share one cache"
         )
@@ -114,7 +127,7 @@ def _refusing(native: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(native)
     def to_beam_search_params(self: Any, *args: Any, **kwargs: Any) -> Any:
         if _serving and KEY in (getattr(self, "vllm_xargs", None) or {}):
-            raise RequestError("xshare of a request cannot be chosen with beam search, which does not hand it on")
+            raise refusal("xshare of a request cannot be chosen with beam search, which does not hand it on")
         return native(self, *args, **kwargs)
 
     return to_beam_search_params
