@@ -8,6 +8,7 @@ import torch
 
 from xshare.engines.gates import Tally
 from xshare.engines.vllm.protection import Protection, RequestError, check_admitted, check_request
+from xshare.engines.vllm.runner import _reading_v2
 from xshare.engines.vllm.settings import SettingsError, settings_of
 from xshare.engines.vllm.sizes import Sizes
 from xshare.engines.vllm.state import State, log
@@ -174,13 +175,39 @@ def test_who_is_protected():
     assert found.of(["a"]) is None
 
 
-def test_what_nobody_has_refused_is_protected_and_said(caplog):
-    found = protection()
-    with caplog.at_level("WARNING"):
-        found.follow(scheduled(new("a", "precise"), new("b", 3)))
+def test_what_nobody_has_refused_is_protected_and_said(monkeypatch):
+    found, said = protection(), []
+    monkeypatch.setattr("xshare.engines.vllm.protection.log.warning", lambda text, value: said.append(text % value))
+    found.follow(scheduled(new("a", "precise"), new("b", 3)))
     assert found.exact == {"a", "b"}
-    assert "'precise', which nobody has refused" in caplog.text
-    assert len(caplog.records) == 1
+    assert said == ["xshare: a request asks for 'precise', which nobody has refused: it is protected"]
+
+
+@pytest.mark.parametrize("drafts", [0, 2])
+def test_the_v2_runner_tells_of_them(drafts):
+    """By what it hands on: a batch in an order of its own, and with drafts boundaries that the device knows."""
+    control = Control("cpu", 256)
+    found = state(drafts=drafts, control=control, bypass=False)
+    each = 1 + drafts
+    batch = SimpleNamespace(
+        req_ids=["b", "a", "c"],
+        num_reqs=3,
+        is_prefilling_np=np.zeros(3, bool),
+        query_start_loc_np=np.arange(0, 3 * each + 1, each, dtype=np.int32),
+        query_start_loc=torch.arange(0, 3 * each + 1, each, dtype=torch.int32),
+    )
+    runner = SimpleNamespace(
+        prepare_inputs=lambda scheduled: batch,
+        req_states=SimpleNamespace(req_id_to_index={}),
+    )
+    prepare = _reading_v2(runner, found)
+    assert prepare(scheduled(new("a", "exact"), new("b"), new("c"))) is batch
+    assert found.now.gate
+    assert control.protected.nonzero().flatten().tolist() == list(range(each, 2 * each))
+    batch.req_ids, batch.num_reqs = ["b", "c"], 2
+    prepare(scheduled(finished=["a"]))
+    assert found.now.protected is None
+    assert int(control.words[Word.PROTECTED]) == 0
 
 
 def test_those_that_ended_unseen_are_forgotten():

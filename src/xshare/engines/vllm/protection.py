@@ -23,7 +23,7 @@ from xshare.errors import XShareError
 log = logging.getLogger("vllm.xshare")
 KEY, EXACT, SHARED = "xshare", "exact", "shared"
 SALT = "xshare-exact:"  # in front of the cache_salt of every protected request
-SPARE = 4  # times as many requests as an engine takes may be remembered before those that have gone are looked for
+SPARE = 4  # times as many requests as a step has may be remembered before those that have gone are looked for
 
 Marks = npt.NDArray[np.bool_]
 

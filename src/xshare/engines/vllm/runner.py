@@ -137,7 +137,7 @@ def start_reporter(state: State, config: Any) -> None:
 
 def _reading_v1(runner: Any, state: State) -> Any:
     native = runner._prepare_inputs
-    protection = Protection(state.settings, runner.scheduler_config.max_num_seqs, lambda: runner.requests)
+    protection = Protection(state.settings, state.sizes.most, lambda: runner.requests)
 
     def prepare_inputs(scheduler_output: Any, num_scheduled_tokens: np.ndarray, *args: Any, **kwargs: Any) -> Any:
         found = native(scheduler_output, num_scheduled_tokens, *args, **kwargs)
@@ -166,8 +166,7 @@ def _reading_v1(runner: Any, state: State) -> Any:
 
 def _reading_v2(runner: Any, state: State) -> Any:
     native, drafts = runner.prepare_inputs, state.sizes.num_spec_tokens
-    most = runner.vllm_config.scheduler_config.max_num_seqs
-    protection = Protection(state.settings, most, lambda: runner.req_states.req_id_to_index)
+    protection = Protection(state.settings, state.sizes.most, lambda: runner.req_states.req_id_to_index)
 
     def prepare_inputs(scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
         batch = native(scheduler_output, *args, **kwargs)
