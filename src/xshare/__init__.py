@@ -7,7 +7,7 @@ from xshare.version import __version__
 
 if TYPE_CHECKING:
     from xshare.batch import BatchLayout, Placement
-    from xshare.engines import apply, layout, remove, stats
+    from xshare.engines import apply, layout, protect, remove, stats
     from xshare.errors import LayoutError, ModelError, PolicyError, RouterError, TraceError, XShareError
     from xshare.policy import Policy
     from xshare.router import RouterSpec
@@ -28,6 +28,7 @@ __all__ = [
     "__version__",
     "apply",
     "layout",
+    "protect",
     "remove",
     "route",
     "select",
@@ -36,7 +37,7 @@ __all__ = [
 
 _HOMES = {
     "batch": ("BatchLayout", "Placement"),
-    "engines": ("apply", "layout", "remove", "stats"),
+    "engines": ("apply", "layout", "protect", "remove", "stats"),
     "errors": ("LayoutError", "ModelError", "PolicyError", "RouterError", "TraceError", "XShareError"),
     "policy": ("Policy",),
     "router": ("RouterSpec",),

@@ -252,12 +252,19 @@ def apply(
     assert step.logits is not None
     assert step.open_choice is not None
     selection = decide_routing(step, policy) if keep is None else Selection(keep)
+    guarded = None if step.layout.protected is None else (step.layout.protected & step.voting).unsqueeze(-1)
+    if guarded is not None:  # a rival knows nothing of them
+        selection.keep = selection.keep | step.union(step.native_mask & guarded)
+        selection.rows = None if selection.rows is None else selection.rows | (step.native_mask & guarded)
     if selection.routed is not None:
         ids, weights = selection.routed
     else:
         rule = router if selection.renormalize is None else replace(router, renormalize=selection.renormalize)
         ids, real = refine(step.open_choice, selection.allowed, router, step.native_mask)
         weights = rule.weight(step.logits, step.score, ids, real)
+    if guarded is not None:
+        assert step.native is not None
+        ids, weights = step.native.ids.where(guarded, ids), step.native.weights.where(guarded, weights)
     spare_ids, spare_weights = _best_by_sum(selection.keep, step.sums(*policy.votes), router.top_k)
     usable = step.usable.unsqueeze(-1)
     ids = torch.where(usable, ids, spare_ids)

@@ -3,9 +3,9 @@
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from xshare.engines.transformers import apply, layout, remove, stats
+    from xshare.engines.transformers import apply, layout, protect, remove, stats
 
-__all__ = ["apply", "layout", "remove", "stats"]
+__all__ = ["apply", "layout", "protect", "remove", "stats"]
 
 
 def __getattr__(name: str) -> Any:

@@ -10,7 +10,9 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from xshare.policy import MOST
 
-Reason = Literal["off", "prefill", "many_rows", "many_requests", "few_rows", "within_budget", "unshared", "mismatch"]
+Reason = Literal[
+    "off", "prefill", "many_rows", "many_requests", "few_rows", "within_budget", "unshared", "protected", "mismatch"
+]
 
 
 class Gates(BaseModel):

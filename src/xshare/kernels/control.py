@@ -42,12 +42,16 @@ class Control:
         self.max_requests = max_requests
         self.policy: Policy | None = None  # what was set last, for FusedSelection.check
         self._host = np.zeros(size, np.int32)
+        self._protected: Sequence[int] | Array = ()  # rows, as set last
+        self._marks, self._marked = np.zeros(MAX_ROWS, np.int32), False  # the same by row, and whether to send it
         self._used = len(Word)  # how much of it this step needs
         self._changed = True  # since the last push
         self._host[Word.COST] = -1
         self._gate, self._step = (False, False), (0, np.zeros(1, np.int32))  # as set last
         on_gpu = self.memory.is_cuda
-        self._buffers = [torch.zeros(size, dtype=torch.int32, pin_memory=on_gpu) for _ in range(8 if on_gpu else 1)]
+        # each with room for the marks of protected rows, which are sent only where there are any
+        room, turns = size + MAX_ROWS, 8 if on_gpu else 1
+        self._buffers = [torch.zeros(room, dtype=torch.int32, pin_memory=on_gpu) for _ in range(turns)]
         self._views = [buffer.numpy() for buffer in self._buffers]
         self._events = [torch.cuda.Event() for _ in self._buffers] if on_gpu else []  # type: ignore[no-untyped-call]
         self._turn = 0
@@ -71,7 +75,7 @@ class Control:
         self,
         rows: int,
         starts: Sequence[int] | Array | None = None,
-        protected: Sequence[int] | None = None,
+        protected: Sequence[int] | Array | None = None,
         table: int | None = None,
     ) -> None:
         """The first `rows` rows vote; `starts` are their requests' boundaries, or every row is a request of its own.
@@ -79,7 +83,7 @@ class Control:
 
         An array given again, the very same, is taken to be unchanged: comparing takes longer than all the rest.
         """
-        self._protect(protected or ())
+        self._protect(() if protected is None else protected)
         table = -1 if table is None else table
         if self._host[Word.COST] != table:
             self._host[Word.COST], self._changed = table, True
@@ -93,13 +97,13 @@ class Control:
         self._used = len(Word) + len(starts)
         self._host[len(Word) : self._used] = starts
 
-    def _protect(self, rows: Sequence[int]) -> None:
-        if not rows and not self._host[Word.PROTECTED]:
+    def _protect(self, rows: Sequence[int] | Array) -> None:
+        if rows is self._protected or (len(rows) == 0 and not self._host[Word.PROTECTED]):
             return
-        marks = torch.zeros(MAX_ROWS, dtype=torch.int32)
-        marks[list(rows)] = 1
-        self.protected.copy_(marks)
-        self._host[Word.PROTECTED], self._changed = len(rows) > 0, True
+        self._protected = rows
+        self._marks[:] = 0
+        self._marks[np.asarray(rows, np.int64)] = 1
+        self._host[Word.PROTECTED], self._changed, self._marked = len(rows) > 0, True, len(rows) > 0
 
     def set_gate(self, on: bool, sample: bool = False) -> None:
         """Whether selection acts at all, and whether the logits are copied aside (FusedSelection.seen)."""
@@ -117,5 +121,9 @@ class Control:
             self._events[self._turn].synchronize()  # long past: eight transfers ago
         self._views[self._turn][:used] = self._host[:used]
         self.memory[:used].copy_(self._buffers[self._turn][:used], non_blocking=True)
+        if self._marked:
+            self._marked = False
+            self._views[self._turn][-MAX_ROWS:] = self._marks
+            self.protected.copy_(self._buffers[self._turn][-MAX_ROWS:], non_blocking=True)
         if self._events:
             self._events[self._turn].record()

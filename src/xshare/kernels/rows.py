@@ -111,12 +111,12 @@ def _cover(
 
 @triton.jit
 def vote(
-    x, score, key, best, usable, top, total, protected, k0, rho, by_top_k, power,
+    x, score, key, best, usable, top, total, protected, guarded, k0, rho, by_top_k, power,
     BN: tl.constexpr, TOP_K: tl.constexpr, SCORING: tl.constexpr, RENORMALIZE: tl.constexpr, PROTECT: tl.constexpr,
     UNIQUE: tl.constexpr,
 ):  # fmt: skip
     """-> the votes' integers in two halves, float32 [BR, BN], and counts, int32: VOTER, plus 1 for each of a row's own
-    experts: its top-k0, what rho adds, all its native ones if it is `protected` [BR].
+    experts: its top-k0, what rho adds, all its native ones if it is `protected` [BR]; `guarded`: whether any row is.
 
     Rows are walked down by their ranking. All that is kept of the walk is where it was: what lies above is a compare.
     """
@@ -130,7 +130,7 @@ def vote(
     if NATIVE:
         native = (by_top_k != 0) | (rho > 0)
         if PROTECT:
-            native = native | True
+            native = native | (guarded != 0)
         if native:
             for turn in tl.static_range(1, TOP_K):
                 left = without(left, most, at, BN, UNIQUE)
@@ -261,7 +261,7 @@ def votes(
             if PROTECT:
                 protected = tl.load(protected_ptr + rows, mask=rows < stop * guarded, other=0) != 0
             more_high, more_low, more_count = vote(
-                x, score, key, best, usable, top, total, protected, k0, rho, by_top_k, power,
+                x, score, key, best, usable, top, total, protected, guarded, k0, rho, by_top_k, power,
                 BN, TOP_K, SCORING, RENORMALIZE, PROTECT, UNIQUE,
             )  # fmt: skip
             its_high, its_low = its_high + fold(more_high, BQ), its_low + fold(more_low, BQ)

@@ -102,7 +102,7 @@ def _vote_here(
     if PROTECT:
         protected = tl.load(protected_ptr + rows, mask=rows < end * guarded, other=0) != 0
     high, low, count = vote(
-        value, score, key, best, usable, top, total, protected, k0, rho, by_top_k, power,
+        value, score, key, best, usable, top, total, protected, guarded, k0, rho, by_top_k, power,
         BN, TOP_K, SCORING, RENORMALIZE, PROTECT, UNIQUE,
     )  # fmt: skip
     if STATS:
@@ -160,12 +160,12 @@ def select_in_one_tile(
         rho = tl.cast(own_rho, tl.float32) if COVERAGE else 0.0
         value = tl.where((rows < end)[:, None], x.to(tl.float32), float("-inf"))
         score, key, best, usable, top, total = read_rows(value, bias, N, BR, BN, SCORING, GROUPS, KEEP_GROUPS, UNIQUE)
-        protected = usable
+        protected, guarded = usable, 0
         if PROTECT:
             guarded = tl.load(control + PROTECTED)
             protected = tl.load(protected_ptr + rows, mask=rows < end * guarded, other=0) != 0
         high, low, count = vote(
-            value, score, key, best, usable, top, total, protected, k0, rho, by_top_k, power,
+            value, score, key, best, usable, top, total, protected, guarded, k0, rho, by_top_k, power,
             BN, TOP_K, SCORING, RENORMALIZE, PROTECT, UNIQUE,
         )  # fmt: skip
         high, low, count = fold(high, BQ), fold(low, BQ), fold(count, BQ)

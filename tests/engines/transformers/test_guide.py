@@ -11,7 +11,7 @@ GUIDE = Path(__file__).parents[3] / "docs" / "transformers.md"
 
 def test_the_guides_python_runs(tiny, capsys):
     blocks = re.findall(r"```python\n(.*?)```", GUIDE.read_text(), flags=re.DOTALL)
-    assert len(blocks) == 3
+    assert len(blocks) == 4
     model, tokens = tiny("qwen3"), prompts(4)
     inputs = {"input_ids": tokens, "attention_mask": torch.ones_like(tokens)}
     exec("\n".join(blocks), {"model": model, "inputs": inputs, "tokens": tokens})

@@ -50,9 +50,9 @@ def server(small, stairs, tmp_path_factory):
         found.stop()
 
 
-async def complete(client, prompt, tokens):
+async def complete(client, prompt, tokens, **more):
     """One whole answer."""
-    body = {"model": "tiny", "prompt": prompt, "max_tokens": tokens, "temperature": 0, "ignore_eos": True}
+    body = {"model": "tiny", "prompt": prompt, "max_tokens": tokens, "temperature": 0, "ignore_eos": True} | more
     answer = await client.post("/v1/completions", json=body)
     answer.raise_for_status()
     found = answer.json()
@@ -164,6 +164,61 @@ def test_what_live_control_refuses_is_an_answer_and_leaves_no_traceback(server):
     assert "Traceback" not in said
     assert "xshare: xshare_switch is refused: xshare_switch takes True or False, not 'off'" in said
     assert server.rpc("xshare_stats")["policy"] == "k0=1,m=2"  # and it still answers
+
+
+# Protected requests
+
+EXACT, SHARED = ({"vllm_xargs": {"xshare": kind}} for kind in ("exact", "shared"))
+
+
+def test_protected_requests_over_http(server):
+    prompts = [words(8, i) for i in range(8)]
+
+    def answers(kinds):
+        asked = zip(prompts, kinds, strict=True)
+        return together(
+            server, lambda client: asyncio.gather(*(complete(client, each, 24, **kind) for each, kind in asked))
+        )
+
+    assert server.rpc("xshare_switch", False) == "True"
+    native = answers([{}] * 8)
+    assert server.rpc("xshare_switch", True) == "True"
+    assert answers([EXACT] * 8) == native
+    kinds, met = [EXACT, SHARED, {}, SHARED] * 2, False
+    for _ in range(10):  # on a busy machine requests may come one by one
+        mixed = answers(kinds)
+        assert [mixed[number] for number in (0, 4)] == [native[number] for number in (0, 4)]
+        met = met or mixed != native
+    assert met
+    found = server.settled_metrics()
+    assert found[("rows_protected",)] > 0
+    assert all(found[("experts_protected", layer)] > 0 for layer in "01")
+    assert found[("steps_bypassed_total", "protected")] > 0
+
+
+@pytest.mark.parametrize("value", ["precise", 3, "EXACT", ["exact"]])
+@pytest.mark.parametrize("stream", [False, True])
+def test_another_value_is_answered_with_400_and_the_sentence(server, value, stream):
+    body = {"model": "tiny", "prompt": "w5 w6", "max_tokens": 4, "vllm_xargs": {"xshare": value}, "stream": stream}
+    answer = server.client.post("/v1/completions", json=body)
+    if stream and answer.status_code == 200:  # the answer has begun by then, as for any other wrong parameter
+        assert f"xshare of a request must be 'exact' or 'shared', not {value!r}" in answer.text
+        return
+    said = answer.json()["error"]["message"]
+    assert (answer.status_code, said) == (400, f"xshare of a request must be 'exact' or 'shared', not {value!r}")
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (EXACT | {"use_beam_search": True, "n": 2}, "xshare of a request cannot be chosen with beam search"),
+        ({"cache_salt": "xshare-exact:mine"}, "cache_salt must not begin with 'xshare-exact:'"),
+    ],
+)
+def test_what_cannot_be_protected_is_answered_with_400_too(server, more, said):
+    answer = server.client.post("/v1/completions", json={"model": "tiny", "prompt": "w5 w6", "max_tokens": 4} | more)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["message"].startswith(said)
 
 
 def test_a_wrong_configuration_stops_the_server_with_its_sentence(small):

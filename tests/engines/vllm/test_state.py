@@ -1,14 +1,20 @@
 """Which steps a kernel is there for."""
 
+from types import SimpleNamespace
+
+import numpy as np
 import pytest
 import torch
 
 from xshare.engines.gates import Tally
+from xshare.engines.vllm.protection import Protection, RequestError, check_admitted, check_request
+from xshare.engines.vllm.runner import _reading_v2
 from xshare.engines.vllm.settings import SettingsError, settings_of
 from xshare.engines.vllm.sizes import Sizes
 from xshare.engines.vllm.state import State, log
 from xshare.engines.vllm.step import Step
 from xshare.kernels.control import Control
+from xshare.kernels.limits import MAX_ROWS
 from xshare.kernels.words import Word
 from xshare.stairs import Stairs
 
@@ -68,3 +74,179 @@ def test_the_kernels_are_told_which_cost_table_counts():
     assert [told(16), told(16)] == [1, 1]
     with pytest.raises(SettingsError, match="needs an engine that was started with cost"):
         state().weigh_costs(True)
+
+
+# Protected requests
+
+
+def exact(*numbers, of):
+    return np.isin(np.arange(of), numbers)
+
+
+def sent(control, monkeypatch):
+    """What is copied to the device from now on: the sizes."""
+    found, native = [], torch.Tensor.copy_
+
+    def copy_(self, *args, **kwargs):
+        found.append(self.numel())
+        return native(self, *args, **kwargs)
+
+    monkeypatch.setattr(torch.Tensor, "copy_", copy_)
+    return found
+
+
+def test_protected_rows_are_sent_when_they_change_and_only_then(monkeypatch):
+    control = Control("cpu", 256)
+    found, marks = state(control=control, bypass=False), exact(1, 3, of=4)
+    control.push()
+    copies = sent(control, monkeypatch)
+    for _ in range(3):
+        found.step(True, found.one_row_each(4), exact=marks)
+    assert copies.count(MAX_ROWS) == 1
+    assert len(copies) == 2
+    assert control.protected.nonzero().flatten().tolist() == [1, 3]
+    assert int(control.words[Word.PROTECTED]) == 1
+    copies.clear()
+    for _ in range(3):
+        found.step(True, found.one_row_each(4))
+    assert len(copies) == 1  # a word: the marks stay, and nobody looks at them
+    assert int(control.words[Word.PROTECTED]) == 0
+    assert found.now.protected is None
+
+
+def test_with_nobody_protected_no_mark_is_ever_sent(monkeypatch):
+    control = Control("cpu", 256)
+    found = state(control=control, bypass=False)
+    copies = sent(control, monkeypatch)
+    for rows in (4, 4, 5, 3):
+        found.step(True, found.one_row_each(rows))
+    assert MAX_ROWS not in copies
+    assert len(copies) == 3
+
+
+def test_with_everybody_protected_the_gate_is_closed():
+    control = Control("cpu", 256)
+    found = state(control=control, bypass=False)
+    found.step(True, found.one_row_each(3), exact=exact(0, 1, 2, of=3))
+    assert not found.now.gate
+    assert found.tally.bypassed == {"protected": 1}
+    found.step(False, found.one_row_each(3), exact=exact(0, of=3))
+    assert found.tally.bypassed == {"protected": 1, "prefill": 1}
+
+
+def test_rows_of_drafts_that_are_dealt_out_on_the_device():
+    """The host has believed three each."""
+    control = Control("cpu", 256)
+    found = state(drafts=2, control=control, bypass=False)
+    dealt = torch.tensor([0, 1, 4, 6, 9], dtype=torch.int32)
+    found.step(True, np.array([0, 3, 6, 9, 12], np.int32), dealt, exact(1, 3, of=4))
+    assert control.protected[:9].tolist() == [0, 1, 1, 1, 0, 0, 1, 1, 1]
+
+
+def new(name, kind=None):
+    params = SimpleNamespace(extra_args=None if kind is None else {"xshare": kind})
+    return SimpleNamespace(req_id=name, sampling_params=params)
+
+
+def scheduled(*arrived, finished=()):
+    return SimpleNamespace(scheduled_new_reqs=list(arrived), finished_req_ids=set(finished))
+
+
+def protection(**settings):
+    found = settings_of({"xshare": {"policy": "k0=1,m=24"} | settings})
+    return Protection(found, 2, lambda: {"a", "z"})
+
+
+def test_who_is_protected():
+    found = protection()
+    assert found.of(["a"]) is None
+    found.follow(scheduled(new("a", "exact"), new("b"), new("c", "shared")))
+    marks = found.of(["a", "b", "c"])
+    assert marks.tolist() == [True, False, False]
+    found.follow(scheduled())
+    assert found.of(["a", "b", "c"]) is marks  # the very same: nothing is sent
+    assert found.of(["b", "c"]) is None
+    assert found.of(["b", "a"]).tolist() == [False, True]
+    found.follow(scheduled(finished=["a"]))
+    assert found.of(["b", "c"]) is None
+    assert not found.exact
+    found.follow(scheduled(new("a", "exact")))
+    found.follow(scheduled(new("a", "shared")))  # the same name again
+    assert found.of(["a"]) is None
+
+
+def test_what_nobody_has_refused_is_protected_and_said(monkeypatch):
+    found, said = protection(), []
+    monkeypatch.setattr("xshare.engines.vllm.protection.log.warning", lambda text, value: said.append(text % value))
+    found.follow(scheduled(new("a", "precise"), new("b", 3)))
+    assert found.exact == {"a", "b"}
+    assert said == ["xshare: a request asks for 'precise', which nobody has refused: it is protected"]
+
+
+@pytest.mark.parametrize("drafts", [0, 2])
+def test_the_v2_runner_tells_of_them(drafts):
+    """By what it hands on: a batch in an order of its own, and with drafts boundaries that the device knows."""
+    control = Control("cpu", 256)
+    found = state(drafts=drafts, control=control, bypass=False)
+    each = 1 + drafts
+    batch = SimpleNamespace(
+        req_ids=["b", "a", "c"],
+        num_reqs=3,
+        is_prefilling_np=np.zeros(3, bool),
+        query_start_loc_np=np.arange(0, 3 * each + 1, each, dtype=np.int32),
+        query_start_loc=torch.arange(0, 3 * each + 1, each, dtype=torch.int32),
+    )
+    runner = SimpleNamespace(
+        prepare_inputs=lambda scheduled: batch,
+        req_states=SimpleNamespace(req_id_to_index={}),
+    )
+    prepare = _reading_v2(runner, found)
+    assert prepare(scheduled(new("a", "exact"), new("b"), new("c"))) is batch
+    assert found.now.gate
+    assert control.protected.nonzero().flatten().tolist() == list(range(each, 2 * each))
+    batch.req_ids, batch.num_reqs = ["b", "c"], 2
+    prepare(scheduled(finished=["a"]))
+    assert found.now.protected is None
+    assert int(control.words[Word.PROTECTED]) == 0
+
+
+def test_those_that_ended_unseen_are_forgotten():
+    found = protection()
+    found.follow(scheduled(*(new(name, "exact") for name in "abcdefghz")))
+    assert found.exact == {"a", "z"}
+
+
+def test_the_settings_say_what_a_request_is_that_says_nothing():
+    found = protection(default="exact")
+    found.follow(scheduled(new("a"), new("b", "shared"), SimpleNamespace(req_id="c", sampling_params=None)))
+    assert found.exact == {"a"}
+
+
+@pytest.mark.parametrize(
+    ("given", "settings", "connector", "said"),
+    [
+        ("exact", {"protect": False}, None, "started with protect false"),
+        ("exact", {}, object(), "its KV connector may hand it blocks"),
+        ("neither", {}, None, "must be 'exact' or 'shared', not 'neither'"),
+    ],
+)
+def test_requests_that_are_refused(given, settings, connector, said):
+    pytest.importorskip("vllm")
+    found = settings_of({"xshare": {"policy": "k0=1,m=24"} | settings})
+    config = SimpleNamespace(kv_transfer_config=connector)
+    with pytest.raises(RequestError, match=said):
+        check_request(new("a", given).sampling_params, found, config)
+    for fine in (None, "shared"):
+        check_request(new("a", fine).sampling_params, found, config)
+
+
+def test_a_session_in_pieces_cannot_be_protected():
+    pytest.importorskip("vllm")
+    found = settings_of({"xshare": {"policy": "k0=1,m=24"}})
+    for kind in ("exact", "shared"):
+        request = SimpleNamespace(cache_salt=None, resumable=True, sampling_params=new("a", kind).sampling_params)
+        if kind == "shared":
+            check_admitted(request, found)
+        else:
+            with pytest.raises(RequestError, match="a session whose prompt comes in pieces must be 'shared'"):
+                check_admitted(request, found)

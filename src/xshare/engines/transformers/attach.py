@@ -205,3 +205,12 @@ def layout(model: Any, layout: BatchLayout) -> AbstractContextManager[None]:
     [steps, n]      a step so many positions of every sequence, sequence by sequence: the same with drafts
     """
     return attached(model).state.laid_out(layout)
+
+
+def protect(model: Any, sequences: Sequence[int]) -> AbstractContextManager[None]:
+    """Within this context some sequences of a batch, by number, keep their native experts, whatever the others do.
+
+    Around `generate` they are prompts: all beams or answers of one are protected. In a loop of your own, the rows of
+    input_ids.
+    """
+    return attached(model).state.protecting(sequences)

@@ -74,6 +74,7 @@ class Generation:
     prompt: int  # tokens of a prompt, padding included: passes over them are prefill, however many there are
     ends: Tensor | None  # tokens that a sequence which has ended is fed: its end, then padding
     drafts: bool  # whether a pass may verify drafted tokens
+    answers: int = 1  # sequences of a prompt, next to each other: beams, or several answers
 
     @classmethod
     def of(cls, model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Generation:
@@ -93,4 +94,6 @@ class Generation:
         if setting("eos_token_id") is not None:  # without one no sequence ends before the others
             for token in (setting("eos_token_id"), setting("pad_token_id")):
                 ends += [] if token is None else torch.as_tensor(token).flatten().tolist()
-        return cls(prompt, torch.tensor(ends) if ends else None, any(setting(name) for name in DRAFTING))
+        answers = max(setting(name) or 1 for name in ("num_beams", "num_return_sequences"))
+        drafts = any(setting(name) for name in DRAFTING)
+        return cls(prompt, torch.tensor(ends) if ends else None, drafts, answers)

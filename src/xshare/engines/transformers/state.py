@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -41,6 +41,7 @@ class State:
         self.tally = Tally(log)
         self.given: BatchLayout | None = None  # by the caller: xshare.layout
         self.given_places: Places | None = None  # its rows, where they do not follow from its shape
+        self.guarded: tuple[int, ...] = ()  # sequences that are protected: xshare.protect
         self.batch: int | None = None  # sequences of a batch, where a pass decodes several
         self.kinds: list[int] = []  # of the sequences of the pass, of which a batch has one; of none, all alike
         self.generation: Generation | None = None  # the call of `generate` under way
@@ -66,11 +67,14 @@ class State:
             return self._bypass("prefill")
         plain = self._plain(step)
         if plain is not None:
-            requests, places, voting = plain.requests, Places(), [step.rows]
+            requests, places, voting, marks = plain.requests, Places(), [step.rows], plain.protected
         else:
-            requests, places = self._requests(step)  # [steps, n]
+            requests, places, marks = self._requests(step)  # [steps, n]
             voting = (requests >= 0).sum(-1).tolist()  # one read a pass, and none of the layers waits
         reasons = [self.gates.why_not(rows, self.within) for rows in voting]
+        if marks is not None:  # where all are protected, routing is native's
+            others = ((requests >= 0) & ~marks).any(-1).tolist()
+            reasons = [reason or (None if any_ else "protected") for reason, any_ in zip(reasons, others, strict=True)]
         for reason in reasons:
             if reason is not None:
                 self._bypass(reason)
@@ -82,7 +86,9 @@ class State:
             if self.counted < len(requests):  # without a voting row a step is routed natively
                 self.open = torch.tensor([reason is None for reason in reasons], device=step.device)
                 requests = requests.where(self.open.unsqueeze(1), -1)
-            self.layout = BatchLayout(requests) if plain is None else plain
+            if plain is None:
+                plain = BatchLayout(requests, None if marks is None else marks & (requests >= 0))
+            self.layout = plain
             self.shares = shares(self._tables(voting, reasons), self.layout)
 
     def _tables(self, voting: list[int], reasons: list[Reason | None]) -> list[int | None]:
@@ -99,9 +105,11 @@ class State:
         ends = None if self.generation is None else self.generation.ends
         if self.given is not None or self.batch is not None or ends is not None or step.padded:
             return None
-        key = step.sequences, step.new, step.device, torch.is_inference_mode_enabled()
+        key = step.sequences, step.new, step.device, torch.is_inference_mode_enabled(), self._protected_sequences()
         if self._latest is None or self._latest[0] != key:
-            self._latest = key, BatchLayout(step.requests(None).unsqueeze(0))
+            marks = self._marks(step)
+            requests = step.requests(None).unsqueeze(0)
+            self._latest = key, BatchLayout(requests, None if marks is None else marks.unsqueeze(0))
         return self._latest[1]
 
     def _decoding(self, step: Pass) -> bool:
@@ -110,15 +118,36 @@ class State:
             return False
         return step.past > 0 and (step.new <= 1 + self.drafts or (now is not None and now.drafts))
 
-    def _requests(self, step: Pass) -> tuple[Tensor, Places]:
-        """Whose each row is, int64 [steps, n], and where it is."""
+    def _protected_sequences(self) -> tuple[int, ...]:
+        """Of a pass: within `generate` the caller counts prompts, of which each may have several."""
+        each = 1 if self.generation is None else self.generation.answers
+        return tuple(each * sequence + answer for sequence in self.guarded for answer in range(each))
+
+    def _marks(self, step: Pass) -> Tensor | None:
+        """Which rows of a pass are protected, bool [rows], whether they vote or not; None where none is."""
+        if not self.guarded:
+            return None
+        sequences = self._protected_sequences()
+        if max(sequences) >= step.sequences:
+            raise LayoutError(
+                f"protect names sequence {max(self.guarded)}, and the batch has {step.sequences} sequences, from 0 up"
+            )
+        marks = torch.zeros(step.sequences, step.new, dtype=torch.bool)
+        marks[list(sequences)] = True
+        return marks.reshape(-1).to(step.device)
+
+    def _requests(self, step: Pass) -> tuple[Tensor, Places, Tensor | None]:
+        """Whose each row is, int64 [steps, n], where it is, and which are protected, bool [steps, n]."""
         if self.given is None:
             whose = step.requests(None if self.generation is None else self.generation.ends)
             places = Places() if self.batch is None else Places.of_batches(self.batch, step, self.kinds)
-            return places.requests(whose), places
-        requests = self.given.requests
+            requests, marks = places.requests(whose), self._marks(step)
+            if marks is not None:
+                marks = places.by_step(marks.unsqueeze(1)).squeeze(2) & (requests >= 0)
+            return requests, places, marks
+        requests, marks = self.given.requests, self.given.protected
         if self.given_places is not None:
-            return requests, self.given_places
+            return requests, self.given_places, marks
         given = tuple(requests.shape)
         several = len(given) == 2 and given[0] > 0 and step.new % given[0] == 0 and given[0] * given[1] == step.rows
         if given != (step.rows,) and not several:
@@ -127,7 +156,8 @@ class State:
                 f"one step a position, not {list(requests.shape)}"
             )
         requests = requests.to(step.device).reshape(-1, requests.shape[-1])
-        return requests, Places.of_positions(len(requests), step)
+        marks = None if marks is None else marks.to(step.device).expand(given).reshape(requests.shape)
+        return requests, Places.of_positions(len(requests), step), marks
 
     def _bypass(self, reason: Reason) -> None:
         self.tally.bypassed[reason] += 1
@@ -138,12 +168,27 @@ class State:
     def laid_out(self, layout: BatchLayout, places: Places | None = None) -> Iterator[None]:
         if not isinstance(layout, BatchLayout):
             raise LayoutError(f"layout must be an xshare.BatchLayout, not {type(layout).__name__}")
+        if self.guarded:
+            raise LayoutError("layout says which rows are protected itself: BatchLayout(requests, protected=...)")
         before = self.given, self.given_places
         self.given, self.given_places = layout, places
         try:
             yield
         finally:
             self.given, self.given_places = before
+
+    @contextmanager
+    def protecting(self, sequences: Sequence[int]) -> Iterator[None]:
+        numbers = tuple(sequences)
+        if wrong := [each for each in numbers if not isinstance(each, int) or isinstance(each, bool) or each < 0]:
+            raise LayoutError(f"protect takes numbers of sequences from 0 up, not {wrong[0]!r}")
+        if self.given is not None:
+            raise LayoutError("layout says which rows are protected itself: BatchLayout(requests, protected=...)")
+        before, self.guarded = self.guarded, numbers
+        try:
+            yield
+        finally:
+            self.guarded = before
 
     @contextmanager
     def in_batches(self, batch: int | None) -> Iterator[None]:

@@ -33,7 +33,8 @@ def shares(tables: Sequence[int | None], layout: BatchLayout) -> list[Share]:
     found = []
     for table in dict.fromkeys(tables):
         steps = torch.tensor([step for step, its in enumerate(tables) if its == table])
-        found.append(Share(table, BatchLayout(layout.requests[steps]), steps))
+        protected = None if layout.protected is None else layout.protected[steps]
+        found.append(Share(table, BatchLayout(layout.requests[steps], protected), steps))
     return found
 
 

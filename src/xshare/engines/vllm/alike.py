@@ -14,10 +14,13 @@ import torch
 from torch import Tensor
 
 from xshare.batch import BatchLayout, Placement
+from xshare.engines.counting import FIGURES
 from xshare.engines.vllm.site import Site
 from xshare.policy import Policy
 from xshare.router import RouterSpec
 from xshare.routing import apply, fit, prepare
+
+ACTIVE = FIGURES.index("experts_active")
 
 
 @dataclass(frozen=True)
@@ -50,19 +53,32 @@ class Alike:
         found = [site.placement for site in self.sites if site.placement is not None]
         return Placement(torch.stack([each.devices for each in found]), found[0].num_devices) if found else None
 
+    def add_protected(self, rows: int, marks: Tensor, sums: Tensor, only: Tensor) -> None:
+        """Add to `only`, float64 [all layers], how many experts a sampled step has loaded for its protected rows alone:
+        `marks` [rows] are not zero there. `sums` has the shape of what `add` is given."""
+        assert self.seen is not None
+        others = torch.where(marks[None, :, None] != 0, torch.nan, self.seen[:, :rows])  # such rows are not counted
+        found = torch.zeros(2, *sums.shape, dtype=sums.dtype, device=sums.device)
+        for each, seen in zip(found, (self.seen[:, :rows], others), strict=True):
+            self._count(seen.contiguous(), rows, each)
+        only += found[0, ACTIVE] - found[1, ACTIVE]
+
     def add(self, rows: int, sums: Tensor) -> None:
         """Add a sampled step of that many voting rows to `sums`, float64 [figures, all layers]."""
         assert self.seen is not None
+        self._count(self.seen, rows, sums)
+
+    def _count(self, seen: Tensor, rows: int, sums: Tensor) -> None:
         placement = self.placement()
-        if not self.seen.is_cuda:
+        if not seen.is_cuda:
             layout = BatchLayout.one_per_row(rows)  # whose rows they are is in S already
-            sums[:, self.places] += figures(self.seen[:, :rows], self.keep, self.router, layout, placement)
+            sums[:, self.places] += figures(seen[:, :rows], self.keep, self.router, layout, placement)
             return
         from xshare.kernels.sampled import Sampled
 
         mine = sums if len(self.places) == sums.shape[1] else sums[:, self.places].contiguous()
         sampled = Sampled(
-            seen=self.seen,
+            seen=seen,
             keep=self.keep,
             router=self.router,
             bias=self.bias,

@@ -35,6 +35,8 @@ SIGNATURES = {
     ),
     (f"{FUSED_MOE}.routed_experts", "RoutedExperts.forward_monolithic"): ("x", "router_logits", "input_ids"),
     ("vllm.v1.engine.core", "EngineCore.collective_rpc"): ("method", "timeout", "args", "kwargs"),
+    ("vllm.v1.engine.core", "EngineCore.preprocess_add_request"): ("request",),
+    ("vllm.v1.engine.input_processor", "InputProcessor.process_inputs"): ("request_id", "prompt", "params"),
     ("vllm.v1.engine.core", "EngineCore.reset_prefix_cache"): ("reset_running_requests",),
 }
 V1 = {
@@ -133,6 +135,11 @@ def check_config(config: Any, settings: Settings) -> None:
         raise SettingsError(
             f"xshare does not run with sleep mode, which discards what it keeps beside the weights: "
             f"turn --enable-sleep-mode off, {way_out}"
+        )
+    if settings.default == "exact" and config.kv_transfer_config is not None:
+        raise SettingsError(
+            "default in xshare cannot be 'exact' with a KV connector, which may hand a request blocks decoded under "
+            "pruning: set it to 'shared', or serve without --kv-transfer-config"
         )
     device = config.device_config.device_type
     if device not in ("cuda", "cpu"):

@@ -55,10 +55,11 @@ class FusedSelector:
         reroutes: bool,
         routes: torch.dtype | None,
         pool: Pool,
+        protects: bool = True,
     ) -> None:
         """`policy` is this layer's of the start. `never_within`: rows that are never acted on, because they natively
-        load no more than the budget. `thresholds`: see FusedSelection. `routes`: logits of this type are routed in the
-        same launch (one_launch.py)."""
+        load no more than the budget. `thresholds`, `protects`: see FusedSelection. `routes`: logits of this type
+        are routed in the same launch (one_launch.py)."""
         assert step.control is not None
         self.control, self.sizes, self.router, self.num_experts = step.control, sizes, site.router, site.num_experts
         self.never_within, self.reroutes = never_within, reroutes
@@ -83,6 +84,7 @@ class FusedSelector:
                 own=self.own,
                 cost=step.costs,
                 thresholds=thresholds,
+                protects=protects,
                 scratch=pool.scratch(plan, step.device),
                 tables=None if routes is None else pool.tables(plan, *shape, routes, step.device),
             )

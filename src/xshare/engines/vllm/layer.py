@@ -89,6 +89,7 @@ def make_layers(
     never_within: int,
     thresholds: frozenset[str],
     one_launch: bool,
+    protects: bool,
 ) -> list[Layer]:
     """A layer for each site, with the memory that its group has for it. `never_within`, `thresholds`: FusedSelector.
     `one_launch`: whether all of routing is done in the selection's, where that can be."""
@@ -116,6 +117,7 @@ def make_layers(
                 own,
                 never_within=never_within,
                 thresholds=thresholds,
+                protects=protects,
                 mask_logits=mode in (MaskLogits.mode, Route.mode),
                 with_share=mode == MaskLogits.mode and rescales(site),  # nobody else needs it
                 reroutes=mode == Reroute.mode,

@@ -111,10 +111,25 @@ def _add_worker_methods(module: Any) -> None:
     add_worker_methods(module.WorkerBase)
 
 
-def _reset_after_changes(module: Any) -> None:
+def _wrap_core(module: Any) -> None:
     from xshare.engines.vllm.control import reset_after_changes
 
     reset_after_changes(module.EngineCore)
+    from xshare.engines.vllm.protection import keep_apart
+
+    keep_apart(module.EngineCore)
+
+
+def _refuse_requests(module: Any) -> None:
+    from xshare.engines.vllm.protection import refuse_early
+
+    refuse_early(module.InputProcessor)
+
+
+def _refuse_beams(module: Any) -> None:
+    from xshare.engines.vllm.protection import refuse_beams
+
+    refuse_beams(module)
 
 
 def _raise_refusals(module: Any) -> None:
@@ -140,9 +155,14 @@ HOOKS: dict[str, Callable[[Any], None]] = {
     "vllm.v1.worker.cpu_model_runner": _after_loading(v2=False, name="CPUModelRunner"),
     "vllm.v1.worker.gpu.model_runner": _after_loading(v2=True),
     "vllm.v1.worker.worker_base": _add_worker_methods,
-    "vllm.v1.engine.core": _reset_after_changes,
+    "vllm.v1.engine.core": _wrap_core,
     "vllm.v1.engine.llm_engine": _raise_refusals,
     "vllm.v1.engine.async_llm": _answer_refusals,
+    "vllm.v1.engine.input_processor": _refuse_requests,
+    "vllm.entrypoints.openai.completion.protocol": _refuse_beams,
+    "vllm.entrypoints.openai.chat_completion.protocol": _refuse_beams,
+    "vllm.entrypoints.speech_to_text.transcription.protocol": _refuse_beams,
+    "vllm.entrypoints.speech_to_text.translation.protocol": _refuse_beams,
     "vllm.engine.arg_utils": _check_early,
     "vllm.model_executor.model_loader": _add_load_format,
 }

@@ -17,6 +17,7 @@ from xshare.engines.vllm.finding import find_sites
 from xshare.engines.vllm.layer import compile_layers, make_layers
 from xshare.engines.vllm.metrics import Samples
 from xshare.engines.vllm.place import where
+from xshare.engines.vllm.protection import Protection
 from xshare.engines.vllm.reporter import Reporter, remove_stale, report_path
 from xshare.engines.vllm.settings import Settings, names_score, settings_of
 from xshare.engines.vllm.sizes import Sizes
@@ -96,6 +97,7 @@ def make_state(model: Any, settings: Settings, device: torch.device, config: Any
     layers = make_layers(
         sites, policy, groups, now, sizes, tally,
         never_within=never_within, thresholds=thresholds, one_launch=settings.one_launch,
+        protects=settings.protect,
     )  # fmt: skip
     samples = Samples(groups, device) if settings.metrics.on else None
     state = State(settings, policy, layers, now, sizes, tally, samples, stairs)
@@ -141,6 +143,7 @@ def start_reporter(state: State, config: Any) -> None:
 
 def _reading_v1(runner: Any, state: State) -> Any:
     native = runner._prepare_inputs
+    protection = Protection(state.settings, state.sizes.most, lambda: runner.requests)
 
     def prepare_inputs(scheduler_output: Any, num_scheduled_tokens: np.ndarray, *args: Any, **kwargs: Any) -> Any:
         found = native(scheduler_output, num_scheduled_tokens, *args, **kwargs)
@@ -148,18 +151,20 @@ def _reading_v1(runner: Any, state: State) -> Any:
         requests = batch.num_reqs
         if state.forcing is not None:
             state.forcing.step(scheduler_output, batch.req_ids[:requests])
+        protection.follow(scheduler_output)
+        exact = protection.of(batch.req_ids[:requests]) if protection.exact else None
         drafts = scheduler_output.scheduled_spec_decode_tokens
         # Decoding: the prompt is done, and beside its drafts a request has one token in this step. What was generated
         # before a preemption is computed again in larger pieces.
         past_prompt = (batch.num_computed_tokens_cpu[:requests] >= batch.num_prompt_tokens[:requests]).all()
         if not drafts and scheduler_output.total_num_scheduled_tokens == requests:
-            state.step(bool(past_prompt), state.one_row_each(requests))
+            state.step(bool(past_prompt), state.one_row_each(requests), exact=exact)
             return found
         scheduled = num_scheduled_tokens[:requests]
         drafted = [len(drafts.get(request, ())) for request in batch.req_ids[:requests]]
         starts = np.zeros(requests + 1, np.int32)
         np.cumsum(scheduled, out=starts[1:])
-        state.step(bool(past_prompt and (scheduled == np.add(drafted, 1)).all()), starts)
+        state.step(bool(past_prompt and (scheduled == np.add(drafted, 1)).all()), starts, exact=exact)
         return found
 
     return prepare_inputs
@@ -167,6 +172,7 @@ def _reading_v1(runner: Any, state: State) -> Any:
 
 def _reading_v2(runner: Any, state: State) -> Any:
     native, drafts = runner.prepare_inputs, state.sizes.num_spec_tokens
+    protection = Protection(state.settings, state.sizes.most, lambda: runner.req_states.req_id_to_index)
 
     def prepare_inputs(scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
         batch = native(scheduler_output, *args, **kwargs)
@@ -174,12 +180,14 @@ def _reading_v2(runner: Any, state: State) -> Any:
             return batch
         if state.forcing is not None:
             state.forcing.step(scheduler_output, batch.req_ids[: batch.num_reqs])
+        protection.follow(scheduler_output)
+        exact = protection.of(batch.req_ids[: batch.num_reqs]) if protection.exact else None
         decoding = not bool(batch.is_prefilling_np[: batch.num_reqs].any())
         starts = batch.query_start_loc_np[: batch.num_reqs + 1]
         if int(starts[-1]) == batch.num_reqs and not drafts:
             starts = state.one_row_each(batch.num_reqs)
         # With drafts, the boundaries in device memory are the true ones: they may be dealt out there.
-        state.step(decoding, starts, batch.query_start_loc if drafts else None)
+        state.step(decoding, starts, batch.query_start_loc if drafts else None, exact)
         return batch
 
     return prepare_inputs

@@ -51,6 +51,8 @@ class Settings(BaseModel):
     # batches that are within the budget it starts with.
     live: Literal["budgets", "any"] = "budgets"
     experiment: bool = False  # serves a method that is there to be compared with, and answers badly
+    protect: bool = True  # whether requests may be protected, for which the kernels are compiled
+    default: Literal["shared", "exact"] = "shared"  # what a request is that does not say so itself
     cost: str | None = None  # a file of `xshare doctor --stairs`: what so many experts cost on this machine
 
     @property
@@ -123,6 +125,8 @@ def settings_of(additional_config: Any) -> Settings | None:
             f"method {policy.method!r} in xshare draws experts by lot, as a control for others: to serve it all the "
             f"same, set experiment to true"
         )
+    if settings.default == "exact" and not settings.protect:
+        raise SettingsError("default in xshare cannot be 'exact' where protect is false: nobody would be pruned")
     if settings.cost is not None and policy.method != "xshare":
         raise SettingsError(f"cost in xshare is weighed by XShare's own policies, not by {policy}: leave it out")
     return settings

@@ -11,7 +11,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 from vllm.v1.metrics.loggers import StatLoggerBase
 
-from xshare.engines.vllm.metrics import SAMPLED
+from xshare.engines.vllm.metrics import PROTECTED, SAMPLED
 from xshare.engines.vllm.reporter import read_report, report_path, warn_once
 from xshare.engines.vllm.settings import settings_of
 
@@ -23,6 +23,8 @@ HELP = {
     "rows_below_half": "Share of the voting rows that keep less than half of their native gating weight, mean over "
     "sampled steps",
     "smallest_kept": "The least share of its native gating weight that a voting row keeps, mean over sampled steps",
+    "rows_protected": "Rows of protected requests in a step, mean over sampled steps",
+    "experts_protected": "Experts a layer loads for protected requests alone, mean over sampled steps",
     "max_load": "Most selected experts on one rank, mean over sampled steps",
 }
 
@@ -62,11 +64,14 @@ class Figures(Collector):
             bypassed.add_metric([self.engine, reason], count)
         yield bypassed
         if found.get("samples"):
-            for name in SAMPLED:
+            for name in (*SAMPLED, PROTECTED[1]):
                 family = GaugeMetricFamily(f"xshare:{name}", HELP[name], labels=["engine", "layer"])
                 for layer, value in enumerate(found[name]):
                     family.add_metric([self.engine, str(layer)], value)
                 yield family
+            rows = GaugeMetricFamily(f"xshare:{PROTECTED[0]}", HELP[PROTECTED[0]], labels=["engine"])
+            rows.add_metric([self.engine], found[PROTECTED[0]])
+            yield rows
 
 
 class XShareStatLogger(StatLoggerBase):

@@ -16,11 +16,13 @@ from xshare.engines.vllm.forced import Forcing
 from xshare.engines.vllm.hooks import Route
 from xshare.engines.vllm.layer import Layer
 from xshare.engines.vllm.metrics import Samples
+from xshare.engines.vllm.protection import Marks
 from xshare.engines.vllm.settings import Settings, SettingsError
 from xshare.engines.vllm.sizes import Sizes
 from xshare.engines.vllm.step import Array, Step
 from xshare.engines.vllm.weights import rows_unshared
 from xshare.errors import PolicyError, shown
+from xshare.kernels.limits import MAX_ROWS
 from xshare.policy import MOST, Policy
 from xshare.routing import check_policy
 from xshare.stairs import Stairs
@@ -56,6 +58,8 @@ class State:
         self.first_within = self.within = rows_within(policy, self.numbers, self.top_k)
         self.forcing: Forcing | None = None  # while tokens are forced
         self._one_row_each = now.starts
+        self._protected: tuple[Marks, Array, Array] | None = None  # requests, their boundaries, their rows
+        self._flags: tuple[Marks, Tensor] | None = None  # protected requests, and the same in device memory
 
     @property
     def device(self) -> torch.device:
@@ -95,10 +99,20 @@ class State:
             self._one_row_each = np.arange(requests + 1, dtype=np.int32)
         return self._one_row_each
 
-    def step(self, decoding: bool, starts: Array, on_device: Tensor | None = None) -> None:
+    def rows_protected(self, exact: Marks, starts: Array) -> Array:
+        """The rows of protected requests: the same array as long as both stay the same."""
+        known = self._protected
+        if known is None or known[0] is not exact or known[1] is not starts:
+            rows = np.repeat(exact, np.diff(starts)).nonzero()[0].astype(np.int32)
+            self._protected = exact, starts, rows
+            return rows
+        return known[2]
+
+    def step(self, decoding: bool, starts: Array, on_device: Tensor | None = None, exact: Marks | None = None) -> None:
         """A step begins: whether all its requests decode, and where each request's rows begin (query_start_loc).
 
-        `on_device` is the same in device memory, where an engine deals drafts out there. The device may be waiting for
+        `on_device` is the same in device memory, where an engine deals drafts out there. `exact`: requests whose rows
+        are protected, None for nobody. The device may be waiting for
         the host, so this takes microseconds, and sends nothing where nothing changed.
         """
         now, control = self.now, self.now.control
@@ -107,6 +121,13 @@ class State:
         was_open, now.rows = now.gate, int(starts[-1])
         now.laid_out.clear()
         reason = self.why_not(decoding, now.rows, len(starts) - 1)
+        now.protected = None
+        if exact is not None and reason is None:
+            # With all of them it is native's routing, to the bit.
+            if exact.all() or not self.settings.protect:
+                reason = "protected"
+            else:
+                now.protected = self.rows_protected(exact, starts)
         now.gate, now.sampling = reason is None, False
         if reason is not None:
             self.tally.bypassed[reason] += 1
@@ -121,12 +142,25 @@ class State:
         if control is not None and (now.gate or was_open):
             control.set_gate(now.gate, now.sampling)
             if now.gate:
-                control.set_step(now.rows, starts, table=now.table)
+                control.set_step(now.rows, starts, now.protected, table=now.table)
             control.push()
             if on_device is not None and now.gate:
                 control.starts[: len(starts)].copy_(on_device[: len(starts)])
+                if exact is not None and now.protected is not None:
+                    control.protected.copy_(self._marked_on_device(exact, on_device))
         if now.sampling and self.samples is not None:
-            self.samples.begin(now.rows)
+            self.samples.begin(now.rows, now.protected, None if control is None else control.protected)
+
+    def _marked_on_device(self, exact: Marks, starts: Tensor) -> Tensor:
+        """Which rows are protected, int32 [MAX_ROWS], by boundaries that only the device knows."""
+        if self._flags is None or self._flags[0] is not exact:
+            flags = torch.from_numpy(exact.astype(np.int32))
+            flags = flags.pin_memory() if self.device.type == "cuda" else flags
+            self._flags = exact, flags.to(self.device, non_blocking=True)
+        ends = starts[1 : len(exact) + 1].contiguous()
+        rows = torch.arange(MAX_ROWS, dtype=ends.dtype, device=self.device)
+        whose = torch.searchsorted(ends, rows, right=True).clamp(max=len(exact) - 1)
+        return self._flags[1][whose]
 
     def why_not(self, decoding: bool, rows: int, requests: int = 0) -> Reason | None:
         if not self.on:

@@ -24,6 +24,7 @@ class Step:
     rows: int = 0
     starts: Array = field(default_factory=lambda: np.zeros(1, np.int32))  # boundaries of its requests, query_start_loc
     costs: Tensor | None = None  # float64 [tables, N + 1]: what so many experts cost, Stairs.costs
+    protected: Array | None = None  # its rows that keep their native experts, by number; None: there are none
     table: int | None = None  # which of them counts for it; None: none
 
     laid_out: dict[int, BatchLayout] = field(default_factory=dict)  # by rows: of this step, for all its layers
@@ -42,4 +43,5 @@ class Step:
     def _layout(self, n: int) -> BatchLayout:
         requests = np.full(n, -1, np.int64)
         requests[: self.rows] = np.repeat(np.arange(len(self.starts) - 1), np.diff(self.starts))
-        return BatchLayout(torch.from_numpy(requests).to(self.device))
+        protected = None if self.protected is None else torch.from_numpy(self.protected).to(self.device)
+        return BatchLayout(torch.from_numpy(requests).to(self.device), protected)

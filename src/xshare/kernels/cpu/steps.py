@@ -115,6 +115,10 @@ def route_steps(
             refine(
                 logits[i], score[i], choice[i], S, native[i], native_weights[i], whole, limited, ids[i], weights[i]
             )  # fmt: skip
+            # A rival may weigh what is inside S by a rule of its own.
+            if protected[i] and voting[i] and whole[RENORMALIZE] != whole[RENORMALIZE_OURS]:
+                for t in range(k):
+                    ids[i, t], weights[i, t] = native[i, t], native_weights[i, t]
             for t in range(k):
                 weights[i, t] *= real[SCALE]
                 if voting[i]:
