@@ -163,7 +163,11 @@ def test_a_pipe_is_not_waited_for(folder, told):
     assert not stale.is_alive()
 
 
-@pytest.mark.parametrize("content", ["huge", "deep", "[]", "{}", "none", json.dumps(SNAPSHOT | {"on": {}})])
+NO_REPORTS = {"huge": "huge", "deep": "deep", "list": "[]", "empty": "{}", "none": "none"}
+NO_REPORTS["wrong"] = json.dumps(SNAPSHOT | {"on": {}})
+
+
+@pytest.mark.parametrize("content", NO_REPORTS.values(), ids=NO_REPORTS)
 def test_a_file_that_is_no_report_is_not_shown(folder, told, content):
     folder.mkdir(mode=0o700)
     path = reporter.report_path("one")
