@@ -185,7 +185,7 @@ def test_costs_that_are_of_another_place_or_cannot_be_read(small, tmp_path, benc
     words = ["--engine", "transformers", "--model", small, "--policy", "k0=1", "--cost"]
     code, _, err = bench(*words, tmp_path / "none.json")
     assert code == 2
-    assert "cannot be read: No such file or directory" in err
+    assert "does not exist or is not a file" in err
     other = json.loads(stairs.read_text())
     other["provenance"]["device"] = "NVIDIA H200"
     stairs.write_text(json.dumps(other))

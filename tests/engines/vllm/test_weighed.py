@@ -189,7 +189,7 @@ def test_the_staircase_of_another_place_is_refused(checkpoint, started, tmp_path
 
 
 def test_a_file_that_cannot_be_read_is_refused(checkpoint, started, tmp_path):
-    with pytest.raises(StairsError, match=r"staircase '.*none.json' cannot be read: No such file") as error:
+    with pytest.raises(StairsError, match=r"staircase '.*none.json' does not exist or is not a file") as error:
         started(checkpoint("qwen3"), key(tmp_path / "none.json"))
     one_sentence(error)
     (tmp_path / "bad.json").write_text("[]")

@@ -24,12 +24,16 @@ from typing import Any
 from xshare.engines.client import refusal
 from xshare.engines.vllm.compatibility import vllm_version
 from xshare.engines.vllm.settings import SettingsError
-from xshare.errors import XShareError, shown
+from xshare.errors import PolicyError, XShareError, shown
 
 log = logging.getLogger("vllm.xshare")
 CHANGES = ("xshare_set", "xshare_switch", "xshare_cost")
 METHODS = (*CHANGES, "xshare_stats", "xshare_count", "xshare_force", "xshare_forced")
 UNSENDABLE = (OverflowError, TypeError, ValueError, RecursionError)  # numbers beyond 64 bits, text that is none
+
+
+class Refused(SettingsError, PolicyError):
+    """What a worker has refused: of the error that it was there, the sentence has come."""
 
 
 def is_ours(method: Any) -> bool:
@@ -168,7 +172,7 @@ def raise_refusals(engine_class: Any) -> None:
     def collective_rpc(self: Any, method: Any, *args: Any, **kwargs: Any) -> Any:
         found = native(self, method, *args, **kwargs)
         if is_ours(method) and (sentence := refusal(found)) is not None:
-            raise SettingsError(sentence)
+            raise Refused(sentence)
         return found
 
     engine_class.collective_rpc = collective_rpc
