@@ -105,9 +105,11 @@ class Witness:
     def settle(self) -> None:
         waiting = self.state.samples._waiting
         if waiting is not None:
+            import torch
+
             import xshare
 
-            layout = xshare.BatchLayout(self.state.now.layout(waiting).requests.cpu())
+            layout = self.state.now.layout(waiting).to(torch.device("cpu"))
             for layer in self.state.layers:
                 logits, own = layer.buffers.seen[:waiting].cpu(), self.state.policy.for_layer(layer.site.number)
                 want = xshare.route(logits, router_on_cpu(layer.site.router), own, layout=layout).selected
@@ -133,11 +135,16 @@ def state_of(llm: Any) -> Any:
     return getattr(worker, "worker", worker).model_runner.xshare
 
 
-def generate(llm: Any, batch: int, tokens: int = 8) -> list[list[int]]:
+def generate(llm: Any, batch: int, tokens: int = 8, protected: int = 0) -> list[list[int]]:
+    """The first `protected` requests are."""
     from vllm import SamplingParams
 
     prompts = [{"prompt_token_ids": [(257 * (7 * i + j) + 3) % 4000 for j in range(8)]} for i in range(batch)]
-    params = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True, detokenize=False)
+    kinds = ["exact"] * protected + ["shared"] * (batch - protected)
+    params = [
+        SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True, detokenize=False, extra_args={"xshare": kind})
+        for kind in kinds
+    ]
     return [list(found.outputs[0].token_ids) for found in llm.generate(prompts, params, use_tqdm=False)]
 
 
@@ -173,6 +180,16 @@ def run_case(name: str, tiny: bool) -> dict[str, Any]:
             detail = f"{compared} sets over {pruned} decode steps, {differ} differ; {prefills} prefill steps bypassed"
             check(f"S equals the reference, batch {batch}", compared > 0 and not differ and prefills > 0, detail)
             found["tokens"][str(batch)], found["sizes"][str(batch)] = tokens, sizes
+        llm.reset_prefix_cache()
+        before = state.stats()["steps_pruned"]
+        requests = 5 if drafts else 9  # more than the budget holds
+        generate(llm, requests, protected=2)
+        compared, differ, _ = witness.take()
+        pruned = state.stats()["steps_pruned"] - before
+        detail = (
+            f"{compared} sets over {pruned} decode steps of {requests} requests, 2 of them protected, {differ} differ"
+        )
+        check("S with protected requests equals the reference", compared > 0 and not differ, detail)
         if not drafts:
             experts = state.layers[0].site.num_experts
             llm.collective_rpc("xshare_set", args=(f"k0=1,m={experts}",))
