@@ -46,9 +46,9 @@ def test_the_policy_is_given_by_its_fields_or_as_a_string():
         (None, "xshare in additional_config must be an object of settings, not None"),
         (
             {"batch_budgets": 2},
-            "'batch_budgets' is no key of xshare .*batch_budget.*gates, metrics, strict, one_launch, layers",
+            "'batch_budgets' is no key of xshare: .*batch_budget.*gates, metrics, strict, one_launch, layers",
         ),
-        ({"policy": "k0=1", "gate": {}}, "'gate' is no key of xshare .*: it takes policy, .*gates"),
+        ({"policy": "k0=1", "gate": {}}, "'gate' is no key of xshare: it takes policy, .*gates"),
         ({"warmup": 1.5}, r"warmup \(k0\) must be a valid integer, not 1.5"),
         ({"warmup": True}, r"warmup \(k0\) must be a valid integer, not True"),
         ({"warmup": 1, "batch_budget": -1}, r"batch_budget \(m\) must be greater than or equal to 0, not -1"),

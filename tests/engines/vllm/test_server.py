@@ -226,7 +226,7 @@ def test_a_wrong_configuration_stops_the_server_with_its_sentence(small):
         command(small, 1, {"warmup": 1, "bugdet": 2}), env=environment(), capture_output=True, text=True, timeout=240
     )
     assert refused.returncode not in (0, None)
-    assert "'bugdet' is no key of xshare in additional_config: it takes policy, " in refused.stderr
+    assert "'bugdet' is no key of xshare: it takes policy, " in refused.stderr
 
 
 # The soak

@@ -85,7 +85,7 @@ def settings_of(additional_config: Any) -> Settings | None:
         own["metrics"] = {"on": own["metrics"]}
     if unknown := [name for name in rest if name not in Policy.model_fields and name != "policy"]:
         known = ["policy", *Policy.model_fields, *(name for name in Settings.model_fields if name != "policy")]
-        raise SettingsError(f"{unknown[0]!r} is no key of xshare in additional_config: it takes {', '.join(known)}")
+        raise SettingsError(f"{unknown[0]!r} is no key of xshare: it takes {', '.join(known)}")
     if "profile" in own:
         if rest:
             raise SettingsError("profile in xshare says the policy itself: leave the other policy fields out")
