@@ -1,12 +1,9 @@
 import importlib.util
 
 import pytest
-from models import cleaned_up, engine, make, monolithic
+from models import cleaned_up, engine, make
 
 # Engines are dear: the tests of a file share one, and `make test` keeps files whole (--dist loadfile).
-KINDS = ["qwen3", "olmoe", "mixtral", "gpt_oss", "deepseek"]
-if not monolithic():
-    KINDS.append("deepseek_groups")  # a monolithic kernel judges groups itself: such layers are skipped (test_refusals)
 
 
 def pytest_collection_modifyitems(items):

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from conftest import KINDS
+from kinds import KINDS
 from models import dtype_of, prompts
 from recording import Recorder, dense, tolerance
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from conftest import KINDS
+from kinds import KINDS
 from models import dtype_of, generate, prompts
 from recording import Recorder, check, check_coverage, dense, tolerance
 
