@@ -120,6 +120,18 @@ def test_logits_of_another_type_are_masked():
     assert not selection.tables.hist.any()
 
 
+def test_whoever_is_told_not_to_route_masks():
+    logits = torch.randn(8, 32, generator=torch.Generator().manual_seed(6)).bfloat16().to(DEVICE)
+    selection, control = made(32, 8), Control(DEVICE)
+    control.set_policy(Policy.parse("k0=1,m=0"))
+    control.set_step(8)
+    control.set_gate(True)
+    control.push()
+    assert not selection.launch(logits, control, route=False)
+    assert (logits[:, ~selection.keep] == torch.finfo(torch.bfloat16).min).all()
+    assert not selection.tables.hist.any()
+
+
 def test_what_cannot_be_sorted_is_refused():
     plan = of_shape(32, 8).plan
     with pytest.raises(ValueError, match="not 6"):

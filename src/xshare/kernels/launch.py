@@ -97,15 +97,15 @@ class FusedSelection:
                 f"start an engine with such a policy, or with live 'any'"
             )
 
-    def launch(self, logits: Tensor, control: Control) -> bool:
+    def launch(self, logits: Tensor, control: Control, route: bool = True) -> bool:
         """Select for `logits` [rows, N], rows possibly strided; leaves keep, share, masked_bias and masked logits. With
-        `tables`, and logits of their type, it leaves these instead of masked logits; whether it did."""
+        `tables`, and logits of their type, it leaves these instead unless it is not to `route`; whether it did."""
         self._check_logits(logits)
         if control.policy is not None:
             self.check(control.policy)
         plan, scratch = self.plan, self.scratch
         assert scratch is not None
-        tables = self.tables if self.tables is not None and logits.dtype == self.tables.dtype else None
+        tables = self.tables if route and self.tables is not None and logits.dtype == self.tables.dtype else None
         arguments = self._data(logits, control) | self._rules(logits)
         arguments |= no_tables(logits) if tables is None else tables.arguments(len(logits))
         arguments["MASK_LOGITS"] = self.mask_logits and tables is None

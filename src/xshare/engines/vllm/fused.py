@@ -92,20 +92,20 @@ class FusedSelector:
         self._ready: dict[int, Any] = {}  # by rows: the tables, as the engine asks for them
         self.set_policy(policy)
 
-    def launch(self, logits: Tensor) -> FusedSelection | None:
+    def launch(self, logits: Tensor, route: bool = False) -> FusedSelection | None:
         """Select for these logits; the selection, or None where it was not launched. Where it routes it always is: with
         the gate closed it routes natively, and faster than the engine."""
         n = len(logits)
-        if n > self.sizes.buckets[-1] or (n <= self.never_within and logits.dtype != self.routes):
+        if n > self.sizes.buckets[-1] or (n <= self.never_within and not route):
             return None
         selection = self.selections[next(rows for rows in self.selections if rows >= n)]
-        selection.launch(logits, self.control)
+        selection.launch(logits, self.control, route)
         return selection
 
     def routed(self, logits: Tensor) -> Any:
         if logits.dtype != self.routes or not one_launch.aligned(logits):
-            return None
-        selection = self.launch(logits)
+            return None  # masked instead
+        selection = self.launch(logits, route=True)
         if selection is None:
             return None
         n = len(logits)
