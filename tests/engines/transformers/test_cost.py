@@ -105,7 +105,7 @@ def test_the_staircase_of_another_place_is_refused(tiny, file, tmp_path):
             xshare.apply(model, "k0=1", cost=path)
     with pytest.raises(StairsError, match="was measured with layers 2, and here it is 1"):
         xshare.apply(model, "k0=1", cost=file, layers=[0])
-    with pytest.raises(StairsError, match="cannot be read"):
+    with pytest.raises(StairsError, match="does not exist or is not a file"):
         xshare.apply(model, "k0=1", cost="nowhere.json")
     with pytest.raises(PolicyError, match="cost is weighed by XShare's own policies, not by oea:k0=1: leave it out"):
         xshare.apply(model, Policy.parse("oea:k0=1"), cost=file)
