@@ -31,7 +31,7 @@ def claims(full: Row, topk: Row) -> Table:
     """The paper's two rows for R1 beside ours at as many rows: either reading of its score, its fill and `level`."""
     ways = [(score, fill) for score in ("full", "topk") for fill in ("rounds", "level")]
     titles = ["rows", "claim", "paper", *(f"`{fill}`, `score={score}`" for score, fill in ways), "as much as the paper"]
-    at = {"full": _steps(full), "topk": _steps(topk)}
+    at = {"full": steps_of(full), "topk": steps_of(topk)}
     cells = []
     for (rows, method, _), native in at["full"].items():
         if method != "native" or not native["paper_active"]:
@@ -64,7 +64,7 @@ def above(full: Row, topk: Row) -> Table:
     return titles, cells
 
 
-def _steps(found: Row) -> Steps:
+def steps_of(found: Row) -> Steps:
     rows = (row for row in found["rows"] if row["regime"] == "independent")
     return {(row["rows"], row["method"], row["mg"]): row for row in rows}
 

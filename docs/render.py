@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
+import claim_tables
 import frontier_tables
 import parallel_tables
 import quality_tables
@@ -32,6 +33,7 @@ PAGES = [
     "docs/choosing.md",
     "docs/evidence.md",
     "docs/evidence/assumptions.md",
+    "docs/evidence/claims.md",
     "docs/evidence/expert_parallel.md",
     "docs/evidence/neighbours.md",
     "docs/evidence/quality.md",
@@ -245,11 +247,12 @@ TABLES: dict[str, Callable[[str], str]] = {
     "nano_accuracy": nano_accuracy_table,
     "nano_loss": nano_loss_table,
     "nano_accepted": nano_accepted_table,
+    "claims": lambda _: markdown(*claim_tables.claims(ROOT / "evidence")),
     "stamps": lambda _: markdown(*stamp_tables.stamps(ROOT / "evidence")),
 }
 
 FILES = quality_tables.tables() | speed_tables.tables() | parallel_tables.tables() | frontier_tables.tables()
-FILES |= summary_tables.tables()
+FILES |= summary_tables.tables() | {"accepted_speed": ("paper_speed paper_quality", claim_tables.accepted)}
 
 
 def file_table(name: str) -> str:

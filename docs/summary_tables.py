@@ -66,8 +66,8 @@ def answers(speed: Row, nano: Row, lab: Row | None) -> Table:
     cells = []
     for policy in map(bare, order):
         half = ",".join(_halved(part) for part in policy.split(","))
-        full, topk = (_found(nano, half + score) for score in (",score=full", ""))
-        other = _found(lab, policy + ",score=full") if lab else None
+        full, topk = (found_row(nano, half + score) for score in (",score=full", ""))
+        other = found_row(lab, policy + ",score=full") if lab else None
         shown = [cell for row in (full, topk, other) for cell in ((of_native(row), change(row)) if row else ("", ""))]
         cells.append([policy, *shown])
     return [*titles, "lab, `score=full`: experts", "points (95 %)"], cells
@@ -79,7 +79,7 @@ def _halved(part: str) -> str:
     return f"m={int(value) // 2}" if name == "m" else part
 
 
-def _found(found: Row, policy: str, how: tuple[int, int, bool] = MIXED) -> Row | None:
+def found_row(found: Row, policy: str, how: tuple[int, int, bool] = MIXED) -> Row | None:
     rows = (row for row in found["rows"] if (row["batch"], row["drafts"], row["mixed"]) == how)
     return next((row for row in rows if _today(found, row["policy"]) == policy), None)
 
@@ -96,7 +96,7 @@ def rivals(found: Row) -> Table:
         for each in found["matched"]
         if (each["batch"], each["drafts"], each["mixed"]) == MIXED and _today(found, each["reference"]) == REFERENCE
     ]
-    rows = [_found(found, name) for name in ("native", REFERENCE, *(_today(found, name) for name in names))]
+    rows = [found_row(found, name) for name in ("native", REFERENCE, *(_today(found, name) for name in names))]
     cells = [
         [f"`{row['policy']}`", f"{row['active']:.1f}", f"{row['accuracy']:.1%}", change(row), f"{row['kl']:.4f}"]
         for row in sorted((row for row in rows if row), key=lambda row: -row["accuracy"])

@@ -32,6 +32,7 @@ class About:
     graphs: str | None = None
     tensor_parallel: int | None = None
     expert_parallel: bool | None = None
+    devices: int | None = None  # over which experts are taken to be spread, to ask what becomes of the answers
     max_num_seqs: int | None = None
     experts: int = 0
     top_k: int = 0

@@ -40,8 +40,9 @@ def open_engine(
     model     a folder, or a model in the box; of a server, the name of one of its models
     drafts    drafted tokens a request and step
     policies  those that will be used: vLLM provides for their budgets from the start
-    options   device and dtype, and arguments of the engine's own: vLLM's LLM; the draft model's folder and lanes
-              (batches that go through one pass) for Transformers. A server takes its timeout alone
+    options   device and dtype, and arguments of the engine's own: vLLM's LLM; the draft model's folder, lanes (batches
+              that go through one pass) and devices (over which experts are taken to be spread, for policies with mg)
+              for Transformers. A server takes its timeout alone
     cost      a staircase's file, by which sets are weighed; a server must have been started with the same
     """
     options = dict(options or {})
@@ -73,12 +74,11 @@ def open_engine(
         return _tried(engine, policies)
     from xshare.engines.transformers.engine import TransformersEngine
 
-    _check(options, ("device", "dtype", "draft", "lanes"), "transformers")
-    lanes = options.pop("lanes", 1)
-    if not isinstance(lanes, int) or isinstance(lanes, bool) or lanes < 1:
-        raise ModelError(
-            f"lanes, the batches that go through one pass, must be a whole number from 1 up, not {lanes!r}"
-        )
+    _check(options, ("device", "dtype", "draft", "lanes", "devices"), "transformers")
+    lanes = _count(options.pop("lanes", 1), "lanes, the batches that go through one pass,")
+    devices = options.pop("devices", None)
+    if devices is not None:
+        devices = _count(devices, "devices, over which the experts are taken to be spread,")
     draft = options.pop("draft", "nano-draft" if name == "nano" else None)
     if drafts and draft is None:
         raise ModelError(
@@ -87,7 +87,7 @@ def open_engine(
         )
     options = ({"dtype": "float32"} if name in models.NAMES else {}) | options
     drafter = load(_draft_folder(draft), **options)[0] if drafts else None
-    opened = TransformersEngine(*load(folder, **options), name, drafter, drafts, lanes, stairs)
+    opened = TransformersEngine(*load(folder, **options), name, drafter, drafts, lanes, stairs, devices)
     opened.about.files = mark(folder)
     if drafts:
         opened.about.drafter, opened.about.drafter_files = draft, mark(_draft_folder(draft))
@@ -106,6 +106,12 @@ def open_large(texts: Sequence[str], steps: int, **size: int) -> Engine:
     from xshare.engines.transformers.large import large_engine
 
     return large_engine(texts, steps, **size)
+
+
+def _count(given: object, what: str) -> int:
+    if not isinstance(given, int) or isinstance(given, bool) or given < 1:
+        raise ModelError(f"{what} must be a whole number from 1 up, not {given!r}")
+    return given
 
 
 def _tried(engine: Engine, policies: Sequence[Policy]) -> Engine:

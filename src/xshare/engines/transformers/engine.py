@@ -7,6 +7,7 @@ from functools import partial
 from importlib import metadata
 from typing import Any
 
+from xshare.batch import Placement
 from xshare.engines.base import NO_STAIRS, About, Answer, BeforeStep, Divergence, Run, leaving
 from xshare.engines.counting import FIGURES, Stats
 from xshare.engines.transformers.attach import Attached, apply, remove
@@ -43,9 +44,11 @@ class TransformersEngine:
         drafts: int = 0,
         lanes: int = 1,
         stairs: Stairs | None = None,
+        devices: int | None = None,
     ) -> None:
         """`drafter`: a model with the same tokens, which proposes `drafts` of them a request and step. `lanes`: batches
-        that go through one pass: no way to serve, but to find out sooner what becomes of many answers."""
+        that go through one pass: no way to serve, but to find out sooner what becomes of many answers. `devices`: over
+        how many the experts are taken to be spread, for policies with a budget per device; all compute here."""
         self.model, self.tokenizer, self.lanes, self.stairs = model, tokenizer, lanes, stairs
         self.drafter, self.drafts = drafter, drafts
         self.hooked = False  # whether anything is attached
@@ -64,7 +67,9 @@ class TransformersEngine:
             layer_numbers=tuple(router.number for router in routers),
             drafts=drafts,
             expert_bytes=expert_bytes(model, routers),
+            devices=devices,
         )
+        self.placement = None if devices is None else Placement.contiguous(self.about.experts, devices)
         if stairs is not None:
             stairs.check(where(model, routers))
         self.use(None)
@@ -81,7 +86,9 @@ class TransformersEngine:
         acting = NATIVE if policy is None else policy
         weighed = cost if cost is not None else acting.method == "xshare"  # a rival knows no costs
         stairs = self.stairs if weighed and policy is not None else None
-        self.attached: Attached = apply(self.model, acting, bypass=False, drafts=self.drafts, cost=stairs)
+        self.attached: Attached = apply(
+            self.model, acting, placement=self.placement, bypass=False, drafts=self.drafts, cost=stairs
+        )
         self.hooked = True
 
     def change(self, policy: Policy) -> None:

@@ -1,0 +1,78 @@
+"""Answers in larger batches, under thresholds and under budgets per device, on a small random model; and the table of
+the paper's claims that is made of such files."""
+
+import importlib
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from xshare.engines.opening import open_engine
+from xshare.errors import ModelError
+from xshare.policy import Policy
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.append(str(ROOT / "benchmarks"))
+sys.path.append(str(ROOT / "docs"))
+further_quality, claim_tables = map(importlib.import_module, ("further_quality", "claim_tables"))
+
+
+def test_every_kind_of_policy_is_asked(small, tmp_path, monkeypatch):
+    monkeypatch.setattr(further_quality, "MAIN", [(24, 1)])
+    monkeypatch.setattr(further_quality, "DEVICE_BUDGETS", [1])
+    monkeypatch.setattr(further_quality, "THRESHOLDS", {"full": [0.5], "topk": [0.8]})
+    path = tmp_path / "further.json"
+    asked = {"tasks": 8, "file": None, "forced": 8, "tokens": 4, "jobs": 1, "threads": 1, "seconds": None, "seed": 0}
+    further_quality.main(str(small), '{"dtype": "float32"}', devices=2, together=64, **asked, json=path)
+    found = json.loads(path.read_text())
+    assert found["provenance"]["complete"]
+    assert found["provenance"]["devices"] == 2
+    at = {(row["batch"], row["policy"]): row for row in found["rows"]}
+    assert {batch for batch, _ in at} == {16, 32, 64}
+    assert {policy for batch, policy in at if batch == 16} >= {"k0=1,m=0,mg=1", "k0=1,tau=0.5,score=full"}
+    assert at[64, "k0=0,rho=0.7"]["active"] <= at[64, "k0=0,rho=0.7"]["active_native"]
+
+
+def test_a_budget_per_device_needs_devices(small):
+    policy = Policy.parse("k0=0,mg=2")
+    with pytest.raises(ModelError, match="devices, over which the experts are taken to be spread, must be a whole"):
+        open_engine("transformers", str(small), options={"devices": 0})
+    engine = open_engine("transformers", str(small), options={"devices": 2}, policies=[policy])
+    engine.use(policy)
+    engine.run([[1, 2, 3], [4, 5, 6]], limit=4, batch=2)
+    assert engine.stats().mean["experts_active"] <= 4  # two on each
+    engine.close()
+
+
+def test_claims_are_judged_by_their_parts():
+    def verdict(held):
+        return claim_tables.Claim("", "", "", held, "").verdict
+
+    assert verdict((True, True)) == "holds"
+    assert verdict((True, False)) == "holds in part"
+    assert verdict((False,)) == "does not hold"
+    assert verdict("nobody has the weights") == "open: nobody has the weights"
+
+
+def test_a_policy_is_on_the_frontier_unless_another_is_no_worse_in_either_number():
+    at = {"fast": (0.5, -10.0), "good": (0.2, -1.0), "beaten": (0.1, -1.0), "lost": (0.5, -11.0)}
+    assert claim_tables.undominated(at) == ["fast", "good"]
+
+
+def test_claims_about_thresholds_and_devices_come_with_their_file(tmp_path):
+    for file in (ROOT / "evidence").glob("*.json"):
+        (tmp_path / file.name).symlink_to(file)
+    (tmp_path / "further_quality.json").unlink(missing_ok=True)
+    _, before = claim_tables.claims(tmp_path)
+    rows = [
+        {"policy": "k0=1,tau=0.8", "paper": "", "active": 23.0, "active_native": 35.0, "change": -0.02},
+        {"policy": "k0=1,m=0,mg=2,fill=rounds,score=full", "paper": "k0=1,mg=2", "active": 18.0}
+        | {"active_native": 36.0, "change": -0.3},
+    ]
+    (tmp_path / "further_quality.json").write_text(json.dumps({"rows": rows}))
+    _, after = claim_tables.claims(tmp_path)
+    new = [line for line in after if line not in before]
+    assert [line[3] for line in new] == ["does not hold", "does not hold"]
+    assert "`k0=1,tau=0.8` -2.0" in new[0][2]
+    assert new[1][2] == "50% of the experts -30.0"
