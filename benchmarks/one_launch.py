@@ -3,12 +3,14 @@
     python benchmarks/one_launch.py [--json evidence/one_launch.json]
 
 Needs a GPU and a vLLM with that path (0.26). A graph of LAYERS layers of [router GEMM -> routing] is replayed, with the
-experts left out, in four forms, in turns; `..._us` are medians of a layer, the router's GEMM included:
+experts left out, in six forms, in turns; `..._us` are medians of a layer, the router's GEMM included:
 
   native   vLLM's routing() as it is: top-k, histogram, offsets, sort
   masked   selection in front of it, which masks logits
   one      selection and routing in one launch of ours
   closed   the same, gate closed: native routing in one launch
+  bare     `one` without the code for protected rows, as a server has it with `protect: false`
+  guarded  `one` with two protected rows, where there are two
 
 `compared` batches of logits of many scales, with ties, -0 and -inf among them, were routed both ways under each policy,
 gate open and closed; of `differ` any table had another bit.
@@ -38,20 +40,26 @@ CELLS = [(rows, 0) for rows in (1, 4, 8, 16, 32, 64, 128, 256)] + [(16, 4), (64,
 POLICIES = ("k0=0,rho=0.7", "k0=1,m=24", "k0=2,m=0")
 
 
-def made(rows: int, each: int, routes: bool) -> FusedSelection:
-    router = RouterSpec.softmax(TOP_K)
+def made(rows: int, each: int, routes: bool, protects: bool = True) -> FusedSelection:
     found = FusedSelection(
-        num_experts=EXPERTS, rows=rows, device="cuda", router=router, rows_per_request=each, mask_logits=True
+        num_experts=EXPERTS,
+        rows=rows,
+        device="cuda",
+        router=RouterSpec.softmax(TOP_K),
+        rows_per_request=each,
+        mask_logits=True,
+        protects=protects,
     )
     if routes:
         found.tables = Tables(found.plan, EXPERTS, TOP_K, torch.bfloat16, "cuda")
     return found
 
 
-def control_of(policy: str, rows: int, each: int) -> Control:
+def control_of(policy: str, rows: int, each: int, protected: int = 0) -> Control:
     control = Control("cuda")
     control.set_policy(Policy.parse(policy))
-    control.set_step(rows, [*range(0, rows, each), rows] if each else None)
+    starts = [*range(0, rows, each), rows] if each else None
+    control.set_step(rows, starts, list(range(min(rows, protected))) or None)
     control.set_gate(True)
     control.push()
     return control
@@ -82,10 +90,14 @@ def differing(selection: FusedSelection, control: Control, rows: int, batches: i
 
 def times(rows: int, each: int) -> Row:
     native = stand_in().native
-    masking, routing, policy = made(rows, each, False), made(rows, each, True), POLICIES[0]
+    masking, policy = made(rows, each, False), POLICIES[0]
+    routing, bare = made(rows, each, True), made(rows, each, True, protects=False)
     is_open, closed = control_of(policy, rows, each), control_of(policy, rows, each)
     closed.set_gate(False)
     closed.push()
+    guarded = control_of(policy, rows, each, protected=2)
+    launched = {"one": (routing, is_open), "closed": (routing, closed), "bare": (bare, is_open)}
+    launched["guarded"] = (routing, guarded)
     hidden = torch.randn(rows, HIDDEN, device="cuda", dtype=torch.bfloat16)
     weights = [torch.randn(EXPERTS, HIDDEN, device="cuda", dtype=torch.bfloat16) / 27 for _ in range(LAYERS)]
     logits = torch.empty(rows, EXPERTS, device="cuda", dtype=torch.bfloat16)
@@ -94,8 +106,9 @@ def times(rows: int, each: int) -> Row:
         def layers() -> None:
             for weight in weights:
                 torch.mm(hidden, weight.t(), out=logits)
-                if form in ("one", "closed"):
-                    routing.launch(logits, is_open if form == "one" else closed)
+                if form in launched:
+                    selection, control = launched[form]
+                    selection.launch(logits, control)
                     continue
                 if form == "masked":
                     masking.launch(logits, is_open)
@@ -104,7 +117,7 @@ def times(rows: int, each: int) -> Row:
 
         return captured(layers)
 
-    graphs = {form: chain(form) for form in ("none", "native", "masked", "one", "closed")}
+    graphs = {form: chain(form) for form in ("none", "native", "masked", *launched)}
     taken: dict[str, list[float]] = {form: [] for form in graphs}
     for replay in range(REPLAYS):
         for form in graphs if replay % 2 else reversed(graphs):
@@ -125,7 +138,7 @@ def main(
     results = Results(json, None, about | {"layers": LAYERS, "experts": EXPERTS, "top_k": TOP_K}, lists=())
     dice = torch.Generator("cuda").manual_seed(0)
     table = number_table("routing of a layer, us, its router's GEMM included", "rows", "of a request", "GEMM alone",
-                         "native", "masked", "one launch", "gate closed", "compared", "differ")  # fmt: skip
+                         "native", "masked", "one launch", "gate closed", "bare", "guarded", "compared", "differ")  # fmt: skip
     with progress_bar("cells", len(CELLS)) as advance:
         for rows, each in CELLS:
             differ = 0
