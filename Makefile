@@ -51,7 +51,7 @@ lint: setup
 
 # The tables of README.md and docs/, from evidence/*.json.
 docs: setup
-	$(BIN)/python docs/render.py
+	$(BIN)/python tools/docs/render.py
 
 # Replay's evidence again, from a trace of gpt-oss-20b (docs/traces.md): make evidence TRACE=gpt-oss-20b.trace
 REPLAY = $(BIN)/xshare replay $(TRACE)

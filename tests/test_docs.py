@@ -25,12 +25,12 @@ def test_the_readmes_python_runs():
 
 
 def test_tables_are_up_to_date():
-    subprocess.run([sys.executable, ROOT / "docs" / "render.py", "--check"], check=True)
+    subprocess.run([sys.executable, ROOT / "tools" / "docs" / "render.py", "--check"], check=True)
 
 
 def tables_of(name, found):
     """Every table of a result file, as markdown; of the others what is there."""
-    sys.path.append(str(ROOT / "docs"))
+    sys.path.append(str(ROOT / "tools" / "docs"))
     render = importlib.import_module("render")
     made = {}
     for marker, (files, table) in render.FILES.items():
@@ -93,7 +93,7 @@ def test_what_follows_the_staircase_is_shown_with_what_it_gains():
 
 
 def test_what_few_pairs_give_is_called_a_range():
-    sys.path.append(str(ROOT / "docs"))
+    sys.path.append(str(ROOT / "tools" / "docs"))
     render, spans = importlib.import_module("render"), importlib.import_module("spans")
     few, many = spans.Span("+1 (0 to 2)", 4), spans.Span("+1 (0 to 2)", 6)
     assert render.markdown(["policy", "ours (95 %)"], [["a", few]]).startswith("| policy | ours (range of 4) |\n")
@@ -130,7 +130,7 @@ def test_links_lead_somewhere():
 
 
 def test_every_page_with_tables_is_rendered():
-    sys.path.append(str(ROOT / "docs"))
+    sys.path.append(str(ROOT / "tools" / "docs"))
     listed = importlib.import_module("render").PAGES
     marked = {str(page.relative_to(ROOT)) for page in pages() if "<!-- table:" in page.read_text()}
     assert marked <= set(listed)

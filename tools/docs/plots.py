@@ -24,7 +24,7 @@ from xshare.report.plot import need_matplotlib, new_axes, save
 from xshare.results.columns import count_of
 from xshare.statistics import interval_names
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 MARKERS = "osD^vPX*<>hd"
 FEW = 6  # policies, the control among them; with fewer a table says it all
 OTHER = ", score=topk"  # in the name of a line

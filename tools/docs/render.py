@@ -26,7 +26,7 @@ from xshare.results.columns import spelled_mean
 from xshare.spelling import meant_before
 from xshare.tasks import ASKED
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 PAGES = [
     "README.md",
     "docs/choosing.md",
