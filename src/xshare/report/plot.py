@@ -74,13 +74,13 @@ def plot_tradeoff(rows: Sequence[Row], path: Path, title: str) -> None:
         spot = row["active"], row["mass"]
         names[spot] = f"{names[spot]} = {row['policy']}" if spot in names else row["policy"]
     dots = [axes.plot(*spot, "o", label=name, clip_on=False)[0] for spot, name in names.items()]
-    left_out = _put_names(figure, axes, names)
+    left_out = put_names(figure, axes, names)
     if left_out:
         axes.legend(handles=[dot for dot in dots if dot.get_label() in left_out], fontsize=8)
     save(figure, path)
 
 
-def _put_names(figure: Any, axes: Any, names: dict[Spot, str]) -> list[str]:
+def put_names(figure: Any, axes: Any, names: dict[Spot, str]) -> list[str]:
     """Names beside their points, inside the axes and clear of each other; -> those that have no such place."""
     axes.margins(0.12)
     figure.draw_without_rendering()  # settles where the axes are
