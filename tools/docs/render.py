@@ -27,28 +27,8 @@ from xshare.spelling import meant_before
 from xshare.tasks import ASKED
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = [
-    "README.md",
-    "docs/choosing.md",
-    "docs/evidence.md",
-    "docs/evidence/assumptions.md",
-    "docs/evidence/expert_parallel.md",
-    "docs/evidence/neighbours.md",
-    "docs/evidence/quality.md",
-    "docs/evidence/replay.md",
-    "docs/evidence/rivals.md",
-    "docs/evidence/runs.md",
-    "docs/evidence/selecting.md",
-    "docs/evidence/speed.md",
-    "docs/evidence/staircase.md",
-    "docs/kernels.md",
-    "docs/nano.md",
-    "docs/offload.md",
-    "docs/transformers.md",
-    "docs/tune.md",
-    "docs/vllm.md",
-    "src/xshare/models/nano/README.md",
-]
+PAGES = ["README.md", "src/xshare/models/nano/README.md"]
+PAGES += sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md"))
 Row = dict[str, Any]
 
 
