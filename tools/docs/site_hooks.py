@@ -1,7 +1,7 @@
 """What MkDocs asks while it builds the site: links out of docs/ lead somewhere, and result files can be downloaded.
 
 Pages are read in the repository too, where a link to `../src/xshare/router.py` opens the file. The site holds no
-source: there such a link becomes the path, as code. Links to `evidence/*.json` stay links, and the site gets those files.
+source: there such a link becomes the path, as code. Links to `evidence/*.json` stay links, and the site gets the files.
 """
 
 from __future__ import annotations
