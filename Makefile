@@ -56,7 +56,7 @@ docs: setup
 
 # The documentation as a site, in site/: a link that leads nowhere is an error.
 site: setup
-	$(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 # Replay's evidence again, from a trace of gpt-oss-20b (docs/traces.md): make evidence TRACE=gpt-oss-20b.trace
 REPLAY = $(BIN)/xshare replay $(TRACE)

@@ -61,6 +61,8 @@ def command_section(name: str, function: Callable[..., Any]) -> str:
     arguments, options = [], []
     for parameter in inspect.signature(function).parameters.values():
         kind, info = get_args(hints[parameter.name])
+        if info.hidden:
+            continue
         meaning = info.help or ""
         if isinstance(info, typer.models.ArgumentInfo):
             arguments.append((info.metavar or parameter.name.upper(), meaning))
