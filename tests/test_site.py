@@ -128,6 +128,13 @@ def test_links_out_of_the_documentation_are_put_into_words():
     assert site_hooks.for_site("```\n[a](../b)\n```", "") == "```\n[a](../b)\n```"
 
 
+def test_plots_stand_where_tables_had_many_rows(tmp_path):
+    importlib.import_module("row_plots").main(ROOT / "evidence", tmp_path)
+    drawn = {plot.name for plot in tmp_path.glob("*.svg")}
+    assert len(drawn) > 10
+    assert drawn <= {plot.name for plot in (DOCS / "plots").iterdir()}
+
+
 def test_the_python_of_the_pages_runs():
     (block,) = re.findall(r"```python\n(.*?)```", (DOCS / "python.md").read_text(), flags=re.DOTALL)
     with contextlib.redirect_stdout(io.StringIO()) as printed:

@@ -1,4 +1,4 @@
-"""The small tables of evidence.md, for render.py: of each question the rows that answer it."""
+"""The small tables of docs/evidence/, for render.py: of each question the rows that answer it."""
 
 from __future__ import annotations
 
