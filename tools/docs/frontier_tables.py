@@ -91,7 +91,7 @@ def scaled(row: Row) -> str:
 
 def offload(found: Row, batch: int) -> Table:
     """How far the time of a step follows the experts that it reads over the bus."""
-    titles = ["policy", "experts", "ms a step", "times as fast", "by experts alone", "GB/s"]
+    titles = ["policy", "experts", "ms per step", "times as fast", "by experts alone", "GB/s"]
     cells = []
     for row in (row for row in found["rows"] if row["batch"] == batch):
         shown = {"noop": "no-op control", "native": "native"}.get(row["policy"], f"`{row['policy']}`")

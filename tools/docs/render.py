@@ -160,7 +160,7 @@ def nano_loss_table(_: str) -> str:
     cells = [
         [domain, f"{loss:.3f}", f"{math.exp(loss):.1f}"] for domain, loss in recipe("evaluation-nano")["loss"].items()
     ]
-    return markdown(["held-out text", "loss a token", "perplexity"], cells)
+    return markdown(["held-out text", "loss per token", "perplexity"], cells)
 
 
 def nano_accepted_table(_: str) -> str:
@@ -180,7 +180,7 @@ def cpu_decode_table(name: str) -> str:
         ]
         for row in rows
     ]
-    return markdown(["policy", "experts", "ms a step", "times as fast", "95 %"], cells)
+    return markdown(["policy", "experts", "ms per step", "times as fast", "95 %"], cells)
 
 
 def products_table(name: str) -> str:

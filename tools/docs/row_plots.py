@@ -65,7 +65,7 @@ def devices(found: Row) -> Figure:
 def by_cost(found: Row) -> Figure:
     """The time of a step against the votes that it loses, plain and by cost, a colour for each family of policies."""
     title = "gpt-oss-120b's shape on an H200, 16 requests, carried routing"
-    figure, axes = new_axes(title, "votes lost, % of the tokens' own routing weight", "ms a step")
+    figure, axes = new_axes(title, "votes lost, % of the tokens' own routing weight", "ms per step")
     for place, family in enumerate(dict.fromkeys(row["family"] for row in found["rows"])):
         for cost, style in ((False, "--"), (True, "-")):
             mine = [row for row in found["rows"] if (row["family"], row["cost"]) == (family, cost)]
@@ -126,7 +126,7 @@ def _spot(row: Row) -> tuple[float, float]:
 def on_a_cpu(found: Row) -> Figure:
     """Microseconds of a layer: the selection that is compiled, `route` around it, and the reference."""
     title = "16 rows, 64 experts, top-4, one core"
-    figure, axes = new_axes(title, "microseconds a layer", "")
+    figure, axes = new_axes(title, "microseconds per layer", "")
     for place, (column, name) in enumerate(
         (("selection_us", "selection"), ("route_us", "route"), ("reference_us", "reference"))
     ):

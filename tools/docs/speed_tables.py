@@ -100,7 +100,7 @@ def controls(found: Row) -> Table:
         if row["method"] in what and row["piece"] != "budgets":
             line = [what[row["method"]], row["regime"], _drafts(row), str(row["batch"]), str(row["layers"])]
             cells.append([*line, f"{row['step_ms']:.2f}", ratio(row)])
-    return ["engine", "routing", "drafts", "batch", "layers", "ms a step", "of unmodified vLLM's speed (95 %)"], cells
+    return ["engine", "routing", "drafts", "batch", "layers", "ms per step", "of unmodified vLLM's speed (95 %)"], cells
 
 
 def batches(found: Row, regime: str) -> Table:
@@ -167,7 +167,7 @@ def presets(found: Row, contexts: bool = False) -> Table:
 
 def acted(found: Row) -> Table:
     """The controls of several starts, and whether selection ran in all of their steps."""
-    titles = ["routing", "drafts", "tokens of a prompt", "batch", "layers", "ms a step"]
+    titles = ["routing", "drafts", "tokens of a prompt", "batch", "layers", "ms per step"]
     titles += ["of unmodified vLLM's speed (95 %)", "pairs", "starts", "steps selected in"]
     cells = []
     for row in deepest(found, "pooled"):
@@ -222,7 +222,7 @@ def one_launch(found: Row) -> Table:
 
 def staircase(found: Row) -> Table:
     """Where stairs end, by the rows of a step."""
-    titles = ["rows", "experts", "ms a step", "an expert, µs", "stairs end at"]
+    titles = ["rows", "experts", "ms per step", "per expert, µs", "stairs end at"]
     cells = []
     for rows in dict.fromkeys(row["batch"] for row in found["rows"]):
         each = sorted((row for row in found["rows"] if row["batch"] == rows), key=lambda row: row["experts"])

@@ -30,7 +30,7 @@ def need_matplotlib() -> None:
 
 def plot_curve(rows: Sequence[Row], path: Path, title: str) -> None:
     """Active experts against batch size, beside the closed form for independent uniform routing."""
-    figure, axes = new_axes(title, "requests in the batch", "active experts a layer")
+    figure, axes = new_axes(title, "requests in the batch", "active experts per layer")
     sizes = sorted({row["batch"] for row in rows})
     closed = {row["batch"]: row["closed_form"] for row in rows}
     axes.plot(sizes, [closed[size] for size in sizes], "--", color="grey", label="independent uniform routing")
@@ -68,7 +68,7 @@ def plot_overlap(rows: Sequence[Row], path: Path, title: str) -> None:
 
 def plot_tradeoff(rows: Sequence[Row], path: Path, title: str) -> None:
     """Gating mass kept against active experts, a point for each policy."""
-    figure, axes = new_axes(title, "active experts a layer", "gating mass kept")
+    figure, axes = new_axes(title, "active experts per layer", "gating mass kept")
     names: dict[Spot, str] = {}  # policies at the same spot share one name
     for row in rows:
         spot = row["active"], row["mass"]
@@ -105,7 +105,7 @@ def put_names(figure: Any, axes: Any, names: dict[Spot, str]) -> list[str]:
 
 def plot_kernel(rows: Sequence[Row], path: Path, title: str) -> None:
     """Marginal microseconds of the selection against rows, a line for each number of experts, and what it replaces."""
-    figure, axes = new_axes(title, "rows", "marginal microseconds a layer")
+    figure, axes = new_axes(title, "rows", "marginal microseconds per layer")
     batch = [row for row in rows if row["router"] == "softmax" and "m=" in row["policy"]]
     batch = [row for row in batch if not any(other in row["policy"] for other in ("mr=", "score="))]
     for N, k in dict.fromkeys((row["experts"], row["k"]) for row in batch):
