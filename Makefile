@@ -8,7 +8,7 @@ BIN    := .venv/bin
 # Processes of tests, one more than two cores have work for: some tests wait, for a server to start or to be killed.
 JOBS   ?= 3
 
-.PHONY: setup demo test test-fast test-vllm-029 lint docs evidence nano-evidence clean
+.PHONY: setup demo test test-fast test-vllm-029 lint docs site evidence nano-evidence clean
 
 setup: .venv/.ready
 
@@ -49,9 +49,14 @@ lint: setup
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-# The tables of README.md and docs/, from evidence/*.json.
+# What is generated of README.md and docs/: tables from evidence/*.json, the reference from the code.
 docs: setup
-	$(BIN)/python docs/render.py
+	$(BIN)/python tools/docs/render.py
+	$(BIN)/python tools/docs/reference.py
+
+# The documentation as a site, in site/: a link that leads nowhere is an error.
+site: setup
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 # Replay's evidence again, from a trace of gpt-oss-20b (docs/traces.md): make evidence TRACE=gpt-oss-20b.trace
 REPLAY = $(BIN)/xshare replay $(TRACE)
@@ -91,4 +96,4 @@ nano-evidence: setup
 	$(MAKE) docs
 
 clean:
-	rm -rf .venv .venv-029 build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-029 build dist site *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

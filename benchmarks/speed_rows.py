@@ -266,7 +266,7 @@ def spelled(row: Row) -> str:
 
 
 def totals(rows: Sequence[Row]) -> list[str]:
-    """How many rows hold what is asked of them, a line for each demand; docs/speed_tables.py has it by regime."""
+    """How many rows hold what is asked of them, a line for each demand; tools/docs/speed_tables.py has it by regime."""
 
     def line(what: str, held: Sequence[bool]) -> list[str]:
         return [f"{what}: {sum(held)} of {len(held)}"] if held else []

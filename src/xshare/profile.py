@@ -41,23 +41,27 @@ class Weighed(BaseModel):
 
     model_config: ClassVar[ConfigDict] = ConfigDict(frozen=True, extra="forbid")
 
-    file: str  # relative to the profile, or absolute
-    sha256: str
+    file: str = Field(description="the staircase's path, relative to the profile or absolute")
+    sha256: str = Field(description="of its content")
 
 
 class Profile(BaseModel):
     model_config: ClassVar[ConfigDict] = ConfigDict(frozen=True, extra="forbid")
 
-    version: Literal[1] = 1
-    format: Literal[2] | None = None  # missing in profiles whose policy, where it names no score, is score=full
-    model: str
-    config: str  # model_hash of the model's configuration
-    policy: str
-    # In profiles from before layer_budgets: an m for each MoE layer that it acts on, in their order.
-    budgets: Annotated[list[Annotated[int, Field(ge=0, le=MOST, strict=True)]], Field(min_length=1)] | None = None
-    cost: Weighed | None = None
-    measured: dict[str, Any]
-    versions: dict[str, Any]
+    version: Literal[1] = Field(default=1, description="of the form of the file")
+    format: Literal[2] | None = Field(
+        default=None,
+        description="missing in earlier profiles, whose policy, where it names no score, means `score=full`",
+    )
+    model: str = Field(description="the model's name")
+    config: str = Field(description="a hash of the model's configuration: another model is refused")
+    policy: str = Field(description="the policy that was found, as a string")
+    budgets: Annotated[list[Annotated[int, Field(ge=0, le=MOST, strict=True)]], Field(min_length=1)] | None = Field(
+        default=None, description="in earlier profiles, an m for each MoE layer that it acts on, in their order"
+    )
+    cost: Weighed | None = Field(default=None, description="the staircase that sets were weighed by")
+    measured: dict[str, Any] = Field(description="what was measured: engine, batch, experts, speed, bounds")
+    versions: dict[str, Any] = Field(description="of Python and the packages")
 
     @property
     def batch(self) -> int | None:

@@ -1,7 +1,8 @@
 """The staircase: what sets of every size cost on one machine, in a file that `xshare doctor --stairs` writes.
 
 A step's time does not grow evenly with its experts: some are free, and one too many costs a whole stair. The file holds
-times by rows of a step and size of the set; from them a cost table for each number of rows (docs/algorithms.md, 3b).
+times by rows of a step and size of the set; from them a cost table for each number of rows: section 5b of
+docs/algorithms/beyond.md.
 """
 
 from __future__ import annotations

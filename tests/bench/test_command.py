@@ -4,6 +4,7 @@ import json
 
 import pytest
 import staircases
+from documented import check_columns
 from killing import killed
 
 from xshare.bench.equal import equal
@@ -46,6 +47,7 @@ def test_table_and_file(small, tmp_path, bench):
     assert [row["policy"] for row in found["rows"]] == NAMES
     assert [row["method"] for row in found["rows"]] == ["native", "noop", "xshare", "oea"]
     assert all(set(row) >= COLUMNS for row in found["rows"])
+    check_columns("bench", found["rows"])
     native, control, pruned, _ = found["rows"]
     assert native["ratio"] == 1
     assert control["identical"] == 1  # a budget of N changes no token
@@ -155,6 +157,7 @@ def test_by_cost_beside_a_plain_policy_of_as_many_experts(small, tmp_path, bench
     assert "by cost is" in out
     assert "Rivals know no costs, and were measured without." in out
     first = json.loads(path.read_text())
+    check_columns("bench", first["rows"])
     forms = [(row["policy"], row.get("cost", False), row.get("equals")) for row in first["rows"]]
     budget, price = (name for name, _, equals in forms if equals is not None)
     assert forms == [

@@ -14,7 +14,7 @@ from xshare.policy import Policy
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.append(str(ROOT / "benchmarks"))
-sys.path.append(str(ROOT / "docs"))
+sys.path.append(str(ROOT / "tools" / "docs"))
 further_quality, claim_tables = map(importlib.import_module, ("further_quality", "claim_tables"))
 
 

@@ -9,7 +9,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.append(str(ROOT / "benchmarks"))
-sys.path.append(str(ROOT / "docs"))
+sys.path.append(str(ROOT / "tools" / "docs"))
 neighbours, plots, quality_tables = map(importlib.import_module, ("neighbours", "plots", "quality_tables"))
 
 

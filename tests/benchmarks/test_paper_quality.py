@@ -17,7 +17,7 @@ from xshare.trace.file import RouterFields
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.append(str(ROOT / "benchmarks"))
-sys.path.append(str(ROOT / "docs"))
+sys.path.append(str(ROOT / "tools" / "docs"))
 answers, paper_policies, paper_quality, study, plots, quality_tables = map(
     importlib.import_module, ("answers", "paper_policies", "paper_quality", "study", "plots", "quality_tables")
 )

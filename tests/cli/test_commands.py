@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from documented import check_columns
 from traces import chosen_trace, full_trace
 
 import xshare
@@ -103,6 +104,7 @@ def test_replay_variants(trace, tmp_path, xshare_command):
     )
     assert code == 0
     rows = json.loads((tmp_path / "r.json").read_text())["rows"]
+    check_columns("replay", rows)
     assert [row["policy"] for row in rows[:4]] == ["native", "k0=1,m=0,mg=1", "oea:k0=1", "k0=1,m=0,mr=2"]
     assert {row["layer"] for row in rows} == {None, 0, 1}
     assert "<svg" in (tmp_path / "p.svg").read_text()

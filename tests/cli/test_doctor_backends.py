@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from documented import check_columns
 from typer.testing import CliRunner
 
 from xshare.bench.workload import Workload
@@ -27,6 +28,7 @@ def test_a_kernel_is_measured_natively_and_under_each_policy(engine, monkeypatch
     assert (found.why, found.backend) == (None, "grouped_mm")
     assert [row["policy"] for row in found.rows] == ["native", "k0=1,m=16", "k0=1,m=2"]
     assert {row["moe_backend"] for row in found.rows} == {"marlin"}
+    check_columns("doctor --backends", found.rows)
     assert found.rows[2]["active"] < found.rows[0]["active"]
     assert found.about["engine"] == "transformers"
     again = backends.measure("triton", ASKED, {"grouped_mm": "marlin"})  # the same kernel by another name

@@ -1,6 +1,7 @@
 import json
 
 import pytest
+from documented import check_columns
 from killing import killed
 from typer.testing import CliRunner
 
@@ -25,6 +26,7 @@ def test_table_verdict_and_file(small, tmp_path):
     assert "step = " in result.output
     assert "worth it: " in result.output
     found = json.loads(path.read_text())
+    check_columns("doctor", found["rows"])
     assert set(found["provenance"]["law"]) == {"a", "b", "r2"}
     assert found["provenance"]["verdict"] in result.output.replace("\n", " ")
     policies = [row["policy"] for row in found["rows"]]

@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from documented import check_columns
 from killing import killed
 from typer.testing import CliRunner
 
@@ -41,6 +42,7 @@ def test_the_file_and_what_is_said(small, tmp_path):
     assert found["provenance"]["backend"] == "grouped_mm"
     rows = found["rows"]
     assert {*COLUMNS, "active", "cost", "rounds"} == {*rows[0]}
+    check_columns("doctor --stairs", rows)
     assert {row["batch"] for row in rows} == {4, 6}
     for rows_of_a_step in (4, 6):
         mine = [row for row in rows if row["batch"] == rows_of_a_step]

@@ -1,6 +1,7 @@
 import json
 
 import pytest
+from documented import check_columns
 from killing import killed
 from played import played  # noqa: F401
 from typer.testing import CliRunner
@@ -24,6 +25,7 @@ def test_every_figure_of_every_policy(small, tmp_path):
     assert result.exit_code == 0, result.output
     assert "change: against native" in result.output
     rows = json.loads(path.read_text())["rows"]
+    check_columns("quality", rows)
     assert [(row["policy"], row["mixed"]) for row in rows] == [
         (policy, mixed) for mixed in (True, False) for policy in ("native", "k0=1,m=2", "k0=1,m=16")
     ]

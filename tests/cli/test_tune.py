@@ -6,6 +6,7 @@ import json
 
 import pytest
 import staircases
+from documented import check_columns
 from killing import killed
 from typer.testing import CliRunner
 
@@ -68,6 +69,7 @@ def test_a_strict_bound_is_undecided_or_has_no_window_and_says_so(tmp_path, mode
     assert "undecided: " in result.output or "no operating window" in result.output
     assert not (tmp_path / "profile.yaml").exists()
     rows = json.loads((tmp_path / "tune.json").read_text())["rows"]
+    check_columns("tune", rows)
     tried = [row for row in rows if row["state"] != "not tried"]
     assert tried
     assert all(row["state"] in ("fails", "undecided") and row["search_low"] < -0.005 for row in tried)
@@ -140,6 +142,7 @@ def test_speed_as_the_objective(tmp_path, model, task_file):
     assert any(said in result.output for said in ("holds on", "undecided: ", "no operating window: "))
     found = json.loads((tmp_path / "tune.json").read_text())
     assert all(row["predicted"] > 0 for row in found["rows"])
+    check_columns("tune", found["rows"])
     assert any("step_ms" in sample for sample in found["samples"])
 
 

@@ -20,10 +20,16 @@ class Gates(BaseModel):
 
     model_config: ClassVar[ConfigDict] = ConfigDict(frozen=True, extra="forbid", strict=True)
 
-    min_rows: int = Field(2, ge=1, le=MOST)  # one row alone loads its own experts anyway
-    max_rows: int | None = Field(None, ge=1, le=MOST)
-    max_requests: int | None = Field(None, ge=1, le=MOST)
-    bypass: bool = True  # False: act even where it cannot save anything, as a no-op control must
+    # One row alone loads its own experts anyway.
+    min_rows: int = Field(2, ge=1, le=MOST, description="act on steps of at least so many rows")
+    max_rows: int | None = Field(default=None, ge=1, le=MOST, description="act on steps of at most so many rows")
+    max_requests: int | None = Field(
+        default=None, ge=1, le=MOST, description="act on steps of at most so many requests"
+    )
+    bypass: bool = Field(
+        default=True,
+        description="leave steps alone on which nothing can be saved; false: act on them too, as a control must",
+    )
 
     @model_validator(mode="after")
     def _some_rows(self) -> Self:

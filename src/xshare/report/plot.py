@@ -30,7 +30,7 @@ def need_matplotlib() -> None:
 
 def plot_curve(rows: Sequence[Row], path: Path, title: str) -> None:
     """Active experts against batch size, beside the closed form for independent uniform routing."""
-    figure, axes = new_axes(title, "requests in the batch", "active experts a layer")
+    figure, axes = new_axes(title, "requests in the batch", "active experts per layer")
     sizes = sorted({row["batch"] for row in rows})
     closed = {row["batch"]: row["closed_form"] for row in rows}
     axes.plot(sizes, [closed[size] for size in sizes], "--", color="grey", label="independent uniform routing")
@@ -68,19 +68,19 @@ def plot_overlap(rows: Sequence[Row], path: Path, title: str) -> None:
 
 def plot_tradeoff(rows: Sequence[Row], path: Path, title: str) -> None:
     """Gating mass kept against active experts, a point for each policy."""
-    figure, axes = new_axes(title, "active experts a layer", "gating mass kept")
+    figure, axes = new_axes(title, "active experts per layer", "gating mass kept")
     names: dict[Spot, str] = {}  # policies at the same spot share one name
     for row in rows:
         spot = row["active"], row["mass"]
         names[spot] = f"{names[spot]} = {row['policy']}" if spot in names else row["policy"]
     dots = [axes.plot(*spot, "o", label=name, clip_on=False)[0] for spot, name in names.items()]
-    left_out = _put_names(figure, axes, names)
+    left_out = put_names(figure, axes, names)
     if left_out:
         axes.legend(handles=[dot for dot in dots if dot.get_label() in left_out], fontsize=8)
     save(figure, path)
 
 
-def _put_names(figure: Any, axes: Any, names: dict[Spot, str]) -> list[str]:
+def put_names(figure: Any, axes: Any, names: dict[Spot, str]) -> list[str]:
     """Names beside their points, inside the axes and clear of each other; -> those that have no such place."""
     axes.margins(0.12)
     figure.draw_without_rendering()  # settles where the axes are
@@ -105,7 +105,7 @@ def _put_names(figure: Any, axes: Any, names: dict[Spot, str]) -> list[str]:
 
 def plot_kernel(rows: Sequence[Row], path: Path, title: str) -> None:
     """Marginal microseconds of the selection against rows, a line for each number of experts, and what it replaces."""
-    figure, axes = new_axes(title, "rows", "marginal microseconds a layer")
+    figure, axes = new_axes(title, "rows", "marginal microseconds per layer")
     batch = [row for row in rows if row["router"] == "softmax" and "m=" in row["policy"]]
     batch = [row for row in batch if not any(other in row["policy"] for other in ("mr=", "score="))]
     for N, k in dict.fromkeys((row["experts"], row["k"]) for row in batch):

@@ -58,16 +58,16 @@ class RouterFields(BaseModel):
 class Header(BaseModel):
     model_config: ClassVar[ConfigDict] = ConfigDict(frozen=True, extra="forbid")
 
-    version: Literal[1] = 1
-    model: str
-    num_experts: int = Field(ge=1, le=MOST_EXPERTS)
-    top_k: int = Field(ge=1, le=MOST_EXPERTS)
-    score: Literal["topk", "full"]
-    router: RouterFields
-    layers: list[int]  # the model's own layer numbers
-    domains: list[str]  # one a sequence
-    categories: list[str] = []  # one a sequence, or none at all
-    provenance: dict[str, Any]
+    version: Literal[1] = Field(default=1, description="of the form of the file")
+    model: str = Field(description="the model's name")
+    num_experts: int = Field(ge=1, le=MOST_EXPERTS, description="experts per layer, N")
+    top_k: int = Field(ge=1, le=MOST_EXPERTS, description="experts that the model gives a token, k")
+    score: Literal["topk", "full"] = Field(description="`topk`: the chosen experts alone; `full`: every logit")
+    router: RouterFields = Field(description="the router's rules: scoring, renormalize, groups, scaling factor")
+    layers: list[int] = Field(description="the model's own layer numbers")
+    domains: list[str] = Field(description="one per sequence")
+    categories: list[str] = Field(default=[], description="one per sequence, or none at all")
+    provenance: dict[str, Any] = Field(description="what recorded it: command, versions, commit, machine")
 
 
 @dataclass(frozen=True)

@@ -61,16 +61,20 @@ def add_worker_methods(worker_class: Any) -> None:
         return state
 
     def xshare_stats(self: Any) -> dict[str, Any]:
+        """What this worker does and has counted."""
         found: dict[str, Any] = state_of(self).stats()
         return found
 
     def xshare_set(self: Any, policy: str | dict[str, Any]) -> bool:
+        """Another policy from the next step on, as a string or as its fields; whether it is another."""
         return bool(state_of(self).set_policy(policy))
 
     def xshare_switch(self: Any, on: bool) -> bool:
+        """Selection on or off from the next step on; whether that is a change."""
         return bool(state_of(self).switch(on))
 
     def xshare_cost(self: Any, on: bool) -> bool:
+        """Whether sets are weighed by the staircase that the engine was started with; whether that is a change."""
         return bool(state_of(self).weigh_costs(on))
 
     def xshare_count(self: Any, every: int | None) -> None:
@@ -78,12 +82,14 @@ def add_worker_methods(worker_class: Any) -> None:
         state_of(self).count_every(every)
 
     def xshare_force(self: Any) -> None:
+        """For `xshare quality`: tokens of known answers are forced from now on, and compared."""
         from xshare.engines.vllm.forced import Forcing
 
         state = state_of(self)
         state.forcing = Forcing(self.model_runner.get_model(), state.device)
 
     def xshare_forced(self: Any) -> dict[str, Any]:
+        """Ends what `xshare_force` has begun, with what it came to."""
         state = state_of(self)
         if state.forcing is None:
             raise SettingsError("xshare_forced ends what xshare_force has begun, and nothing is forced")

@@ -24,36 +24,60 @@ class SettingsError(XShareError):
 class KernelGates(Gates):
     """No more rows than a kernel can take."""
 
-    max_rows: int = Field(MAX_ROWS, ge=1, le=MAX_ROWS)
+    max_rows: int = Field(MAX_ROWS, ge=1, le=MAX_ROWS, description="act on steps of at most so many rows")
 
 
 class Metrics(BaseModel):
+    """What is counted and told; `true` and `false` stand for the first field alone."""
+
     model_config: ClassVar[ConfigDict] = ConfigDict(frozen=True, extra="forbid", strict=True)
 
-    on: bool = True
-    every: int = Field(32, ge=1, le=MOST)  # steps between two of which experts are counted
-    interval: float = Field(10.0, gt=0, le=MOST)  # seconds between two lines in the log
+    on: bool = Field(default=True, description="whether figures are counted, logged and in /metrics")
+    every: int = Field(32, ge=1, le=MOST, description="count experts in one step of so many")
+    interval: float = Field(10.0, gt=0, le=MOST, description="log a line every so many seconds")
 
 
 class Settings(BaseModel):
+    """The `xshare` key. Descriptions are what docs/reference/settings.md shows."""
+
     model_config: ClassVar[ConfigDict] = ConfigDict(frozen=True, extra="forbid", strict=True)
 
-    policy: Policy
-    gates: KernelGates = KernelGates.model_validate({})
-    metrics: Metrics = Metrics.model_validate({})
-    strict: bool = False  # refuse to start where a layer cannot be served
-    one_launch: bool = True  # whether all of routing is done in the selection's launch, where that can be
+    policy: Policy = Field(description="a preset's name or a policy's string; or its fields, each a key of its own")
+    gates: KernelGates = Field(default=KernelGates.model_validate({}), description="on which steps selection acts")
+    metrics: Metrics = Field(
+        default=Metrics.model_validate({}), description="what is counted and told; or true, or false"
+    )
+    strict: bool = Field(default=False, description="refuse to start where a single layer cannot be served")
+    one_launch: bool = Field(default=True, description="do all of routing in the selection's launch, where that can be")
     layers: list[Annotated[int, Field(ge=0, le=MOST)]] | None = Field(
-        None, min_length=1
-    )  # MoE layers to act on, counted from 0; all by default
-    profile: str | None = None  # a file of `xshare tune`, which says the policy
-    # What can be changed while serving: with "any", selection is captured at every size, so that it can also act on
-    # batches that are within the budget it starts with.
-    live: Literal["budgets", "any"] = "budgets"
-    experiment: bool = False  # serves a method that is there to be compared with, and answers badly
-    protect: bool = True  # whether requests may be protected, for which the kernels are compiled
-    default: Literal["shared", "exact"] = "shared"  # what a request is that does not say so itself
-    cost: str | None = None  # a file of `xshare doctor --stairs`: what so many experts cost on this machine
+        default=None, min_length=1, description="MoE layers to act on, counted from 0; all where it is left out"
+    )
+    profile: str | None = Field(
+        default=None,
+        description="a file of `xshare tune` in place of the policy: refused for another model, acts on steps of at "
+        "most as many requests and rows as it was measured at, and brings the staircase that it was tuned with",
+    )
+    # With "any", selection is captured at every size, so that it can also act on batches that are within the budget it
+    # starts with.
+    live: Literal["budgets", "any"] = Field(
+        default="budgets",
+        description="what can be changed while serving: with `any`, selection is captured at every size and with all "
+        "thresholds, so that any policy can be set",
+    )
+    experiment: bool = Field(
+        default=False,
+        description="serve `random`, a control that draws experts by lot; other rivals are served without it, on a CPU",
+    )
+    protect: bool = Field(
+        default=True, description="requests may be protected; the kernels are compiled with the code for it"
+    )
+    default: Literal["shared", "exact"] = Field(
+        default="shared", description="what a request is that does not say so itself: `exact` protects every one"
+    )
+    cost: str | None = Field(
+        default=None,
+        description="a file of `xshare doctor --stairs`, by which sizes of sets are weighed on this machine",
+    )
 
     @property
     def at_every_size(self) -> bool:

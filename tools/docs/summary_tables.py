@@ -1,4 +1,4 @@
-"""The small tables of evidence.md, for render.py: of each question the rows that answer it."""
+"""The small tables of docs/evidence/, for render.py: of each question the rows that answer it."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def control_costs(found: Row) -> Table:
     for key, row in sorted(today.items(), key=lambda item: item[0][1:]):
         line = [str(row["drafts"] or "none"), str(row["batch"]), f"{row['step_ms']:.2f}"]
         cells.append([*line, ratio(before[key]) if key in before else "", ratio(row)])
-    return ["drafts", "requests", "ms a step", "selection before vLLM's routing (95 %)", "one launch (95 %)"], cells
+    return ["drafts", "requests", "ms per step", "selection before vLLM's routing (95 %)", "one launch (95 %)"], cells
 
 
 def _control(row: Row) -> bool:

@@ -24,7 +24,7 @@ from xshare.report.plot import need_matplotlib, new_axes, save
 from xshare.results.columns import count_of
 from xshare.statistics import interval_names
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 MARKERS = "osD^vPX*<>hd"
 FEW = 6  # policies, the control among them; with fewer a table says it all
 OTHER = ", score=topk"  # in the name of a line
@@ -55,7 +55,7 @@ def pareto(found: Row, quality: str, how: tuple[int, int, bool]) -> tuple[Any, A
     after = f", {drafts} drafts" if drafts else ""
     title = f"{rows[0]['model']}: {rows[0]['questions']} questions, batches of {batch}{after}, {mates}"
     figure, axes = new_axes(
-        title, "active experts a layer", "accuracy" if quality == "accuracy" else "KL, nats a token"
+        title, "active experts per layer", "accuracy" if quality == "accuracy" else "KL, nats per token"
     )
     native = next(row for row in rows if row["method"] == "native")
     axes.axvline(native["active"], color="grey", linestyle=":", linewidth=1)
@@ -140,7 +140,7 @@ def neighbours(found: Row) -> tuple[Any, Any]:
 def speed(found: Row) -> tuple[Any, Any]:
     """Gain against active experts at batch 16, the law of each regime, and the paper's ranges for the same policies."""
     title = "gpt-oss-120b's shape on an H200, batch 16, no drafts, score=full"
-    figure, axes = new_axes(title, "active experts a layer", "output tokens a second, against unmodified vLLM")
+    figure, axes = new_axes(title, "active experts per layer", "output tokens per second, against unmodified vLLM")
     for place, regime in enumerate(REGIMES):
         rows = [r for r in deepest(found) if (r["piece"], r["regime"], r["batch"]) == ("plain", regime, 16)]
         if not rows:
@@ -168,7 +168,7 @@ def staircase(found: Row) -> tuple[Any, Any]:
     """What sets of every size take, a line for each number of rows."""
     about = found["provenance"]
     title = f"{about['device']}, {about['layers']} layers of {about['experts']} experts"
-    figure, axes = new_axes(title, "experts of a set", "ms a step")
+    figure, axes = new_axes(title, "experts of a set", "ms per step")
     for rows in sorted({row["batch"] for row in found["rows"]}):
         each = sorted((row for row in found["rows"] if row["batch"] == rows), key=lambda row: row["experts"])
         sizes, low, high = ([row[name] for row in each] for name in ("experts", "ms_low", "ms_high"))

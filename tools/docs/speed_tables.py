@@ -100,7 +100,7 @@ def controls(found: Row) -> Table:
         if row["method"] in what and row["piece"] != "budgets":
             line = [what[row["method"]], row["regime"], _drafts(row), str(row["batch"]), str(row["layers"])]
             cells.append([*line, f"{row['step_ms']:.2f}", ratio(row)])
-    return ["engine", "routing", "drafts", "batch", "layers", "ms a step", "of unmodified vLLM's speed (95 %)"], cells
+    return ["engine", "routing", "drafts", "batch", "layers", "ms per step", "of unmodified vLLM's speed (95 %)"], cells
 
 
 def batches(found: Row, regime: str) -> Table:
@@ -167,7 +167,7 @@ def presets(found: Row, contexts: bool = False) -> Table:
 
 def acted(found: Row) -> Table:
     """The controls of several starts, and whether selection ran in all of their steps."""
-    titles = ["routing", "drafts", "tokens of a prompt", "batch", "layers", "ms a step"]
+    titles = ["routing", "drafts", "tokens of a prompt", "batch", "layers", "ms per step"]
     titles += ["of unmodified vLLM's speed (95 %)", "pairs", "starts", "steps selected in"]
     cells = []
     for row in deepest(found, "pooled"):
@@ -222,7 +222,7 @@ def one_launch(found: Row) -> Table:
 
 def staircase(found: Row) -> Table:
     """Where stairs end, by the rows of a step."""
-    titles = ["rows", "experts", "ms a step", "an expert, µs", "stairs end at"]
+    titles = ["rows", "experts", "ms per step", "per expert, µs", "stairs end at"]
     cells = []
     for rows in dict.fromkeys(row["batch"] for row in found["rows"]):
         each = sorted((row for row in found["rows"] if row["batch"] == rows), key=lambda row: row["experts"])
@@ -234,7 +234,7 @@ def staircase(found: Row) -> Table:
     return titles, sorted(cells, key=lambda line: int(line[0]))
 
 
-def laws(found: Row) -> Table:
+def laws(found: Row, drafts: bool) -> Table:
     titles = ["routing", "drafts", "batch", "layers", "native experts", "step, ms", "law, ms", "GB/s of the law"]
     cells = [
         [
@@ -249,7 +249,7 @@ def laws(found: Row) -> Table:
             f"{row['floor_ms']:.2f}",
         ]
         for row in deepest(found)
-        if row["method"] == "native" and row["piece"] in SHOWN and row["b"]
+        if row["method"] == "native" and row["piece"] in SHOWN and row["b"] and bool(row["drafts"]) == drafts
     ]
     return [*titles, "floor, ms"], cells
 
@@ -271,8 +271,11 @@ def hosts(found: Row) -> Table:
     return [*titles, "ours (95 %)", "predicted"], cells
 
 
-def fit(found: Row) -> Table:
-    """What is known of gpt-oss-20b and, by the paper, of gpt-oss-120b, beside what either fit makes of it."""
+def fit(found: Row, of: str | None) -> Table:
+    """What is known of gpt-oss-20b and, by the paper, of gpt-oss-120b, beside what either fit makes of it.
+
+    `of`: the quantities that this regime was fitted to; None: those that neither was, as checks.
+    """
     at: dict[tuple[Any, ...], dict[str, Row]] = {}
     for row in found["rows"]:
         what = (row["quantity"], row["experts"], row.get("batch"), row.get("top"))
@@ -283,10 +286,11 @@ def fit(found: Row) -> Table:
         said = "" if known["target"] is None else f"{known['target']:.3f}"
         said = f"{known['target_low']} to {known['target_high']} (paper)" if "target_low" in known else said
         name = quantity + ("" if batch is None else f", batch {batch}") + ("" if top is None else f", of top {top}")
-        reached = [rows.get(regime) for regime in ("fitted", "carried")]
-        texts = ["" if r is None else f"**{r['reached']:.3f}**" if r["fit"] else f"{r['reached']:.3f}" for r in reached]
-        cells.append([name, str(experts), said, *texts])
-    return ["quantity", "experts", "known", "`fitted`", "`carried`"], cells
+        by = next((regime for regime, row in rows.items() if row["fit"]), None)
+        shown = [of] if of else ["fitted", "carried"]
+        if by == of:
+            cells.append([name, str(experts), said, *(f"{rows[r]['reached']:.3f}" if r in rows else "" for r in shown)])
+    return ["quantity", "experts", "known", *(f"`{regime}`" for regime in shown)], cells
 
 
 def _gain(ratio: float | None) -> str:
@@ -320,7 +324,8 @@ def tables() -> dict[str, tuple[str, Callable[[Row], Table]]]:
     """By marker: the result file, and what is made of it."""
     found: dict[str, tuple[str, Callable[[Row], Table]]] = {
         "controls": ("paper_speed", controls),
-        "laws": ("paper_speed", laws),
+        "laws": ("paper_speed", partial(laws, drafts=False)),
+        "laws_drafts": ("paper_speed", partial(laws, drafts=True)),
         "speed_verdicts": ("paper_speed", verdicts),
         "headline": ("paper_speed", headline),
         "preset_speed": ("paper_speed", presets),
@@ -330,7 +335,9 @@ def tables() -> dict[str, tuple[str, Callable[[Row], Table]]]:
         "one_launch": ("one_launch", one_launch),
         "staircase": ("staircase", staircase),
         "slow_host": ("paper_speed_slow_host", hosts),
-        "fit_routing": ("fit_routing", fit),
+        "fit_checks": ("fit_routing", partial(fit, of=None)),
+        "fit_fitted": ("fit_routing", partial(fit, of="fitted")),
+        "fit_carried": ("fit_routing", partial(fit, of="carried")),
     }
     for regime in REGIMES:
         for piece in SHOWN:

@@ -27,30 +27,9 @@ from xshare.results.columns import spelled_mean
 from xshare.spelling import meant_before
 from xshare.tasks import ASKED
 
-ROOT = Path(__file__).resolve().parent.parent
-PAGES = [
-    "README.md",
-    "docs/choosing.md",
-    "docs/evidence.md",
-    "docs/evidence/assumptions.md",
-    "docs/evidence/claims.md",
-    "docs/evidence/expert_parallel.md",
-    "docs/evidence/neighbours.md",
-    "docs/evidence/quality.md",
-    "docs/evidence/replay.md",
-    "docs/evidence/rivals.md",
-    "docs/evidence/runs.md",
-    "docs/evidence/selecting.md",
-    "docs/evidence/speed.md",
-    "docs/evidence/staircase.md",
-    "docs/kernels.md",
-    "docs/nano.md",
-    "docs/offload.md",
-    "docs/transformers.md",
-    "docs/tune.md",
-    "docs/vllm.md",
-    "src/xshare/models/nano/README.md",
-]
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = ["README.md", "src/xshare/models/nano/README.md"]
+PAGES += sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md"))
 Row = dict[str, Any]
 
 
@@ -182,7 +161,7 @@ def nano_loss_table(_: str) -> str:
     cells = [
         [domain, f"{loss:.3f}", f"{math.exp(loss):.1f}"] for domain, loss in recipe("evaluation-nano")["loss"].items()
     ]
-    return markdown(["held-out text", "loss a token", "perplexity"], cells)
+    return markdown(["held-out text", "loss per token", "perplexity"], cells)
 
 
 def nano_accepted_table(_: str) -> str:
@@ -202,7 +181,7 @@ def cpu_decode_table(name: str) -> str:
         ]
         for row in rows
     ]
-    return markdown(["policy", "experts", "ms a step", "times as fast", "95 %"], cells)
+    return markdown(["policy", "experts", "ms per step", "times as fast", "95 %"], cells)
 
 
 def products_table(name: str) -> str:

@@ -139,7 +139,7 @@ def _times_chance(row: Row) -> str:
 
 def neighbours(found: Row) -> Table:
     titles = ["policy", "batches", "active experts", "texts that change", "other answer", "right and wrong"]
-    titles += ["texts a prompt", "accuracy over the mates", "KL", "its spread"]
+    titles += ["texts per prompt", "accuracy over the mates", "KL", "its spread"]
     cells = [
         [
             f"`{row['policy']}`",
@@ -199,7 +199,7 @@ def choosing(speed: Row, nano: Row, lab: Row | None, how: Setting) -> Table:
     order = sorted(gains, key=lambda policy: -gains[policy]["ratio"])
     columns = {
         "policy": [f"`{policy}`" for policy in order],
-        "tokens a second (95 %)": [_gain(gains[policy]) for policy in order],
+        "tokens per second (95 %)": [_gain(gains[policy]) for policy in order],
         "experts": [of_native(gains[policy]) for policy in order],
     }
     for found in (found for found in (nano, lab) if found is not None):

@@ -1,0 +1,96 @@
+"""The sentences with which the code refuses or skips something, collected from its source: for docs/troubleshooting/.
+
+A sentence is shown as in the source, with `…` where a value stands.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import get_args
+
+from xshare.engines.gates import Reason
+
+ROOT = Path(__file__).resolve().parents[2]
+SOURCE = ROOT / "src" / "xshare"
+GAP = "…"
+# By page: the files whose errors it explains, and functions that return a reason in words.
+PAGES: dict[str, tuple[str, ...]] = {
+    "troubleshooting/start.md": (
+        "engines/vllm/settings.py",
+        "engines/vllm/compatibility.py",
+        "engines/vllm/finding.py",
+        "engines/vllm/place.py",
+        "engines/vllm/hooks.py",
+        "engines/vllm/plugin.py",
+        "engines/vllm/runner.py",
+        "engines/gates.py",
+        "kernels/limits.py",
+    ),
+    "troubleshooting/files.md": ("profile.py", "stairs.py", "results/file.py", "results/growing.py", "files.py"),
+    "troubleshooting/calls.md": (
+        "engines/vllm/state.py",
+        "engines/vllm/control.py",
+        "engines/vllm/protection.py",
+        "engines/vllm/own_folder.py",
+        "kernels/launch.py",
+    ),
+    "troubleshooting/policies.md": ("policy.py", "spelling.py"),
+    "troubleshooting/commands.md": (
+        "engines/opening.py",
+        "engines/client.py",
+        "engines/server.py",
+        "engines/vllm/engine.py",
+        "engines/vllm/backends.py",
+        "engines/vllm/forced.py",
+        "engines/vllm/dummy.py",
+    ),
+    "troubleshooting.md": ("engines/vllm/routers.py", "engines/vllm/site.py", "engines/vllm/one_launch.py"),
+}
+
+
+def reasons() -> tuple[str, ...]:
+    """Why a step is left alone, as it is counted."""
+    return get_args(Reason)
+
+
+def sentences(page: str) -> list[str]:
+    """What the code can say that this page explains."""
+    found = [each for file in PAGES[page] for each in _said(ast.parse((SOURCE / file).read_text()))]
+    return [each for each in dict.fromkeys(found) if re.search("[a-z]{2}", each)]  # not `…, …`, which others fill
+
+
+def missing(page: str, text: str) -> list[str]:
+    """Those that the page does not show. Quotes of code are not compared."""
+    return [each for each in sentences(page) if each.replace("`", "") not in text.replace("`", "")]
+
+
+def _said(tree: ast.Module) -> Iterator[str]:
+    """What is raised, and what functions return as the reason why something cannot be."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call) and node.exc.args:
+            yield from _text(node.exc.args[0])
+        elif isinstance(node, ast.FunctionDef) and _gives_a_reason(node):
+            returned = [
+                each.value for each in ast.walk(node) if isinstance(each, ast.Return) and each.value is not None
+            ]
+            yield from (sentence for value in returned for sentence in _text(value))
+
+
+def _gives_a_reason(function: ast.FunctionDef) -> bool:
+    """Whether it returns text, or in its place something else or nothing."""
+    if function.returns is None:
+        return False
+    kinds = {part.strip() for part in ast.unparse(function.returns).split("|")}
+    return "str" in kinds and len(kinds) > 1
+
+
+def _text(node: ast.expr) -> list[str]:
+    """Text with gaps, where it is text at all."""
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        return [node.value]
+    if isinstance(node, ast.JoinedStr):
+        return ["".join(str(part.value) if isinstance(part, ast.Constant) else GAP for part in node.values)]
+    return []
