@@ -20,6 +20,7 @@ from xshare.cli.output import (
     wide_console,
 )
 from xshare.engines.base import About, Engine
+from xshare.engines.client import Access
 from xshare.engines.opening import open_engine
 from xshare.errors import XShareError
 from xshare.files import is_file, named
@@ -52,6 +53,8 @@ def quality(
     device: take.Device = None,
     dtype: take.Dtype = None,
     engine_args: take.EngineArgs = "{}",
+    api_key: take.ApiKey = None,
+    ca_file: take.CaFile = None,
     against: Annotated[
         Path | None, typer.Option(help="Of a server that cannot be changed: results of the same questions natively.")
     ] = None,
@@ -68,7 +71,8 @@ def quality(
     check_continued(out, setting)
     with says_what_is_kept(out, kept):
         named = [each for each in policies if each is not None]
-        opened = open_engine(chosen_engine(engine, out), model, drafts=drafts, policies=named, options=options)
+        access, chosen = Access(api_key, ca_file), chosen_engine(engine, out)
+        opened = open_engine(chosen, model, drafts=drafts, policies=named, options=options, access=access)
         policies = possible(opened, policies, against)
         record = opened.about.record()
         try:
