@@ -1,6 +1,7 @@
 """What stands between a client and a server: TLS, and a proxy. Both pass on whatever comes, byte by byte."""
 
 import contextlib
+import shutil
 import socket
 import socketserver
 import ssl
@@ -56,6 +57,8 @@ class Front(socketserver.ThreadingTCPServer):
 @pytest.fixture(scope="session")
 def certificate(tmp_path_factory):
     """A key and its self-made certificate for 127.0.0.1: -> their files."""
+    if shutil.which("openssl") is None:
+        pytest.skip("openssl, which makes certificates, is not installed")
     folder = tmp_path_factory.mktemp("tls")
     key, made = folder / "key.pem", folder / "cert.pem"
     command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=127.0.0.1"]

@@ -45,7 +45,7 @@ def test_a_key_that_no_header_can_hold_is_refused_and_not_shown(key):
 
 
 def test_an_address_with_a_password_is_refused_and_the_password_not_shown():
-    with pytest.raises(ServerError, match="'example.org' must be named without a user or password") as refused:
+    with pytest.raises(ServerError, match=r"'example\.org' must be named without a user or password") as refused:
         Http("https://me:secret@example.org", 1)
     assert "secret" not in str(refused.value)
 
@@ -60,7 +60,7 @@ def test_a_self_made_certificate(played, certificate, monkeypatch):  # noqa: F81
         assert completion(url, ca_file=certificate[1]) == 3
         monkeypatch.setenv("SSL_CERT_FILE", str(certificate[1]))
         assert models(url) == played.models
-        with pytest.raises(ServerError, match="is not trusted, .*Hostname mismatch|is not trusted, .*not valid for"):
+        with pytest.raises(ServerError, match=r"is not trusted, .*Hostname mismatch|is not trusted, .*not valid for"):
             models(url.replace("127.0.0.1", "localhost"))
 
 
