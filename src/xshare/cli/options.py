@@ -58,6 +58,16 @@ PromptTokens = Annotated[
 Tasks = Annotated[
     Path | None, typer.Option(help="JSON lines with question and answer.", show_default="nano's own questions")
 ]
+TasksOrNames = Annotated[
+    str | None,
+    typer.Option(
+        help="JSON lines with question and answer; or tasks of lm-evaluation-harness by name: gsm8k,ifeval.",
+        show_default="nano's own questions",
+    ),
+]
+TaskFolder = Annotated[
+    Path | None, typer.Option(help="Tasks of your own for lm-evaluation-harness (YAML), beside those it has.")
+]
 
 Out = Annotated[
     Path | None,

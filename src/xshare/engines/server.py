@@ -173,6 +173,7 @@ class ServerEngine:
         to_the_end: bool = False,
         advance: Advance = quiet,
         before: BeforeStep | None = None,
+        stop: Sequence[str] = (),
     ) -> Run:
         """As every engine; a prompt may be text too. Steps are the server's own, so that none are counted."""
         if before is not None:
@@ -181,9 +182,11 @@ class ServerEngine:
         body = {"model": self.model, "max_tokens": limit, "temperature": 0, "stream": True}
         if to_the_end:
             body["ignore_eos"] = True
+        if stop:
+            body["stop"] = list(stop)
         if self._vllm:
             body["return_token_ids"] = True
-        stop = threading.Event()
+        hung_up = threading.Event()
         drafts = self._draft_counters()
         start = time.perf_counter()
 
@@ -191,13 +194,13 @@ class ServerEngine:
 
         def one(who: int) -> None:
             answer = Answer([], "", due[who])
-            stop.wait(max(0.0, start + due[who] - time.perf_counter()))
-            if not stop.is_set():
+            hung_up.wait(max(0.0, start + due[who] - time.perf_counter()))
+            if not hung_up.is_set():
                 prompt = prompts[who]
                 self._stream(
-                    body | {"prompt": prompt if isinstance(prompt, str) else list(prompt)}, answer, start, stop
+                    body | {"prompt": prompt if isinstance(prompt, str) else list(prompt)}, answer, start, hung_up
                 )
-            if not stop.is_set():
+            if not hung_up.is_set():
                 ended[who] = answer
 
         with leaving(lambda _: [ended.get(who) for who in range(len(prompts))]), ThreadPoolExecutor(batch) as pool:
@@ -208,7 +211,7 @@ class ServerEngine:
                     each.result()
                     advance(1)
             except BaseException:
-                stop.set()  # one has failed, or the user has had enough: the others need not go on
+                hung_up.set()  # one has failed, or the user has had enough: the others need not go on
                 self.http.hang_up()
                 raise
         drafted, accepted = (int(b - a) for a, b in zip(drafts, self._draft_counters(), strict=True))
@@ -223,14 +226,14 @@ class ServerEngine:
     ) -> Divergence:
         raise ServerError("a text cannot be forced behind a server: measure KL and perplexity in process")
 
-    def _stream(self, body: dict[str, Any], answer: Answer, start: float, stop: threading.Event) -> None:
+    def _stream(self, body: dict[str, Any], answer: Answer, start: float, hung_up: threading.Event) -> None:
         """Fill `answer` as its chunks come."""
         with self.http.open("/v1/completions", body) as stream:
             if stream.status != 200:
                 raise ServerError(f"the server at {self.http.url} refuses a completion: {_said(stream.read())}")
             for line in iter(stream.readline, b""):
                 now = time.perf_counter() - start
-                if stop.is_set() or line.strip() == b"data: [DONE]":
+                if hung_up.is_set() or line.strip() == b"data: [DONE]":
                     return
                 if line.startswith(b"data: "):
                     chunk = self._read(line.removeprefix(b"data: "))
