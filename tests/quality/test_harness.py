@@ -17,11 +17,10 @@ dataset_path: json
 dataset_kwargs:
   data_files:
     test: {folder}/sums.jsonl
-output_type: {kind}
+output_type: generate_until
 test_split: test
 doc_to_text: "<|question|>{{{{question}}}}<|answer|>"
 doc_to_target: "{{{{answer}}}}"
-doc_to_choice: ["1", "2"]
 generation_kwargs: {{until: ["<|question|>", "{stop}"], max_gen_toks: 99, do_sample: false}}
 filter_list:
   - name: said
@@ -29,6 +28,17 @@ filter_list:
   - name: first-number
     filter: [{{function: regex, regex_pattern: "([0-9]+)"}}, {{function: take_first}}]
 metric_list: [{{metric: exact_match, aggregation: mean, higher_is_better: true}}]
+"""
+LIKELY = """
+task: likely
+dataset_path: json
+dataset_kwargs: {{data_files: {{test: {folder}/sums.jsonl}}}}
+output_type: multiple_choice
+test_split: test
+doc_to_text: "{{{{question}}}}"
+doc_to_target: 0
+doc_to_choice: ["1", "2"]
+metric_list: [{{metric: acc, aggregation: mean, higher_is_better: true}}]
 """
 
 
@@ -39,12 +49,9 @@ def folder(tmp_path, monkeypatch):
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
     rows = [{"question": each.text, "answer": each.answer} for each in held_out_questions("sums", 6, size=4)]
     (tmp_path / "sums.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    for name, stop, kind in (
-        ("whole", "@@", "generate_until"),
-        ("line", "\\n", "generate_until"),
-        ("likely", "@@", "multiple_choice"),
-    ):
-        (tmp_path / f"{name}.yaml").write_text(TASK.format(name=name, stop=stop, kind=kind, folder=tmp_path))
+    for name, stop in (("whole", "@@"), ("line", "\\n")):
+        (tmp_path / f"{name}.yaml").write_text(TASK.format(name=name, stop=stop, folder=tmp_path))
+    (tmp_path / "likely.yaml").write_text(LIKELY.format(folder=tmp_path))
     return tmp_path
 
 
