@@ -28,7 +28,8 @@ settings.load_profile("ci" if os.environ.get("CI") else "default")
 # them what Numba compiles first for all, while the others still wait for a server and for vLLM.
 LONGEST = [
     "kernels/test_random_configurations.py",
-    "engines/vllm/test_server.py",
+    "engines/vllm/test_server_watched.py",
+    "engines/vllm/test_server.py",  # ends the server that they share
     "models/test_nano.py",
     "report/test_browser.py",
     "engines/vllm/test_models.py",
@@ -71,8 +72,9 @@ def pytest_xdist_make_scheduler(config, log):
     class Scheduler(LoadFileScheduling):
         def _split_scope(self, nodeid):
             file = super()._split_scope(nodeid)
-            inside = "engines/vllm/" in file and not file.endswith("test_server.py")  # that is a process of its own
-            return "vllm" if inside or file.endswith("models/test_nano.py") else file
+            if "engines/vllm/test_server" in file:
+                return "server"  # that is a process of its own
+            return "vllm" if "engines/vllm/" in file or file.endswith("models/test_nano.py") else file
 
     return Scheduler(config, log) if config.getvalue("dist") == "loadfile" else None
 

@@ -32,16 +32,17 @@ def stopped(words, path, far_enough, by=signal.SIGINT):
 
 
 def run(words, said):
-    """What `xshare` with these words does, and says into a file."""
+    """What `xshare` with these words does, and says into a file; where there is none, to its terminal."""
     import torch
 
     from xshare.cli import main
 
     # Where the parent ever had more threads a fork waits for them, and where vLLM ran, it has replaced torch's own.
     torch._C.set_num_threads(1)
-    with said.open("w") as out:
-        for number in (1, 2):
-            os.dup2(out.fileno(), number)
+    if said is not None:
+        with said.open("w") as out:
+            for number in (1, 2):
+                os.dup2(out.fileno(), number)
     sys.stdout, sys.stderr = (os.fdopen(number, "w") for number in (1, 2))
     sys.argv = ["xshare", *words]
     main()

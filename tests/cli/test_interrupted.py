@@ -94,6 +94,8 @@ def test_nothing_to_keep_and_nothing_kept_yet(tmp_path, monkeypatch, capsys):
     assert said(None, goes_on=False) == "interrupted: nothing was kept\n"
     path = tmp_path / "r.json"
     assert said(path).endswith(f"{path} was not written; to start again: xshare bench --policy k0=1,m=2\n")
+    monkeypatch.setattr("sys.argv", ["xshare", "bench", "--api-key", "sk-1"])
+    assert said(path).endswith("to start again: xshare bench --api-key '***'\n")
     path.write_text("{}")
     assert (
         said(path, goes_on=False)

@@ -20,6 +20,17 @@ def native(engine, tasks):
     return answer(engine, None, tasks, **OPTIONS)
 
 
+def test_an_answer_ends_with_a_stop_word(engine):
+    prompts = [engine.encode(f"what is {number}?") for number in range(3)]
+    whole = engine.run(prompts, limit=24, batch=2, to_the_end=True).answers
+    word = whole[1].text.split()[2]
+    stopped = engine.run(prompts, limit=24, batch=2, to_the_end=True, stop=["@@", word]).answers
+    for before, after in zip(whole, stopped, strict=True):
+        assert after.tokens == before.tokens[: len(after.tokens)]
+        assert (word in after.text) == (word in before.text)
+        assert (len(after.tokens) < 24) == (word in engine.tokenizer.decode(before.tokens[:-1]))
+
+
 def test_a_budget_of_n_changes_no_token(engine, tasks, native):
     noop = answer(engine, Policy.parse("k0=1,m=16"), tasks, **OPTIONS)
     assert noop.tokens == native.tokens

@@ -4,7 +4,7 @@ import subprocess
 
 import pytest
 
-from xshare.results.stamp import commit
+from xshare.results.stamp import commit, provenance, without_secrets
 
 
 @pytest.fixture
@@ -57,3 +57,13 @@ def test_without_a_checkout_the_name_is_all_there_is(checkout, tmp_path, monkeyp
     assert commit(beside) is None
     monkeypatch.setenv("XSHARE_COMMIT", "named")
     assert commit(beside) == "named"
+
+
+def test_a_key_is_in_no_stamp(monkeypatch):
+    words = ["bench", "--api-key", "sk-1", "--api-key=sk-2", "--engine", "http://h"]
+    shown = ["bench", "--api-key", "***", "--api-key=***", "--engine", "http://h"]
+    assert without_secrets(words) == shown
+    monkeypatch.setattr("sys.argv", ["/bin/xshare", *words])
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-3")
+    assert provenance()["argv"] == ["xshare", *shown]
+    assert "sk-" not in repr(provenance())

@@ -26,6 +26,7 @@ from xshare.cli.output import (
 )
 from xshare.cli.prompts import asked_for
 from xshare.engines.base import About, Engine
+from xshare.engines.client import Access
 from xshare.engines.opening import open_engine
 from xshare.errors import XShareError
 from xshare.policy import Policy
@@ -55,6 +56,8 @@ def bench(
     device: take.Device = None,
     dtype: take.Dtype = None,
     engine_args: take.EngineArgs = "{}",
+    api_key: take.ApiKey = None,
+    ca_file: take.CaFile = None,
     out: take.Out = None,
 ) -> None:
     """Measure native routing, a no-op control and policies in turns: rates, latencies, experts, paired ratios."""
@@ -68,7 +71,13 @@ def bench(
     check_continued(out, workload.record() | weighed_by | {"engine_args": lasting(options), "xshare": __version__})
     with says_what_is_kept(out, kept):
         opened = open_engine(
-            chosen_engine(engine, out), model, drafts=drafts, policies=policies, options=options, cost=cost
+            chosen_engine(engine, out),
+            model,
+            drafts=drafts,
+            policies=policies,
+            options=options,
+            cost=cost,
+            access=Access(api_key, ca_file),
         )
         if not policies and opened.serves is not None:
             policies = [opened.serves]

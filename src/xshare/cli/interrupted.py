@@ -12,6 +12,7 @@ from pathlib import Path
 import typer
 
 from xshare.results import Row
+from xshare.results.stamp import without_secrets
 
 STOPPED = 130  # as a shell counts what SIGINT has ended
 
@@ -22,7 +23,7 @@ def says_what_is_kept(out: Path | None, holds: Callable[[Row], str], goes_on: bo
     try:
         yield
     except KeyboardInterrupt:
-        command = shlex.join(["xshare", *sys.argv[1:]])
+        command = shlex.join(["xshare", *without_secrets(sys.argv[1:])])
         if out is None:
             said = "nothing was kept"
             said += "; with --out FILE the same command goes on from what it has measured" if goes_on else ""

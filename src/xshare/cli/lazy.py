@@ -10,7 +10,7 @@ from typer.core import TyperGroup
 
 from xshare.cli.before import Command
 
-COMMANDS = ("bench", "demo", "doctor", "methods", "quality", "replay", "report", "tune", "trace")
+COMMANDS = ("bench", "demo", "doctor", "methods", "quality", "replay", "report", "tune", "trace", "watch")
 
 
 class Commands(TyperGroup):

@@ -13,6 +13,20 @@ Engine = Annotated[
     str | None,
     typer.Option(help="transformers, vllm, or the address of a running server.", show_default=DEFAULT_ENGINE),
 ]
+ApiKey = Annotated[
+    str | None,
+    typer.Option(
+        help="Of a server: its key. In the environment nobody else sees it.",
+        show_default="OPENAI_API_KEY, if it is set",
+    ),
+]
+CaFile = Annotated[
+    Path | None,
+    typer.Option(
+        help="Of a server: certificates to trust (PEM) beside the system's.",
+        show_default="SSL_CERT_FILE, if it is set",
+    ),
+]
 LocalEngine = Annotated[str | None, typer.Option(help="transformers or vllm.", show_default=DEFAULT_ENGINE)]
 Model = Annotated[
     str | None, typer.Option(help="A folder, or nano; of a server, one of its models.", show_default="nano")
@@ -43,6 +57,16 @@ PromptTokens = Annotated[
 ]
 Tasks = Annotated[
     Path | None, typer.Option(help="JSON lines with question and answer.", show_default="nano's own questions")
+]
+TasksOrNames = Annotated[
+    str | None,
+    typer.Option(
+        help="JSON lines with question and answer; or tasks of lm-evaluation-harness by name: gsm8k,ifeval.",
+        show_default="nano's own questions",
+    ),
+]
+TaskFolder = Annotated[
+    Path | None, typer.Option(help="Tasks of your own for lm-evaluation-harness (YAML), beside those it has.")
 ]
 
 Out = Annotated[

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -20,11 +22,13 @@ from xshare.cli.output import (
     wide_console,
 )
 from xshare.engines.base import About, Engine
+from xshare.engines.client import Access
 from xshare.engines.opening import open_engine
 from xshare.errors import XShareError
 from xshare.files import is_file, named
 from xshare.policy import Policy
-from xshare.quality.files import Task, built_in, read_tasks
+from xshare.quality.files import Asked, built_in, read_tasks
+from xshare.quality.harness import harness_tasks, is_harness, mark
 from xshare.quality.measure import ordered
 from xshare.quality.samples import Samples
 from xshare.quality.study import Study
@@ -33,25 +37,41 @@ from xshare.tasks import LONGEST
 from xshare.version import __version__
 
 Mix = Literal["mixed", "alike", "both"]
+QUESTIONS = 12  # of nano's own, of each kind
 
 
 def quality(
     engine: take.Engine = None,
     model: take.Model = None,
     policy: take.Policies = None,
-    tasks: take.Tasks = None,
-    questions: Annotated[int, typer.Option(min=1, help="Of nano's own tasks, so many of each kind.")] = 12,
+    tasks: take.TasksOrNames = None,
+    task_folder: take.TaskFolder = None,
+    questions: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Of nano's own tasks, so many of each kind; of lm-evaluation-harness's, the first so many of each.",
+            show_default=f"{QUESTIONS}; all",
+        ),
+    ] = None,
     batch: Annotated[int, typer.Option(min=1, help="Questions decoded together, at most.")] = 16,
     mix: Annotated[
         Mix, typer.Option(help="Batches of several kinds of questions, of one kind each, or both.")
     ] = "mixed",
-    tokens: Annotated[int, typer.Option(min=1, help="Tokens of an answer, at most.")] = LONGEST,
+    tokens: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Tokens of an answer, at most.", show_default=f"{LONGEST}; what a harness's task says"
+        ),
+    ] = None,
     drafts: take.Drafts = 0,
     neighbours: Annotated[bool, typer.Option("--neighbours", help="Also decode under other neighbours.")] = False,
     seed: take.Seed = 0,
     device: take.Device = None,
     dtype: take.Dtype = None,
     engine_args: take.EngineArgs = "{}",
+    api_key: take.ApiKey = None,
+    ca_file: take.CaFile = None,
     against: Annotated[
         Path | None, typer.Option(help="Of a server that cannot be changed: results of the same questions natively.")
     ] = None,
@@ -59,16 +79,20 @@ def quality(
 ) -> None:
     """Task accuracy, paired with native's; agreement, divergence, KL; batches of one kind or mixed."""
     policies: list[Policy | None] = [None, *map(Policy.parse, policy or [])]
-    asked = built_in(questions, seed) if tasks is None else read_tasks(tasks)
+    if task_folder is not None and (tasks is None or not is_harness(tasks)):
+        raise XShareError("--task-folder is for tasks of lm-evaluation-harness: name them, with --tasks")
+    asked, said = asked_for(tasks, task_folder, questions, tokens, seed)
+    if asked[0].name is not None and mix != "mixed":
+        raise XShareError("--mix is for questions of several kinds: tasks of lm-evaluation-harness are one kind each")
     options = engine_arguments(engine_args, device=device, dtype=dtype)
-    setting: Row = {"batch": batch, "tokens": tokens, "seed": seed, "questions": len(asked)}
-    setting["engine_args"] = lasting(options)
-    setting["tasks"] = f"nano's, {questions} of each kind" if tasks is None else f"{tasks.name} {sha256(tasks)[:12]}"
-    setting["xshare"] = __version__
+    setting: Row = {"batch": batch, "tokens": max(each.tokens for each in asked), "seed": seed}
+    setting |= {"questions": sum(len(each.tasks) for each in asked), "engine_args": lasting(options)}
+    setting |= {"tasks": said, "xshare": __version__}
     check_continued(out, setting)
     with says_what_is_kept(out, kept):
         named = [each for each in policies if each is not None]
-        opened = open_engine(chosen_engine(engine, out), model, drafts=drafts, policies=named, options=options)
+        access, chosen = Access(api_key, ca_file), chosen_engine(engine, out)
+        opened = open_engine(chosen, model, drafts=drafts, policies=named, options=options, access=access)
         policies = possible(opened, policies, against)
         record = opened.about.record()
         try:
@@ -76,6 +100,20 @@ def quality(
             measure(opened, asked, policies, setting, mix, neighbours, against, results)
         finally:
             opened.close()
+
+
+def asked_for(
+    tasks: str | None, folder: Path | None, questions: int | None, tokens: int | None, seed: int
+) -> tuple[list[Asked], str]:
+    """What is asked, and how results name it."""
+    if tasks is None:
+        each = questions or QUESTIONS
+        return [Asked(built_in(each, seed), tokens or LONGEST)], f"nano's, {each} of each kind"
+    if is_harness(tasks):
+        found = harness_tasks(tasks, folder, questions)
+        return [replace(each, tokens=tokens or each.tokens) for each in found], ", ".join(map(mark, found))
+    path = Path(tasks)
+    return [Asked(read_tasks(path), tokens or LONGEST)], f"{path.name} {sha256(path)[:12]}"
 
 
 def kept(found: Row) -> str:
@@ -102,7 +140,7 @@ def possible(opened: Engine, policies: list[Policy | None], against: Path | None
 
 def measure(
     engine: Engine,
-    asked: list[Task],
+    asked: list[Asked],
     policies: list[Policy | None],
     setting: Row,
     mix: Mix,
@@ -113,16 +151,16 @@ def measure(
     """All policies, in batches of one kind or mixed. What was measured is shown, whatever happens."""
     rows: list[Row] = []
     try:
-        for mixed in [True, False] if mix == "both" else [mix == "mixed"]:
-            tasks = ordered(asked, mixed, setting["seed"])
-            study = Study(engine, tasks, mixed, setting["batch"], setting["tokens"], neighbours, results)
-            native = None if against is None else Samples(natives(against, setting), mixed).answers(None, 0)
+        for each, mixed in product(asked, [True, False] if mix == "both" else [mix == "mixed"]):
+            some = replace(each, tasks=ordered(each.tasks, mixed, setting["seed"]))
+            study = Study(engine, some, mixed, setting["batch"], neighbours, results)
+            native = None if against is None else Samples(natives(against, setting), mixed, each.name).answers(None, 0)
             if against is not None and native is None:
                 raise XShareError(f"{str(against)!r} holds no answers of native routing to these questions")
-            with progress_bar("answers", study.answers(len(policies))) as advance:
+            with progress_bar(each.name or "answers", study.answers(len(policies))) as advance:
                 for row in study.run(policies, native, advance):
                     rows.append(row)
-                    results.put([row], by=("policy", "mixed"))
+                    results.put([row], by=("policy", "mixed", *(["task"] if "task" in row else [])))
                     results.write()
     finally:
         if rows:
@@ -149,14 +187,16 @@ def held_against(row: Row) -> list[str]:
 
 def show(rows: list[Row], about: About, setting: Row) -> None:
     title = f"{about.model} on {about.engine}, {setting['tasks']}, {setting['batch']} decoded together"
-    columns = ["batches", "experts", "mass", "accuracy", "95 %", "change", "95 %", "p", "agreement", "KL"]
+    by_task = "task" in rows[0]
+    columns = ["task" if by_task else "batches", "experts", "mass", "accuracy", "95 %", "change", "95 %", "p"]
+    columns += ["agreement", "KL"]
     settled = any(row["unsettled"] is not None for row in rows)
     drafted = any("accepted" in row for row in rows)
     more = [*(["accepted"] if drafted else []), *(["unsettled"] if settled else [])]
     table = number_table(title, "policy", *columns, *more)
     for row in rows:
         cells = [
-            "mixed" if row["mixed"] else "alike",
+            row["task"] if by_task else "mixed" if row["mixed"] else "alike",
             "-" if row["active"] is None else f"{row['active']:.1f} of {row['active_native']:.1f}",
             "-" if row["mass"] is None else f"{row['mass']:.3f}",
             f"{row['accuracy']:.1%}",

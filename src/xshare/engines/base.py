@@ -178,8 +178,10 @@ class Engine(Encodes, Protocol):
         to_the_end: bool = False,
         advance: Advance = quiet,
         before: BeforeStep | None = None,
+        stop: Sequence[str] = (),
     ) -> Run:
-        """Decode greedily, at most `batch` at a time, each up to `limit` tokens or its end.
+        """Decode greedily, at most `batch` at a time, each up to `limit` tokens, its end, or one of the texts in
+        `stop`, which the answer may then end with.
 
         `arrivals` are seconds after the start at which each prompt comes; all are there at once without them.
         `to_the_end`: every answer has `limit` tokens, whatever it says, so that a batch stays what it is.

@@ -21,6 +21,8 @@ FIGURES = (
     "excluded",
 )
 
+PROTECTED = ("rows_protected", "experts_protected")  # of protected requests; the second by layer
+
 
 def layer_numbers(names: Sequence[str]) -> tuple[int, ...]:
     """The model's own numbers of layers by their names: model.layers.3.mlp.gate is 3. Their places where they have
@@ -40,7 +42,7 @@ class Stats:
     mean: dict[str, float] = field(default_factory=dict)  # of each over the layers
 
 
-def since(before: dict[str, Any], now: dict[str, Any]) -> Stats:
+def since(before: dict[str, Any], now: dict[str, Any], figures: Sequence[str] = FIGURES) -> Stats:
     """What was counted between two answers of `xshare_stats`.
 
     Steps are counted for ever; the figures are means over samples, which a change of policy clears. There are none
@@ -57,7 +59,7 @@ def since(before: dict[str, Any], now: dict[str, Any]) -> Stats:
         {reason: count for reason, count in bypassed.items() if count},
         until - at,
     )
-    for name in [name for name in FIGURES if name in now] if until > at else ():
+    for name in [name for name in figures if name in now] if until > at else ():
         old = before[name] if at else [0.0] * len(now[name])
         by_layer = [(b * until - a * at) / (until - at) for a, b in zip(old, now[name], strict=True)]
         found.by_layer[name], found.mean[name] = by_layer, sum(by_layer) / len(by_layer)

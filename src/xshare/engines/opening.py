@@ -10,6 +10,7 @@ from typing import Any
 
 from xshare import models
 from xshare.engines.base import Engine
+from xshare.engines.client import Access
 from xshare.errors import ModelError, XShareError, shown
 from xshare.files import is_file
 from xshare.models.loading import load
@@ -34,6 +35,7 @@ def open_engine(
     policies: Sequence[Policy] = (),
     options: Mapping[str, Any] | None = None,
     cost: Path | None = None,
+    access: Access | None = None,
 ) -> Engine:
     """`transformers`, `vllm`, or the address of a server.
 
@@ -44,6 +46,7 @@ def open_engine(
               that go through one pass) and devices (over which experts are taken to be spread, for policies with mg)
               for Transformers. A server takes its timeout alone
     cost      a staircase's file, by which sets are weighed; a server must have been started with the same
+    access    a server's key and certificate
     """
     options = dict(options or {})
     stairs = None if cost is None else read_stairs(cost)
@@ -53,7 +56,7 @@ def open_engine(
         _check(options, ("timeout",), "a server")
         if drafts:
             raise ModelError("a server drafts as it was started to: leave drafts out")
-        return ServerEngine(kind, model, **options, stairs=stairs)
+        return ServerEngine(kind, model, **options, stairs=stairs, access=access)
     if kind not in NAMES:
         raise ModelError(
             f"engine {kind!r} is not known: expected {', '.join(NAMES)} or the http:// address of a server"

@@ -7,7 +7,6 @@ measured as it runs: `about.policy` then says what that is.
 from __future__ import annotations
 
 import json
-import re
 import sys
 import threading
 import time
@@ -16,13 +15,13 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import Any
 
 from xshare.engines.base import About, Answer, BeforeStep, Divergence, Run, leaving
-from xshare.engines.client import Http, ServerError, refusal
+from xshare.engines.client import Access, Http, ServerError, as_json, refusal
 from xshare.engines.counting import FIGURES, Stats, layer_numbers, since
+from xshare.engines.exposition import Sample, samples
 from xshare.policy import Policy
 from xshare.progress import Advance, quiet
 from xshare.stairs import Stairs
 
-SAMPLE = re.compile(r"^([\w:]+)(?:\{(.*)\})? (\S+)$", re.MULTILINE)  # a line of /metrics: name, labels, value
 COUNTERS = ("vllm:spec_decode_num_draft_tokens_total", "vllm:spec_decode_num_accepted_tokens_total")
 
 
@@ -32,14 +31,21 @@ class ServerEngine:
     _refusal: str | None = None  # of the call before
 
     def __init__(
-        self, url: str, model: str | None = None, timeout: float = 120.0, stairs: Stairs | None = None
+        self,
+        url: str,
+        model: str | None = None,
+        timeout: float = 120.0,
+        stairs: Stairs | None = None,
+        access: Access | None = None,
     ) -> None:
         """`model` is the served name, where the server has several. `timeout`: seconds without a word. `stairs`: what
         it must have been started with."""
         if not isinstance(timeout, int | float) or isinstance(timeout, bool) or not 0 < timeout < 1e6:
             raise ServerError(f"timeout must be a number of seconds above 0, not {timeout!r}")
-        self.http = Http(url, timeout)
-        answer = self.http.ask_json("/v1/models")
+        self.http = Http(url, timeout, access)
+        status, text = self.http.ask("/v1/models")
+        self.http.check_let_in(status)
+        answer = as_json(text) if status == 200 else None
         listed = answer.get("data") if isinstance(answer, dict) else None
         names = [each["id"] for each in listed or [] if isinstance(each, dict) and "id" in each]
         if not names or (model is not None and model not in names):
@@ -126,30 +132,29 @@ class ServerEngine:
 
     def _running(self) -> str:
         """What the server does by itself, as far as its metrics say so."""
-        on = [labels for name, labels, value in self._metrics() if name == "xshare:on" and value == 1]
-        named = re.search(r'policy="([^"]*)"', on[0]) if on else None
-        return named[1] if named else "native"
+        on = [each.labels for each in self._metrics() if each.name == "xshare:on" and each.value == 1]
+        return on[0].get("policy", "native") if on else "native"
 
     def _weighs(self) -> bool:
         """Whether it weighs sets by what they cost, as far as its metrics say so."""
-        return any(name == "xshare:cost" and value == 1 for name, _, value in self._metrics())
+        return any(each.name == "xshare:cost" and each.value == 1 for each in self._metrics())
 
-    def _metrics(self) -> list[tuple[str, str, float]]:
+    def _metrics(self) -> list[Sample]:
         status, text = self.http.ask("/metrics")
-        return [(name, labels, float(value)) for name, labels, value in SAMPLE.findall(text)] if status == 200 else []
+        return list(samples(text)) if status == 200 else []
 
     def stats(self) -> Stats:
         """With live control since `use`; otherwise what /metrics holds since the server started."""
         if self.live:
             return since(self._before, self._counted())
         found = Stats()
-        for name, labels, value in self._metrics():
-            if name == "xshare:steps_pruned_total":
-                found.steps_pruned = int(value)
-            elif name == "xshare:steps_bypassed_total" and (reason := re.search(r'reason="([^"]*)"', labels)):
-                found.steps_bypassed[reason[1]] = int(value)
-            elif (figure := name.removeprefix("xshare:")) in FIGURES:
-                found.by_layer.setdefault(figure, []).append(value)
+        for each in self._metrics():
+            if each.name == "xshare:steps_pruned_total":
+                found.steps_pruned = int(each.value)
+            elif each.name == "xshare:steps_bypassed_total" and "reason" in each.labels:
+                found.steps_bypassed[each.labels["reason"]] = int(each.value)
+            elif (figure := each.name.removeprefix("xshare:")) in FIGURES:
+                found.by_layer.setdefault(figure, []).append(each.value)
         found.mean = {name: sum(values) / len(values) for name, values in found.by_layer.items()}
         return found
 
@@ -168,6 +173,7 @@ class ServerEngine:
         to_the_end: bool = False,
         advance: Advance = quiet,
         before: BeforeStep | None = None,
+        stop: Sequence[str] = (),
     ) -> Run:
         """As every engine; a prompt may be text too. Steps are the server's own, so that none are counted."""
         if before is not None:
@@ -176,9 +182,11 @@ class ServerEngine:
         body = {"model": self.model, "max_tokens": limit, "temperature": 0, "stream": True}
         if to_the_end:
             body["ignore_eos"] = True
+        if stop:
+            body["stop"] = list(stop)
         if self._vllm:
             body["return_token_ids"] = True
-        stop = threading.Event()
+        hung_up = threading.Event()
         drafts = self._draft_counters()
         start = time.perf_counter()
 
@@ -186,13 +194,13 @@ class ServerEngine:
 
         def one(who: int) -> None:
             answer = Answer([], "", due[who])
-            stop.wait(max(0.0, start + due[who] - time.perf_counter()))
-            if not stop.is_set():
+            hung_up.wait(max(0.0, start + due[who] - time.perf_counter()))
+            if not hung_up.is_set():
                 prompt = prompts[who]
                 self._stream(
-                    body | {"prompt": prompt if isinstance(prompt, str) else list(prompt)}, answer, start, stop
+                    body | {"prompt": prompt if isinstance(prompt, str) else list(prompt)}, answer, start, hung_up
                 )
-            if not stop.is_set():
+            if not hung_up.is_set():
                 ended[who] = answer
 
         with leaving(lambda _: [ended.get(who) for who in range(len(prompts))]), ThreadPoolExecutor(batch) as pool:
@@ -203,7 +211,7 @@ class ServerEngine:
                     each.result()
                     advance(1)
             except BaseException:
-                stop.set()  # one has failed, or the user has had enough: the others need not go on
+                hung_up.set()  # one has failed, or the user has had enough: the others need not go on
                 self.http.hang_up()
                 raise
         drafted, accepted = (int(b - a) for a, b in zip(drafts, self._draft_counters(), strict=True))
@@ -218,14 +226,14 @@ class ServerEngine:
     ) -> Divergence:
         raise ServerError("a text cannot be forced behind a server: measure KL and perplexity in process")
 
-    def _stream(self, body: dict[str, Any], answer: Answer, start: float, stop: threading.Event) -> None:
+    def _stream(self, body: dict[str, Any], answer: Answer, start: float, hung_up: threading.Event) -> None:
         """Fill `answer` as its chunks come."""
         with self.http.open("/v1/completions", body) as stream:
             if stream.status != 200:
                 raise ServerError(f"the server at {self.http.url} refuses a completion: {_said(stream.read())}")
             for line in iter(stream.readline, b""):
                 now = time.perf_counter() - start
-                if stop.is_set() or line.strip() == b"data: [DONE]":
+                if hung_up.is_set() or line.strip() == b"data: [DONE]":
                     return
                 if line.startswith(b"data: "):
                     chunk = self._read(line.removeprefix(b"data: "))
@@ -250,7 +258,7 @@ class ServerEngine:
 
     def _draft_counters(self) -> tuple[float, float]:
         found = self._metrics() if self._vllm else []
-        drafted, accepted = (sum(value for name, _, value in found if name == counter) for counter in COUNTERS)
+        drafted, accepted = (sum(each.value for each in found if each.name == counter) for counter in COUNTERS)
         return drafted, accepted
 
     def encode(self, text: str) -> list[int]:

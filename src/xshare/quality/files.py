@@ -42,6 +42,17 @@ class Task:
         return COMPARE[self.compare](text, self.answer)
 
 
+@dataclass(frozen=True)
+class Asked:
+    """Questions that are asked and counted together."""
+
+    tasks: list[Task]
+    tokens: int  # of an answer, at most
+    name: str | None = None  # where results have several
+    metric: str | None = None  # what says whether an answer is right, where that is not `compare`
+    stop: tuple[str, ...] = ()  # texts that end an answer
+
+
 def _exact(text: str, answer: str) -> bool:
     given = given_answer(text)
     if (text.strip() if given is None else given) == answer.strip():

@@ -66,15 +66,16 @@ def answer(
     limit: int,
     alike: bool = False,
     advance: Advance = quiet,
+    stop: Sequence[str] = (),
 ) -> Outcome:
     """Decode all tasks. `alike`: no batch with two kinds of them. One kind after the other, unless the engine decodes
     several batches in a pass, of which each can have its own."""
     engine.use(policy)
     groups = [list(tasks)]
-    apart: dict[str, Any] = {}
+    how: dict[str, Any] = {"stop": stop} if stop else {}
     if alike and getattr(engine, "lanes", 1) > 1:
         numbers = {kind: number for number, kind in enumerate(dict.fromkeys(task.kind for task in tasks))}
-        apart = {"kinds": [numbers[task.kind] for task in tasks]}
+        how["kinds"] = [numbers[task.kind] for task in tasks]
     elif alike:
         kinds = dict.fromkeys(task.kind for task in tasks)
         groups = [[task for task in tasks if task.kind == kind] for kind in kinds]
@@ -88,7 +89,7 @@ def answer(
             return [found.get(place[id(task)]) for task in tasks]
 
         with leaving(ended):
-            whole += engine.run(prompts_of(engine, group), limit=limit, batch=batch, advance=advance, **apart)
+            whole += engine.run(prompts_of(engine, group), limit=limit, batch=batch, advance=advance, **how)
     answers = [whole.answers[place[id(task)]] for task in tasks]
     right = [task.is_right(each.text) for task, each in zip(tasks, answers, strict=True)]
     return Outcome(policy, right, [tokens_of(each) for each in answers], engine.stats(), whole)

@@ -22,10 +22,11 @@ class Forced:
 
 
 class Samples:
-    """The samples of batches of one kind, mixed or not, among the `rows` of a file."""
+    """The samples of batches of one kind, mixed or not, among the `rows` of a file; where those are of several tasks,
+    of one of them."""
 
-    def __init__(self, rows: list[Row], mixed: bool) -> None:
-        self.rows, self.mixed = rows, mixed
+    def __init__(self, rows: list[Row], mixed: bool, task: str | None = None) -> None:
+        self.rows, self.mixed, self.task = rows, mixed, task
 
     def answers(self, policy: Policy | None, order: int) -> Outcome | None:
         found = self._find(policy, order)
@@ -55,7 +56,8 @@ class Samples:
 
     def _key(self, policy: Policy | None, order: int | str) -> Row:
         """What a sample is known by: its `order` also says what it is of."""
-        return {"policy": "native" if policy is None else str(policy), "mixed": self.mixed, "order": order}
+        key: Row = {"policy": "native" if policy is None else str(policy), "mixed": self.mixed, "order": order}
+        return key if self.task is None else key | {"task": self.task}
 
     def _find(self, policy: Policy | None, order: int | str) -> Row | None:
         key = self._key(policy, order)

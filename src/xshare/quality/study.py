@@ -10,7 +10,7 @@ from math import exp
 from xshare.engines.base import Engine, left
 from xshare.policy import Policy
 from xshare.progress import Advance, quiet
-from xshare.quality.files import Task
+from xshare.quality.files import Asked
 from xshare.quality.measure import Outcome, answer, prompts_of, row_of, tokens_of, unsettled
 from xshare.quality.samples import Forced, Samples
 from xshare.results import Results, Row
@@ -20,16 +20,16 @@ class Study:
     def __init__(
         self,
         engine: Engine,
-        tasks: list[Task],
+        asked: Asked,
         mixed: bool,
         batch: int,
-        limit: int,
         neighbours: bool,
         results: Results,
     ) -> None:
         """`results` may have samples of an earlier run, and gets the new ones."""
-        self.engine, self.tasks, self.mixed, self.batch, self.limit = engine, tasks, mixed, batch, limit
-        self.neighbours, self.results, self.samples = neighbours, results, Samples(results.samples, mixed)
+        self.engine, self.asked, self.mixed, self.batch, self.limit = engine, asked, mixed, batch, asked.tokens
+        self.neighbours, self.results, self.samples = neighbours, results, Samples(results.samples, mixed, asked.name)
+        self.tasks = tasks = asked.tasks
         self.kinds = list(dict.fromkeys(task.kind for task in tasks))
         most = max(sum(task.kind == kind for task in tasks) for kind in self.kinds)
         self.alone = not mixed and most <= batch  # every kind is one batch: nobody has other neighbours
@@ -48,6 +48,8 @@ class Study:
             base = found if policy is None else base
             row = row_of(found, base, drafts) | {"mixed": self.mixed, "batch": self.batch, "drafts": drafts}
             row["cut"] = sum(len(tokens) >= self.limit for tokens in found.tokens) / len(found.tokens)
+            if self.asked.name is not None:
+                row |= {"task": self.asked.name, "metric": self.asked.metric}
             row["unsettled"] = None
             if not self.alone and (self.neighbours or self.samples.answers(policy, 1)):
                 row["unsettled"] = unsettled(found, self.outcome(policy, 1, advance if self.neighbours else quiet))
@@ -72,7 +74,14 @@ class Study:
         asked = [self.tasks[place] for place in missing]
         try:
             found = answer(
-                self.engine, policy, asked, batch=self.batch, limit=self.limit, alike=not self.mixed, advance=advance
+                self.engine,
+                policy,
+                asked,
+                batch=self.batch,
+                limit=self.limit,
+                alike=not self.mixed,
+                advance=advance,
+                stop=self.asked.stop,
             )
         except BaseException as error:  # a server that stops, or a user who has had enough
             for place, task, each in zip(missing, asked, left(error), strict=False):

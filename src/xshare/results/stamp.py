@@ -6,6 +6,7 @@ import os
 import platform
 import subprocess
 import sys
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
@@ -13,19 +14,34 @@ from typing import Any
 
 from xshare.version import __version__
 
+SECRET = ("--api-key",)  # options whose value nobody is shown
+
 
 def provenance(**more: Any) -> dict[str, Any]:
     """What it takes to run this again: command, versions, commit, machine; seeds and the like come in as `more`."""
     packages = ("torch", "numpy", "safetensors")
     versions = {"python": platform.python_version(), "xshare": __version__}
     return {
-        "argv": [Path(sys.argv[0]).name, *sys.argv[1:]],
+        "argv": [Path(sys.argv[0]).name, *without_secrets(sys.argv[1:])],
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
         "versions": versions | {name: metadata.version(name) for name in packages},
         "machine": f"{platform.system()} {platform.machine()}",
         "git": commit(Path(__file__)),
         **more,
     }
+
+
+def without_secrets(words: Sequence[str]) -> list[str]:
+    """A command line as it may be shown and kept: `***` in place of a key."""
+    found: list[str] = []
+    for word in words:
+        name, equals, _ = word.partition("=")
+        if found and found[-1] in SECRET:
+            word = "***"
+        elif equals and name in SECRET:
+            word = f"{name}=***"
+        found.append(word)
+    return found
 
 
 def commit(file: Path) -> str | None:

@@ -1,6 +1,7 @@
 """What every engine must do, and `xshare bench` on it: the same in process and behind HTTP."""
 
 import json
+import re
 
 import pytest
 
@@ -42,6 +43,12 @@ def checked(engine, limit=12):
     assert engine.stats().mean["experts_active"] < engine.stats().mean["experts_native"]
     assert tokens(None)[1] == native  # nothing that was pruned is left
     assert engine.stats().mean == {}
+    whole = run.answers[0]
+    piece = max(re.findall(r"[a-z0-9]+", whole.text[len(whole.text) // 3 :]), key=len)
+    ended = tokens(None, stop=[piece])[0].answers[0]
+    assert len(ended.tokens) < limit  # it stops with that text, or before it
+    assert ended.tokens == whole.tokens[: len(ended.tokens)]
+    assert whole.text[: whole.text.index(piece)] == ended.text.partition(piece)[0]
     late, _ = tokens(None, limit=3, batch=7, arrivals=[0.3, *[0.0] * 6])
     assert late.answers[0].first_s > 0
     assert late.answers[0].times_s[0] > 0.3 == late.answers[0].arrived_s

@@ -1,7 +1,14 @@
 import importlib.util
+import json
 
 import pytest
+import staircases
 from models import cleaned_up, engine, make
+from serving import KEY, Server
+
+from xshare.profile import model_hash
+
+POLICY = {"warmup": 1, "batch_budget": 2, "metrics": {"every": 1, "interval": 0.2}}
 
 # Engines are dear: the tests of a file share one, and `make test` keeps files whole (--dist loadfile).
 
@@ -30,3 +37,32 @@ def started():
 
     yield start
     cleaned_up()
+
+
+# A server is dearer still: one serves all files test_server*, which go to one process.
+
+
+@pytest.fixture(scope="session")
+def stairs(small, tmp_path_factory):
+    """Of steps of one row, in which nothing is chosen: the other tests see nothing of it."""
+    config = model_hash(json.loads((small / "config.json").read_text()))
+    where = {"engine": "vllm", "device": "cpu", "dtype": "float32", "experts": 16, "top_k": 4, "layers": 2}
+    path = tmp_path_factory.mktemp("stairs") / "stairs.json"
+    return staircases.write(path, where | {"config": config, "tensor_parallel": 1}, {1: (6, 11)})
+
+
+@pytest.fixture(scope="session")
+def server(small, stairs, tmp_path_factory):
+    found = Server(small, tmp_path_factory.mktemp("log") / "server.log", POLICY | {"cost": str(stairs)})
+    try:
+        found.wait_until_ready()
+        found.rpc("watch")
+        yield found
+    finally:
+        found.stop()
+
+
+@pytest.fixture
+def key(monkeypatch):
+    """The server's, where every client looks for it."""
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 HERE = Path(__file__).parent
+KEY = "sk-of-the-tests"
 NOT_THERE = ("VLLM_ENABLE_V1_MULTIPROCESSING", "TRITON_INTERPRET")  # for this process alone
 
 
@@ -20,13 +21,14 @@ def command(model, port, config):
     found += ["--host", "127.0.0.1", "--port", str(port), "--served-model-name", "tiny", "--dtype", "float32"]
     found += ["--enforce-eager", "--max-model-len", "256", "--max-num-seqs", "16"]
     found += ["--kv-cache-memory-bytes", str(64 << 20), "--worker-extension-cls", "extension.Watched"]
+    found += ["--api-key", KEY]
     return [*found, "--additional-config", json.dumps({"xshare": config})]
 
 
 def environment():
     inherited = {name: value for name, value in os.environ.items() if name not in NOT_THERE}
     paths = os.pathsep.join(filter(None, [str(HERE), os.environ.get("PYTHONPATH")]))
-    found = {"VLLM_SERVER_DEV_MODE": "1", "PYTHONPATH": paths, "VLLM_LOGGING_LEVEL": "INFO"}
+    found = {"VLLM_SERVER_DEV_MODE": "1", "PYTHONPATH": paths, "VLLM_LOGGING_LEVEL": "INFO", "OPENAI_API_KEY": KEY}
     # A server hangs up on a client that was silent for 5 s, and httpx keeps a silent connection for 5 s: a request sent
     # just then is lost. The client has to be the first.
     return inherited | found | {"VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "60"}
@@ -39,8 +41,9 @@ class Server:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             self.port = free.getsockname()[1]
-        self.url, self.log = f"http://127.0.0.1:{self.port}", log
-        self.client = httpx.Client(base_url=self.url, timeout=60)  # one for all: each would read all certificates again
+        self.url, self.log, self.headers = f"http://127.0.0.1:{self.port}", log, {"Authorization": f"Bearer {KEY}"}
+        # One for all: each would read all certificates again.
+        self.client = httpx.Client(base_url=self.url, timeout=60, headers=self.headers)
         with log.open("w") as out:
             self.process = subprocess.Popen(
                 command(model, self.port, config), env=environment(), stdout=out, stderr=out, start_new_session=True

@@ -1,5 +1,5 @@
 """The OpenAI server with XShare: real requests, its /metrics, live control, a soak, and it as an engine that is
-measured. One server serves the file."""
+measured. One server serves all files test_server*: this is the last of them, and ends it."""
 
 import asyncio
 import itertools
@@ -13,41 +13,17 @@ import time
 from types import SimpleNamespace
 
 import pytest
-import staircases
 from checking import BENCH, PLAIN, PRUNED, assert_compared, bench, checked
 from models import monolithic
-from serving import Server, command, environment
+from serving import command, environment
 from typer.testing import CliRunner
 
 from xshare.cli import app
 from xshare.engines.client import ServerError
 from xshare.engines.opening import open_engine
 from xshare.policy import Policy
-from xshare.profile import model_hash
 
-pytestmark = pytest.mark.engine
-
-POLICY = {"warmup": 1, "batch_budget": 2, "metrics": {"every": 1, "interval": 0.2}}
-
-
-@pytest.fixture(scope="module")
-def stairs(small, tmp_path_factory):
-    """Of steps of one row, in which nothing is chosen: the other tests see nothing of it."""
-    config = model_hash(json.loads((small / "config.json").read_text()))
-    where = {"engine": "vllm", "device": "cpu", "dtype": "float32", "experts": 16, "top_k": 4, "layers": 2}
-    path = tmp_path_factory.mktemp("stairs") / "stairs.json"
-    return staircases.write(path, where | {"config": config, "tensor_parallel": 1}, {1: (6, 11)})
-
-
-@pytest.fixture(scope="module")
-def server(small, stairs, tmp_path_factory):
-    found = Server(small, tmp_path_factory.mktemp("log") / "server.log", POLICY | {"cost": str(stairs)})
-    try:
-        found.wait_until_ready()
-        found.rpc("watch")
-        yield found
-    finally:
-        found.stop()
+pytestmark = [pytest.mark.engine, pytest.mark.usefixtures("key")]
 
 
 async def complete(client, prompt, tokens, **more):
@@ -77,7 +53,8 @@ def together(server, make):
     import httpx
 
     async def run():
-        async with httpx.AsyncClient(base_url=server.url, timeout=120, verify=False) as client:  # plain HTTP
+        how = {"base_url": server.url, "timeout": 120, "headers": server.headers, "verify": False}  # plain HTTP
+        async with httpx.AsyncClient(**how) as client:
             return await make(client)
 
     return asyncio.run(run())

@@ -148,6 +148,7 @@ def decode(
     arrange: Callable[[list[int]], None] = lambda kinds: None,
     into: Decoded | None = None,
     before: BeforeStep | None = None,
+    stops: Callable[[Sequence[int]], bool] | None = None,
 ) -> Decoded:
     """Decode all prompts, `batch` at a time, each until the token `ends` or `limit` tokens.
 
@@ -159,7 +160,7 @@ def decode(
     close ranks, so that only the last batch is not full. State.in_batches gives each a set of its own. With the kind of
     each prompt no batch has two of them, and the last of each may not be full; `arrange` is told the kinds of those in
     a step. `into` is filled as it goes: should it break off, what there is by then is there. `before` is told of every
-    step before it begins.
+    step before it begins. `stops` is asked whether an answer ends with the tokens it has.
     """
     found = Decoded.of(prompts) if into is None else into
     due = arrivals or [0.0] * len(prompts)
@@ -177,7 +178,8 @@ def decode(
             found.tokens[who] += tokens
             found.times_s[who] += [now] * len(tokens)
             written += len(tokens)
-            if tokens[-1] == ends or len(found.tokens[who]) == limit:
+            over = tokens[-1] == ends or len(found.tokens[who]) == limit
+            if over or (stops is not None and stops(found.tokens[who])):
                 gone.append(row)
         spared = sum(limit - len(found.tokens[some.who[row]]) for row in gone)
         advance((written + spared) / limit)

@@ -20,6 +20,7 @@ from xshare.progress import Advance, quiet
 from xshare.stairs import Stairs
 
 NATIVE = Policy(method="native")
+TAIL = 16  # tokens that come in one step, at most, or make no character of their own
 AGAIN = 8  # batches that are kept, read natively, for the next policy to be compared with
 
 
@@ -110,6 +111,7 @@ class TransformersEngine:
         advance: Advance = quiet,
         kinds: Sequence[int] | None = None,
         before: BeforeStep | None = None,
+        stop: Sequence[str] = (),
     ) -> Run:
         """`kinds`: of each prompt. No batch of a pass has two of them; for lanes."""
         ends = -1 if to_the_end else int(self.tokenizer.eos_token_id)
@@ -132,6 +134,7 @@ class TransformersEngine:
                 arrange=state.arrange,
                 into=found,
                 before=before,
+                stops=partial(self._stops, stop) if stop else None,
             )
         answers = self._answers(found, due)
         # Where batches share passes, what one of them took is not known.
@@ -141,6 +144,12 @@ class TransformersEngine:
     def _answers(self, found: Decoded, due: Sequence[float]) -> list[Answer]:
         texts = self.tokenizer.batch_decode(found.tokens, skip_special_tokens=True)
         return [Answer(*each) for each in zip(found.tokens, texts, due, found.times_s, strict=True)]
+
+    def _stops(self, stop: Sequence[str], tokens: Sequence[int]) -> bool:
+        """Whether one of the texts is among the last of the tokens: none is longer than so many."""
+        last = max(map(len, stop)) + TAIL
+        text = self.tokenizer.decode(tokens[-last:], skip_special_tokens=True)
+        return any(each in text for each in stop)
 
     def _ended(
         self, found: Decoded, due: Sequence[float], ends: int, limit: int, error: BaseException

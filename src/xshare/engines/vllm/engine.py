@@ -103,6 +103,7 @@ class VllmEngine:
         to_the_end: bool = False,
         advance: Advance = quiet,
         before: BeforeStep | None = None,
+        stop: Sequence[str] = (),
     ) -> Run:
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
@@ -117,7 +118,8 @@ class VllmEngine:
             temperature=0,
             max_tokens=limit,
             ignore_eos=to_the_end,
-            detokenize=False,
+            stop=list(stop) or None,
+            detokenize=bool(stop),
             output_kind=RequestOutputKind.DELTA,
         )
         self._runs += 1

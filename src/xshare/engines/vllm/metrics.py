@@ -8,12 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from xshare.engines.counting import FIGURES
+from xshare.engines.counting import FIGURES, PROTECTED
 from xshare.engines.vllm.alike import Alike
 from xshare.engines.vllm.step import Array
 
 SAMPLED = tuple(name for name in FIGURES if name not in ("top1_kept", "excluded"))  # what Alike.add counts
-PROTECTED = ("rows_protected", "experts_protected")  # of protected requests; the second by layer
 
 
 class Samples:

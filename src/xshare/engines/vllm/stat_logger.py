@@ -11,7 +11,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 from vllm.v1.metrics.loggers import StatLoggerBase
 
-from xshare.engines.vllm.metrics import PROTECTED, SAMPLED
+from xshare.engines.counting import PROTECTED
+from xshare.engines.vllm.metrics import SAMPLED
 from xshare.engines.vllm.reporter import read_report, report_path, warn_once
 from xshare.engines.vllm.settings import settings_of
 
@@ -26,6 +27,7 @@ HELP = {
     "rows_protected": "Rows of protected requests in a step, mean over sampled steps",
     "experts_protected": "Experts a layer loads for protected requests alone, mean over sampled steps",
     "max_load": "Most selected experts on one rank, mean over sampled steps",
+    "samples": "Sampled steps since the last change of policy: what the means are of",
 }
 
 
@@ -69,9 +71,10 @@ class Figures(Collector):
                 for layer, value in enumerate(found[name]):
                     family.add_metric([self.engine, str(layer)], value)
                 yield family
-            rows = GaugeMetricFamily(f"xshare:{PROTECTED[0]}", HELP[PROTECTED[0]], labels=["engine"])
-            rows.add_metric([self.engine], found[PROTECTED[0]])
-            yield rows
+            for name in (PROTECTED[0], "samples"):
+                family = GaugeMetricFamily(f"xshare:{name}", HELP[name], labels=["engine"])
+                family.add_metric([self.engine], found[name])
+                yield family
 
 
 class XShareStatLogger(StatLoggerBase):
