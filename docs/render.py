@@ -47,7 +47,7 @@ PAGES = [
     "docs/transformers.md",
     "docs/tune.md",
     "docs/vllm.md",
-    "src/xshare/models/nano/README.md",
+    "nano/xshare_nano/nano/README.md",
 ]
 Row = dict[str, Any]
 
