@@ -8,7 +8,7 @@ BIN    := .venv/bin
 # Processes of tests, one more than two cores have work for: some tests wait, for a server to start or to be killed.
 JOBS   ?= 3
 
-.PHONY: setup demo test test-fast test-vllm-029 lint docs evidence nano-evidence clean
+.PHONY: setup demo test test-fast test-vllm-029 lint dist docs evidence nano-evidence clean
 
 setup: .venv/.ready
 
@@ -48,6 +48,15 @@ lint: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+# Both packages, as they would be published: built, checked, and installed into a fresh environment.
+dist: setup
+	$(BIN)/python -m pip install --quiet --editable ".[release]"
+	rm -rf build dist nano/build
+	$(BIN)/python -m build --outdir dist .
+	$(BIN)/python -m build --outdir dist nano
+	$(BIN)/python -m twine check --strict dist/*
+	$(BIN)/python tools/check_dist.py dist
 
 # The tables of README.md and docs/, from evidence/*.json.
 docs: setup
@@ -91,4 +100,4 @@ nano-evidence: setup
 	$(MAKE) docs
 
 clean:
-	rm -rf .venv .venv-029 build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-029 build dist *.egg-info nano/build nano/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
