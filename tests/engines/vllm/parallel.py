@@ -1,4 +1,4 @@
-"""Mixed into the workers of an expert-parallel engine, whose experts examples/tiny repairs: they keep what they decide."""
+"""Mixed into workers of an expert-parallel engine, whose experts examples/tiny repairs: they keep what they decide."""
 
 from __future__ import annotations
 
