@@ -8,7 +8,7 @@ BIN    := .venv/bin
 # Processes of tests, one more than two cores have work for: some tests wait, for a server to start or to be killed.
 JOBS   ?= 3
 
-.PHONY: setup demo test test-fast test-vllm-029 lint docs site evidence nano-evidence clean
+.PHONY: setup demo test test-fast test-vllm-029 lint dist docs site evidence nano-evidence clean
 
 setup: .venv/.ready
 
@@ -48,6 +48,15 @@ lint: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+# Both packages, as they would be published: built, checked, and installed into a fresh environment.
+dist: setup
+	$(BIN)/python -m pip install --quiet --editable ".[release]"
+	rm -rf build dist nano/build
+	$(BIN)/python -m build --outdir dist .
+	$(BIN)/python -m build --outdir dist nano
+	$(BIN)/python -m twine check --strict dist/*
+	$(BIN)/python tools/check_dist.py dist
 
 # What is generated of README.md and docs/: tables from evidence/*.json, the reference from the code.
 docs: setup
@@ -96,4 +105,4 @@ nano-evidence: setup
 	$(MAKE) docs
 
 clean:
-	rm -rf .venv .venv-029 build dist site *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-029 build dist site *.egg-info nano/build nano/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -30,6 +30,7 @@ LONGEST = [
     "kernels/test_random_configurations.py",
     "engines/vllm/test_server_watched.py",
     "engines/vllm/test_server.py",  # ends the server that they share
+    "examples/test_examples_served.py",
     "models/test_nano.py",
     "report/test_browser.py",
     "engines/vllm/test_models.py",

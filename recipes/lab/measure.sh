@@ -34,7 +34,7 @@ recipe=(python recipes/nano/train.py "$corpus" --out "$out" --questions 0)
 drafting=$!
 [ -f "$out/lab/config.json" ] ||
   "${recipe[@]}" --model lab --steps "$steps" --short-steps $((steps * 55 / 100)) --workers 4 > "$out/train.log" 2>&1
-cp src/xshare/models/nano/tokenizer*.json "$out/lab/"
+cp nano/xshare_nano/nano/tokenizer*.json "$out/lab/"
 [ -f "$out/evaluation-lab.json" ] ||
   python recipes/nano/evaluate.py "$corpus" --out "$out" --model lab --questions 16 > "$out/evaluation.log" 2>&1
 wait $drafting

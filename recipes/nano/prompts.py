@@ -1,7 +1,7 @@
 """Prompts of every domain for `xshare trace record`, from held-out documents and questions.
 
 python recipes/nano/prompts.py CORPUS > prompts.jsonl
-xshare trace record src/xshare/models/nano --prompts prompts.jsonl --out nano.trace.xz --tokens 64 --batch 16
+xshare trace record nano/xshare_nano/nano --prompts prompts.jsonl --out nano.trace.xz --tokens 64 --batch 16
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from xshare.tasks import ASKED, TRAINED
 
-NANO = Path(__file__).resolve().parents[2] / "src" / "xshare" / "models" / "nano"
+NANO = Path(__file__).resolve().parents[2] / "nano" / "xshare_nano" / "nano"
 DRAFT = NANO.with_name("nano-draft")
 VOCABULARY = 3072
 END, QUESTION, ANSWER = "<|endoftext|>", "<|question|>", "<|answer|>"

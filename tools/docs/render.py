@@ -28,7 +28,7 @@ from xshare.spelling import meant_before
 from xshare.tasks import ASKED
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = ["README.md", "src/xshare/models/nano/README.md"]
+PAGES = ["README.md", "nano/xshare_nano/nano/README.md"]
 PAGES += sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md"))
 Row = dict[str, Any]
 

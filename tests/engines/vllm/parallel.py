@@ -1,54 +1,16 @@
-"""Mixed into the workers of an expert-parallel engine. Importing this repairs what vLLM leaves out on a CPU:
-
-its experts are given the map from all experts to the rank's own, and ignore it.
-"""
+"""Mixed into workers of an expert-parallel engine, whose experts examples/tiny repairs: they keep what they decide."""
 
 from __future__ import annotations
 
-import inspect
-from functools import wraps
+import sys
+from pathlib import Path
 
-from vllm.model_executor.layers.fused_moe.experts.cpu_moe import CPUUnquantizedExperts
+sys.path.append(str(Path(__file__).resolve().parents[3] / "examples" / "tiny"))
 
-
-def own_experts(expert_map, weights, ids):
-    """-> weights and ids with those of other ranks' experts left out"""
-    own = expert_map[ids.long()]  # -1: another rank's
-    return weights.masked_fill(own < 0, 0), own.clamp(min=0).to(ids.dtype)
+from cpu_ranks import Repaired
 
 
-def follow_expert_map(native):
-    signature = inspect.signature(native)
-
-    @wraps(native)
-    def apply(*args, **kwargs):
-        given = signature.bind(*args, **kwargs).arguments
-        if given["expert_map"] is not None and "topk_ids" in given:
-            routed = own_experts(given["expert_map"], given["topk_weights"], given["topk_ids"])
-            given["topk_weights"], given["topk_ids"] = routed
-        given["self"].current_expert_map = given["expert_map"]
-        return native(**given)
-
-    return apply
-
-
-def select_own(native):
-    """Before 0.30 the experts route by themselves."""
-
-    @wraps(native)
-    def select_experts(self, *args, **kwargs):
-        routed = native(self, *args, **kwargs)
-        return routed if self.current_expert_map is None else own_experts(self.current_expert_map, *routed)
-
-    return select_experts
-
-
-CPUUnquantizedExperts.apply = follow_expert_map(CPUUnquantizedExperts.apply)
-if hasattr(CPUUnquantizedExperts, "_select_experts"):
-    CPUUnquantizedExperts._select_experts = select_own(CPUUnquantizedExperts._select_experts)
-
-
-class Watched:
+class Watched(Repaired):
     def watch(self) -> None:
         """From now on, keep what every layer decides by."""
         self.decided = []
