@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Ask the questions of lm-evaluation-harness, natively and under a policy: the same server, the same questions.
 #
-#     pip install "xshare[harness]"
+#     pip install "xshare[eval]"
 #     TASKS=gsm8k examples/lm_eval.sh MODEL [more options of vllm serve]
 #     examples/lm_eval.sh --tiny                                        nano's own questions, made on the spot
 #     URL=http://127.0.0.1:8000 examples/lm_eval.sh MODEL               a server that runs, in development mode

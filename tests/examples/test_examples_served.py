@@ -109,7 +109,7 @@ def test_offload(server):
 
 def test_lm_eval(server):
     if shutil.which(os.environ.get("LM_EVAL", "lm_eval")) is None:
-        pytest.skip("lm-evaluation-harness is not installed: pip install 'xshare[harness]', or name it as LM_EVAL")
+        pytest.skip("lm-evaluation-harness is not installed: pip install 'xshare[eval]', or name it as LM_EVAL")
     printed = run("lm_eval.sh", "--tiny", URL=server[1], LIMIT="1")
     native, shared = printed.split("native:")[1].split("balanced:")
     for part, least in ((native, 0.6), (shared, 0.4)):  # of eight questions, one of each kind

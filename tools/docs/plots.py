@@ -1,6 +1,6 @@
 """Draw what policies do to speed and answers, from evidence/*.json: docs/plots/*.svg.
 
-python docs/plots.py [--evidence evidence] [--out docs/plots]
+python tools/docs/plots.py [--evidence evidence] [--out docs/plots]
 
 A file that is not there is named, and nothing is drawn of it. Files of the larger model end in `_lab`, and so do the
 plots of them.

@@ -1,6 +1,6 @@
 """Write the tables of README.md and docs/ from evidence/*.json, between their `<!-- table:NAME -->` markers.
 
-python docs/render.py [--check]
+python tools/docs/render.py [--check]
 """
 
 from __future__ import annotations
