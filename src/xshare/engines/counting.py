@@ -19,6 +19,7 @@ FIGURES = (
     "top1_kept",
     "max_load",
     "excluded",
+    "mass_shared",  # mass_kept of the voting rows that are not protected; 1 where all are
 )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import partial
 from importlib import metadata
 from typing import Any
@@ -103,12 +103,17 @@ class TransformersEngine:
         advance: Advance = quiet,
         kinds: Sequence[int] | None = None,
         before: BeforeStep | None = None,
+        protected: Collection[int] | None = None,
     ) -> Run:
         """`kinds`: of each prompt. No batch of a pass has two of them; for lanes."""
         ends = -1 if to_the_end else int(self.tokenizer.eos_token_id)
         state = self.attached.state  # nobody asks it where nothing is attached
         found, due = Decoded.of(prompts), arrivals or [0.0] * len(prompts)
         ended = partial(self._ended, found, due, ends, limit)
+
+        def arrange(present: list[int], kinds: list[int]) -> None:
+            state.arrange(kinds, [row for row, who in enumerate(present) if who in (protected or ())])
+
         with leaving(ended), state.in_batches(batch if self.lanes > 1 else None):
             decode(
                 self.model,
@@ -122,7 +127,7 @@ class TransformersEngine:
                 advance=advance,
                 lanes=self.lanes,
                 kinds=kinds,
-                arrange=state.arrange,
+                arrange=arrange,
                 into=found,
                 before=before,
             )
