@@ -69,7 +69,9 @@ def replay(
 class Rows:
     """The rows of some batches, [batches, layers, n, N], ready for any policy."""
 
-    def __init__(self, trace: Trace, batches: Batches, placement: Placement | None, protected: Collection[int] = ()) -> None:
+    def __init__(
+        self, trace: Trace, batches: Batches, placement: Placement | None, protected: Collection[int] = ()
+    ) -> None:
         """`protected`: requests of every batch."""
         self.trace = trace
         self.index = torch.from_numpy(batches.tokens).clamp(min=0)  # empty rows read token 0 and do not vote

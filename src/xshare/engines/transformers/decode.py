@@ -158,8 +158,8 @@ def decode(
     `lanes` batches go through one pass: one of many rows takes little longer than one of few. Sequences that go on
     close ranks, so that only the last batch is not full. State.in_batches gives each a set of its own. With the kind of
     each prompt no batch has two of them, and the last of each may not be full; `arrange` is told whose the rows of a
-    step are, and their kinds. `into` is filled as it goes: should it break off, what there is by then is there. `before` is told of every
-    step before it begins.
+    step are, and their kinds. `into` is filled as it goes: should it break off, what there is by then is there.
+    `before` is told of every step before it begins.
     """
     found = Decoded.of(prompts) if into is None else into
     due = arrivals or [0.0] * len(prompts)

@@ -32,7 +32,7 @@ class Samples:
         self.host = torch.zeros_like(self.sums, device="cpu")
         if device.type == "cuda":
             self.host = self.host.pin_memory()
-        # Of protected rows: experts that no other row has loaded, and what the mass of the others is less than all rows'.
+        # Experts that no other row has loaded, and by how much the others' mass is less than that of all rows.
         self.protected = torch.zeros(2, layers, dtype=torch.float64, device=device)
         self.protected_host = torch.zeros_like(self.host[:2], pin_memory=device.type == "cuda")
 
