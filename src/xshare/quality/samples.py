@@ -27,11 +27,11 @@ class Samples:
     def __init__(self, rows: list[Row], mixed: bool) -> None:
         self.rows, self.mixed = rows, mixed
 
-    def answers(self, policy: Policy | None, order: int) -> Outcome | None:
+    def answers(self, policy: Policy | None, order: int | str) -> Outcome | None:
         found = self._find(policy, order)
         return None if found is None else Outcome.of(policy, found)
 
-    def add_answers(self, policy: Policy | None, order: int, found: Outcome) -> None:
+    def add_answers(self, policy: Policy | None, order: int | str, found: Outcome) -> None:
         """All of them: what a run before had of them is in here."""
         self._drop(policy, _begun(order))
         self.rows.append(self._key(policy, order) | found.kept())
