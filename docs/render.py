@@ -14,6 +14,7 @@ from typing import Annotated, Any
 
 import frontier_tables
 import parallel_tables
+import protected_tables
 import quality_tables
 import speed_tables
 import stamp_tables
@@ -44,6 +45,7 @@ PAGES = [
     "docs/kernels.md",
     "docs/nano.md",
     "docs/offload.md",
+    "docs/protected.md",
     "docs/transformers.md",
     "docs/tune.md",
     "docs/vllm.md",
@@ -249,7 +251,7 @@ TABLES: dict[str, Callable[[str], str]] = {
 }
 
 FILES = quality_tables.tables() | speed_tables.tables() | parallel_tables.tables() | frontier_tables.tables()
-FILES |= summary_tables.tables()
+FILES |= summary_tables.tables() | protected_tables.tables()
 
 
 def file_table(name: str) -> str:
