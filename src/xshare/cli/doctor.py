@@ -82,6 +82,8 @@ def doctor(
         raise XShareError("--rows are those of the staircase: name its file, with --stairs FILE")
     if stairs is not None and (policy or out is not None):
         raise XShareError("--stairs FILE measures sets of every size alone, into FILE: leave --policy and --out out")
+    if protect and (stairs is not None or backends):
+        raise XShareError("--protect measures policies with some requests protected: leave --stairs and --backends out")
     if backends and (stairs is not None or engine not in (None, "vllm")):
         raise XShareError("--backends are kernels of vLLM: leave --stairs out, and name no other engine")
     engine = "vllm" if backends else chosen_engine(engine, stairs or out)

@@ -93,7 +93,7 @@ class ProtectedStudy:
         return row | {
             "control": control,
             "mixed": self.mixed,
-            "batch": self.batch // 2 if control == HALF else self.batch,
+            "batch": max(1, self.batch // 2) if control == HALF else self.batch,
             "drafts": drafts,
             "protected": self.share,
             "protected_questions": len(self.protected),
