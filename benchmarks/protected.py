@@ -1,7 +1,7 @@
 """A protected request among native neighbours and among pruned ones: does it say the same?
 
     python benchmarks/protected.py --engine transformers
-    python benchmarks/protected.py --engine vllm            goes on in the same file
+    python benchmarks/protected.py --engine vllm --json evidence/protected_vllm.json
 
 Fixed batches of questions, on a CPU in float32: all requests of a batch begin together and are decoded to the same
 length, so that no step has another number of rows than natively. Each batch is decoded

@@ -83,7 +83,7 @@ def test_20_000_steps(path, monkeypatch):
     """Half of them as a CPU routes in its compiled form, half by the reference."""
     if path == "reference":
         monkeypatch.setattr(cpu.call, "installed", lambda: False)
-    rows = moved = 0
+    rows = moved = grown = 0
     for number in range(path == "reference", CONFIGURATIONS, 2):
         policy, router, logits, requests, protected, placement, cost = configuration(number)
         given = {"placement": placement, "cost": cost}
@@ -95,7 +95,13 @@ def test_20_000_steps(path, monkeypatch):
         inside = got.selected.unsqueeze(1).expand(-1, requests.shape[1], -1).gather(-1, got.ids)
         assert bool(inside[requests >= 0].all()), said
         rows += int(protected.sum())
+        if policy.method == "xshare" and policy.mass is None and policy.device_budget is None and cost is None:
+            plain = xshare.route(logits, router, policy, layout=BatchLayout(requests), placement=placement).selected
+            own = plain.sum(-1) > router.top_k  # a smaller set was topped up
+            assert bool((plain <= got.selected)[own].all()), said  # the others lose nothing
+            grown += int(own.sum())
         others = ~protected & (requests >= 0)
         moved += int((got.ids != native.ids).any(-1)[others].sum())
     assert rows > 10_000  # or it would prove nothing
     assert moved > 5_000
+    assert grown > 1_000
