@@ -21,6 +21,7 @@ from speed_tables import REGIMES, deepest
 
 from xshare.policy import RECOMMENDED, Policy
 from xshare.report.plot import need_matplotlib, new_axes, save
+from xshare.report.words import named
 from xshare.results.columns import count_of
 from xshare.statistics import interval_names
 
@@ -211,13 +212,11 @@ def protected(found: Row) -> tuple[Any, Any]:
     rows = [row for row in found["rows"] if row["layer"] is None]
     first = rows[0]
     title = f"{found['provenance']['model']}: batches of {first['batch']}, {first['batches']} of them, from a trace"
-    figure, axes = new_axes(title, "protected requests, %", "active experts per layer")
+    figure, axes = new_axes(title, f"protected requests, of {first['batch']}", "active experts per layer")
     for place, name in enumerate(dict.fromkeys(row["policy"] for row in rows if row["method"] != "native")):
         mine = sorted((row for row in rows if row["policy"] == name), key=lambda row: float(row.get("protected", 0)))
-        x = [100 * row.get("protected", 0) for row in mine]
-        axes.errorbar(
-            x, [row["active"] for row in mine], bars(mine, "active"), fmt=MARKERS[place] + "-", capsize=2, label=name
-        )
+        x, y = [row.get("protected_requests", 0) for row in mine], [row["active"] for row in mine]
+        axes.errorbar(x, y, bars(mine, "active"), fmt=MARKERS[place] + "-", capsize=2, label=named(name))
     native = next(row for row in rows if row["method"] == "native")
     axes.axhline(native["active"], color="grey", linestyle=":", linewidth=1, label="native")
     axes.set_ylim(bottom=0)

@@ -18,7 +18,7 @@ def cost(found: Row) -> Table:
     cells = [
         [
             f"`{named(row['policy'])}`",
-            f"{row.get('protected', 0):.0%}",
+            f"{row.get('protected_requests', 0)} of {row['batch']}",
             spelled_mean(row, "active", 1),
             f"{row['active'] / row['active_native']:.0%}",
             "" if row.get("protected") == 1 else spelled_mean(row, "mass_shared", 3),

@@ -9,6 +9,7 @@ from typing import Any
 from xshare.bench.paired import NATIVE
 from xshare.policy import Policy
 from xshare.results import Row
+from xshare.shares import spread
 from xshare.statistics import median_interval
 
 RATES = ("otps", "otps_total", "ttft_ms_p50", "ttft_ms_p99", "itl_ms_p50", "itl_ms_p99", "step_ms", "rows_per_step")
@@ -40,6 +41,7 @@ def rows_of(samples: Sequence[Row], control: str, setting: Row) -> list[Row]:
             plain = next((form for form in by_form if form[2] == name), None)
             row |= _against(by_repeat(by_form.get(plain, []) if plain else []), mine, "equal_ratio", "otps")
         if protected is not None:
+            row["protected_requests"] = len(spread(protected, setting["requests"]))
             row["protected_identical"] = _median(mine, "protected_identical")
             row |= _against(by_repeat(by_form.get((name, *NONE), [])), mine, "nobody_ratio", "otps")
         rows.append(row)

@@ -28,6 +28,7 @@ from xshare.engines.opening import open_engine
 from xshare.errors import XShareError
 from xshare.policy import Policy
 from xshare.results import Results, Row, check_continued
+from xshare.shares import spread
 from xshare.tune.backends import Asked
 from xshare.tune.doctor import FITS, Decoded, Examination, Way, examine, runs, verdict, waves
 from xshare.tune.products import find_cliff
@@ -167,7 +168,9 @@ def row_of(way: Way, found: Examination) -> Row:
         way.batch == found.native.batch,
         next((each for each in found.policies if each.name == way.name), None),
     )
-    row: Row = {"policy": way.name} | ({"protected": way.protected} if way.protected else {})
+    row: Row = {"policy": way.name}
+    if way.protected:
+        row |= {"protected": way.protected, "protected_requests": len(spread(way.protected, way.requests))}
     row |= {
         "batch": way.batch,
         "step_ms": way.ms,
@@ -176,6 +179,7 @@ def row_of(way: Way, found: Examination) -> Row:
         "mass": way.mass,
         "predicted": found.expected(way) if way in found.policies else None,
         "mass_shared": way.mean("mass_shared"),
+        "requests": way.requests or way.batch,
         "repeats": len(way.step_ms),
         **_paired("ratio", found.faster(way, found.native) if whole else (None,) * 3),
     }

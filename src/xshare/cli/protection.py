@@ -26,7 +26,7 @@ def show_protection(rows: list[Row]) -> None:
         kept = row["mass_shared"] if row["mass_shared"] is not None else row["mass"]
         table.add_row(
             row["policy"],
-            f"{row.get('protected') or 0:.0%}",
+            f"{row.get('protected_requests', 0)} of {row['requests']}",
             "-" if row["active"] is None else f"{row['active']:.1f} of {row['active_native']:.1f}",
             "-" if kept is None else f"{kept:.3f}",
             *_ratio(row, "ratio", mark),

@@ -164,7 +164,8 @@ def _replay_table(rows: list[Row], title: str) -> Table:
         kept, load = f"{row['top1_kept']:.3f}", f"{row['max_load']:.1f}"
         cells = [spelled_mean(row, "active", 2), share, spelled_mean(row, "mass", 3)]
         if protecting:
-            cells = [f"{row.get('protected', 0):.0%}", *cells, spelled_mean(row, "mass_shared", 3)]
+            protected = f"{row.get('protected_requests', 0)} of {row['batch']}"
+            cells = [protected, *cells, spelled_mean(row, "mass_shared", 3)]
         table.add_row(row["policy"], *cells, kept, load)
     return table
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from xshare.results import Row
+from xshare.shares import spread
 from xshare.statistics import interval
 from xshare.trace.file import Header
 from xshare.trace.replay import METRICS, Replayed
@@ -22,7 +23,10 @@ def replay_row(outcome: Replayed, setting: Row) -> Row:
 
 def known(outcome: Replayed, setting: Row) -> Row:
     """What was replayed. A share of protected requests is named where somebody is."""
-    protected: Row = {"protected": outcome.protected} if outcome.protected else {}
+    protected: Row = {}
+    if outcome.protected:
+        requests = len(spread(outcome.protected, setting["batch"]))
+        protected = {"protected": outcome.protected, "protected_requests": requests}  # of each batch
     return {"policy": str(outcome.policy), "method": outcome.policy.method, **protected, **setting}
 
 

@@ -47,6 +47,7 @@ class Way:
     step_ms: list[float] = field(default_factory=list)
     counted: list[dict[str, float]] = field(default_factory=list)  # of the runs in which experts were counted
     protected: float = 0.0  # share of its requests that are
+    requests: int = 0  # of a run
 
     @property
     def label(self) -> str:
@@ -145,9 +146,9 @@ def examine(
     noop = Policy(warmup=min(1, k), batch_budget=N)
     ways: list[tuple[Way, Policy | None]] = [(Way("native", batch), None), (Way(str(noop), batch), noop)]
     ways += [(Way(f"k0=0,m={m}", batch), Policy(batch_budget=m)) for m in sizes(N, k)]
-    ways += [(Way(str(policy), batch), policy) for policy in policies]
+    ways += [(Way(str(policy), batch, requests=len(prompts)), policy) for policy in policies]
     guarded = [(policy, share) for policy in policies for share in protect]
-    ways += [(Way(str(policy), batch, protected=share), policy) for policy, share in guarded]
+    ways += [(Way(str(policy), batch, protected=share, requests=len(prompts)), policy) for policy, share in guarded]
     ways += [(Way("native", size), None) for size in sorted({1, max(1, batch // 2)}) if size < batch]
     known = {(each.point, each.batch, each.repeat): each for each in kept}
     # A repeat is measured whole, in one go: what is held against each other in it must be of one time.
