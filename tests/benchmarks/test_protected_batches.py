@@ -7,7 +7,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.append(str(ROOT / "benchmarks"))
-protected = importlib.import_module("protected")
+sys.path.append(str(ROOT / "docs"))
+protected, protected_tables = map(importlib.import_module, ("protected", "protected_tables"))
 
 
 def test_other_requests_are_protected_in_every_batch():
@@ -30,3 +31,6 @@ def test_protected_answers_are_native(small, tmp_path, monkeypatch, capsys):
     assert row["others_moved"] > 3
     assert row["active_nobody"] < row["active_some"] < row["active_native"]
     assert "others moved" in capsys.readouterr().out
+    titles, cells = protected_tables.batches(found, None)
+    assert [len(line) for line in cells] == [len(titles)]
+    assert cells[0][1:5] == ["3 of 3"] * 4
