@@ -66,7 +66,7 @@ def bench(
     options = engine_arguments(engine_args, timed=True, device=device, dtype=dtype)
     asked, prompt_tokens, texts = asked_for(prompts, prompt_tokens)
     workload = Workload(batch, requests or batch, rate, prompt_tokens, tokens, asked, seed, texts)
-    forms = {} if cost is None else {"cost": read_stairs(cost).sha256}
+    forms: Row = {} if cost is None else {"cost": read_stairs(cost).sha256}
     forms |= {"protect": protect} if protect else {}
     check_continued(out, workload.record() | forms | {"engine_args": lasting(options), "xshare": __version__})
     with says_what_is_kept(out, kept):

@@ -66,5 +66,5 @@ class Samples:
             self.rows.remove(found)
 
 
-def _begun(order: int) -> str:
+def _begun(order: int | str) -> str:
     return f"begun {order}"
