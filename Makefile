@@ -99,6 +99,8 @@ nano-evidence: setup
 	$(NANO) --curve --mix alike --policy k0=1,m=12,score=full --out evidence/nano_curve_single.json \
 	  --plot docs/plots/nano_curve_single.svg
 	$(NANO) --overlap --out evidence/nano_overlap.json --plot docs/plots/nano_overlap.svg
+	$(NANO) --mix mixed --policy careful --policy balanced --policy fast --policy k0=1,m=0 --protect 0.1 --protect 0.25 \
+	  --protect 0.5 --protect 0.75 --protect 1 --out evidence/replay_protected.json
 	rm -f evidence/demo.json
 	$(BIN)/xshare demo --out evidence/demo.json
 	$(BIN)/python recipes/nano/accepted.py > recipes/nano/accepted.json

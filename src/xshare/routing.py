@@ -33,6 +33,7 @@ class Report:
     mass: Tensor  # float64 [...]: share of the voting rows' native top-k weight whose expert is kept
     below_half: Tensor  # float64 [...]: share of the voting rows that keep less than half of their native weight
     smallest_kept: Tensor  # float64 [...]: the least share of its native weight that a voting row keeps
+    mass_shared: Tensor  # float64 [...]: mass of the voting rows that are not protected
     top1_kept: Tensor  # float64 [...]: share of the voting rows whose native best expert is kept
     max_load: Tensor  # int64 [...]: most selected experts on one device
 
@@ -130,6 +131,7 @@ def routed(logits: Tensor, steps: cpu.Steps, layout: BatchLayout) -> Routing:
         active=as_tensor(found.active),
         active_native=as_tensor(found.active_native),
         mass=as_tensor(figure(Figure.MASS)),
+        mass_shared=as_tensor(figure(Figure.MASS_SHARED)),
         below_half=as_tensor(figure(Figure.BELOW_HALF)),
         smallest_kept=as_tensor(figure(Figure.SMALLEST_KEPT)),
         top1_kept=as_tensor(figure(Figure.TOP1_KEPT)),
@@ -252,10 +254,7 @@ def apply(
     assert step.logits is not None
     assert step.open_choice is not None
     selection = decide_routing(step, policy) if keep is None else Selection(keep)
-    guarded = None if step.layout.protected is None else (step.layout.protected & step.voting).unsqueeze(-1)
-    if guarded is not None:  # a rival knows nothing of them
-        selection.keep = selection.keep | step.union(step.native_mask & guarded)
-        selection.rows = None if selection.rows is None else selection.rows | (step.native_mask & guarded)
+    guarded = guard(step, selection)
     if selection.routed is not None:
         ids, weights = selection.routed
     else:
@@ -278,6 +277,17 @@ def apply(
     )
 
 
+def guard(step: Step, selection: Selection) -> Tensor | None:
+    """Let a selection have the native experts of protected rows, of which a rival knows nothing. -> these rows, bool
+    [..., n, 1], None where nobody is protected."""
+    if step.layout.protected is None:
+        return None
+    guarded = (step.layout.protected & step.voting).unsqueeze(-1)
+    selection.keep = selection.keep | step.union(step.native_mask & guarded)
+    selection.rows = None if selection.rows is None else selection.rows | (step.native_mask & guarded)
+    return guarded
+
+
 def report(step: Step, selection: Selection, active: Tensor) -> Report:
     assert step.native is not None
     ids, voting = step.native.ids, step.voting.unsqueeze(-1)  # [..., n, k], [..., n, 1]
@@ -285,11 +295,13 @@ def report(step: Step, selection: Selection, active: Tensor) -> Report:
     total = step.native.weights.sum(-1)  # [..., n]
     share = torch.where(total > 0, (step.native.weights * kept).sum(-1) / total.clamp(min=1e-300), 1.0)
     share = share.masked_fill(~step.voting, 1.0)
+    shared = voting if step.layout.protected is None else voting & ~step.layout.protected.unsqueeze(-1)
     placement = step.placement
     return Report(
         active=active,
         active_native=mark(ids, step.voting, step.num_experts),
         mass=_share(kept, step.native.weights * voting),
+        mass_shared=_share(kept, step.native.weights * shared),
         below_half=(share < HALF).double().sum(-1) / step.voting.sum(-1).clamp(min=1),
         smallest_kept=share.amin(-1) if share.shape[-1] else torch.ones_like(total.sum(-1)),
         top1_kept=_share(kept[..., :1], voting.double()),

@@ -225,3 +225,28 @@ def test_a_plain_policy_of_as_many_experts(policy, wanted, found):
 def test_policies_of_both_scores_have_one_control(engine):
     both = [Policy.parse("k0=1,m=2"), Policy.parse("k0=1,m=2,score=full")]
     assert list(variants(engine, both)) == ["native", "k0=1,m=16", "k0=1,m=2", "k0=1,m=2,score=full"]
+
+
+def test_what_protected_requests_cost(small, tmp_path, bench):
+    path = tmp_path / "b.json"
+    words = ["--engine", "transformers", "--model", small, "--policy", "k0=0,m=4", "--batch", 6, "--prompt-tokens", 9]
+    words += ["--tokens", 6, "--repeats", 2, "--out", path, "--protect", 0.1, "--protect", 0.5, "--protect", 1]
+    code, out, err = bench(*words)
+    assert code == 0, err
+    assert "what protected requests cost" in out
+    assert "k0=0,m=4, 100% protected left 100% of its decode steps alone, mostly by protected" in out
+    rows = json.loads(path.read_text())["rows"]
+    native, _, nobody, some, half, everybody = rows
+    assert [row.get("protected") for row in rows] == [None, None, None, 0.1, 0.5, 1]
+    assert nobody["active"] < some["active"] < half["active"] < native["active"]
+    assert nobody["mass_shared"] == nobody["mass"] < some["mass_shared"] < some["mass"]
+    assert everybody["identical"] == 1
+    for row in (some, half, everybody):
+        assert row["protected_identical"] == 1
+        assert row["nobody_ratio_low"] <= row["nobody_ratio"] <= row["nobody_ratio_high"]
+        assert row["ratio"] > 0
+    assert bench(*words)[0] == 0  # goes on from the file
+    code, _, err = bench(*words[:-2])
+    assert code == 2
+    assert "protect [0.1, 0.5, 1.0] instead of [0.1, 0.5]" in err
+    assert bench("--protect", 1.5)[0] == 2

@@ -95,6 +95,32 @@ def test_import_show_replay(tmp_path, xshare_command):
     assert result["provenance"]["argv"][1] == "replay"
 
 
+def test_replay_with_protected_requests(trace, tmp_path, xshare_command):
+    words = (
+        "replay",
+        trace,
+        "--policy",
+        "k0=0,m=1",
+        "--batch",
+        4,
+        "--protect",
+        0.5,
+        "--by-layer",
+        "--out",
+        tmp_path / "r",
+    )
+    code, out, _ = xshare_command(*words)
+    assert code == 0
+    assert "others' mass" in out
+    assert "k0=0,m=1, 50% protected" in out  # by layer
+    rows = [row for row in json.loads((tmp_path / "r").read_text())["rows"] if row["layer"] is None]
+    assert [(row["policy"], row.get("protected")) for row in rows] == [
+        ("native", None), ("k0=0,m=1", None), ("k0=0,m=1", 0.5)
+    ]  # fmt: skip
+    native, nobody, half = rows
+    assert nobody["active"] < half["active"] < native["active"]
+
+
 def test_replay_variants(trace, tmp_path, xshare_command):
     policies = tmp_path / "p.yaml"
     policies.write_text("- oea:k0=1\n- {warmup: 1, request_budget: 2}\n")
@@ -144,6 +170,8 @@ def test_without_a_policy_there_is_something_to_look_at(trace, xshare_command):
         (["replay", "TRACE", "--batch", "5000"], "batch must be at most 8, the sequences of this trace, not 5000"),
         (["replay", "TRACE", "--batch", "5000", "--all"], "at most 8"),
         (["replay", "TRACE", "--policy", "k0=1,mg=3"], "name them by --devices"),
+        (["replay", "TRACE", "--protect", "0.5", "--curve"], "--protect is for policies at one batch size"),
+        (["replay", "TRACE", "--protect", "2"], "--protect"),
         (["replay", "TRACE", "--mix", "salad"], "--mix"),
         (["replay", "TRACE", "--policies", "nowhere.yaml"], "nowhere.yaml"),
         (["replay", "TRACE", "--policies", "TRACE"], "YAML"),

@@ -35,6 +35,13 @@ def test_table_verdict_and_file(small, tmp_path):
     pruned = next(row for row in found["rows"] if row["policy"] == "k0=1,m=0")
     assert pruned["predicted"] is not None
     assert pruned["active"] < pruned["active_native"]
+    # What a share of protected requests costs is said too.
+    assert "what protected requests cost" in result.output
+    some, half = (row for row in found["rows"] if row["policy"] == "k0=1,m=0" and "protected" in row)
+    assert (some["protected"], half["protected"]) == (0.1, 0.5)
+    assert pruned["active"] < some["active"] < half["active"]
+    assert pruned["mass_shared"] == pruned["mass"] < half["mass_shared"] < half["mass"]
+    assert half["nobody_ratio_low"] <= half["nobody_ratio"] <= half["nobody_ratio_high"]
 
 
 def test_with_drafts(small, tmp_path):

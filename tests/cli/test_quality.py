@@ -159,3 +159,33 @@ def test_with_a_draft_model(small, tmp_path):
     assert native["accepted"] == noop["accepted"] == 3  # it drafts for itself
     assert noop["agreement"] == 1
     assert noop["kl"] == pytest.approx(0, abs=1e-9)
+
+
+def test_protected_answers_do_not_move(small, tmp_path):
+    path = tmp_path / "quality.json"
+    words = ["--model", str(small), "--tokens", "8", *POLICIES[:2], "--protect", "0.4", "--out", str(path)]
+    result = ask(*words)
+    assert result.exit_code == 0, result.output
+    assert "fixed batches of 4, 40% of the requests protected" in result.output
+    assert "With XShare off no answer changes with other mates." in result.output
+    assert "With XShare off no answer changes in batches half as large." in result.output
+    found = json.loads(path.read_text())
+    native, mates, half, pruned = found["rows"]
+    assert [row["control"] for row in found["rows"]] == [None, "other mates", "half the batch", None]
+    assert native["protected_questions"] + native["questions"] == len(found["samples"][0]["answers"])
+    for row in (native, mates, half):
+        assert row["same"] == row["questions"]
+    for row in found["rows"]:
+        assert row["protected_same"] == row["protected_questions"] > 2
+    assert pruned["same"] < pruned["questions"]  # the others pay
+    assert pruned["change"] is not None
+    assert pruned["mass_shared"] < pruned["mass"] < 1
+    again = ask(*words)
+    assert again.exit_code == 0, again.output
+    assert json.loads(path.read_text())["samples"] == found["samples"]  # not decoded again
+
+
+@pytest.mark.parametrize("words", [["--protect", "0"], ["--protect", "0.5", "--neighbours"]])
+def test_what_cannot_be_protected(words):
+    result = ask("--policy", "k0=1,m=2", *words)
+    assert "--protect takes a share of the requests above 0" in str(result.exception)

@@ -43,6 +43,8 @@ def test_a_plain_server_is_measured_as_it_runs(played):  # noqa: F811
     assert engine.stats() == Stats()
     with pytest.raises(ServerError, match="nobody is told before the steps of a server, which are its own"):
         engine.run(["one"], limit=5, batch=1, before=lambda step: None)
+    with pytest.raises(ServerError, match="requests can be protected by a vLLM server alone"):
+        engine.run(["one"], limit=5, batch=1, protected={0})
     with pytest.raises(ServerError, match="a server's policy cannot change between two steps, which are its own"):
         engine.change(POLICY)
     with pytest.raises(ServerError, match=r"runs native and cannot be changed to k0=1,m=2: start it with VLLM_SERVER_"):

@@ -130,6 +130,32 @@ def test_chunks_do_not_matter():
     assert all((whole[name] == parts[name]).all() for name in whole)
 
 
+@pytest.mark.parametrize("make", [full_trace, chosen_trace])
+@pytest.mark.parametrize("text", ["k0=0,m=1", "k0=1,mr=1", "oea:k0=1"])
+def test_a_share_of_protected_requests(make, text):
+    """All experts of the protected requests are loaded; what the others keep is counted apart."""
+    trace, batches, policy = make(), one_pass(make(), 4, 1), Policy.parse(text)
+    nobody, half, everybody = replay(trace, [policy], batches, protected=[0.0, 0.5, 1.0])
+    assert [each.protected for each in (nobody, half, everybody)] == [0.0, 0.5, 1.0]
+    assert (nobody.metrics["active"] == replay(trace, [policy], batches)[0].metrics["active"]).all()
+    assert (nobody.metrics["mass_shared"] == nobody.metrics["mass"]).all()
+    assert (everybody.metrics["active"] == everybody.metrics["active_native"]).all()
+    assert (everybody.metrics["mass"] == 1).all()
+    assert nobody.metrics["active"].sum() < half.metrics["active"].sum() < everybody.metrics["active"].sum()
+    if make is full_trace:
+        for b in (0, len(batches) - 1):
+            requests = torch.from_numpy(batches.requests[b])
+            layout = BatchLayout(requests, (requests == 1) | (requests == 3))  # every second of four
+            logits = trace.logits[batches.tokens[b].clip(0)].transpose(0, 1)  # [layers, n, N]
+            one = xshare.route(logits, trace.router(), policy, layout=layout)
+            assert half.metrics["active"][b].tolist() == one.active.sum(-1).tolist()
+            native = xshare.route(logits, trace.router(), "native", layout=layout)
+            kept = one.selected.unsqueeze(1).expand_as(logits).gather(-1, native.ids)
+            others = native.weights.double() * ((requests == 0) | (requests == 2))[:, None]
+            mass = (others * kept).sum((1, 2)) / others.sum((1, 2))
+            assert half.metrics["mass_shared"][b] == pytest.approx(mass.numpy(), abs=1e-6)
+
+
 def test_what_a_trace_cannot_answer_is_refused():
     trace, batches = chosen_trace(), one_pass(chosen_trace(), 4)
     with pytest.raises(PolicyError, match="warmup"):

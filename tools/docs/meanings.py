@@ -95,6 +95,16 @@ COLUMNS = {
     "layers": "MoE layers",
     "rounds": "rounds that the medians are of",
     "expert_mb": "size of one expert, MB",
+    "mass_shared": "gating mass of the rows of requests that are not protected",
+    "protected": "with `--protect`: share of the requests that are protected; nothing in plain rows",
+    "nobody_ratio": "of such a row: speed against the same policy with nobody protected",
+    "protected_identical": "of such a row: share of the protected answers that are native's, token for token",
+    "control": "of `quality --protect`: native routing against itself, with `other mates` or `half the batch`",
+    "protected_questions": "questions whose requests were protected",
+    "protected_same": "of them, how many answers are native's, token for token",
+    "same": "the same of the other questions",
+    "task": "the task of lm-evaluation-harness, where it was asked",
+    "metric": "the harness's own measure by which an answer is right",
 }
 ENDS = ("_low", "_high")  # of the interval of a column
 PREFIX = "accuracy "  # with a kind of question behind it

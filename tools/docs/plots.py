@@ -21,6 +21,7 @@ from speed_tables import REGIMES, deepest
 
 from xshare.policy import RECOMMENDED, Policy
 from xshare.report.plot import need_matplotlib, new_axes, save
+from xshare.report.words import named
 from xshare.results.columns import count_of
 from xshare.statistics import interval_names
 
@@ -206,8 +207,26 @@ def gain_and_loss(speed: Row, frontier: Row, quality: Row) -> tuple[Any, Any]:
     return figure, axes
 
 
+def protected(found: Row) -> tuple[Any, Any]:
+    """Experts that a step loads by the share of protected requests, a line a policy."""
+    rows = [row for row in found["rows"] if row["layer"] is None]
+    first = rows[0]
+    title = f"{found['provenance']['model']}: batches of {first['batch']}, {first['batches']} of them, from a trace"
+    figure, axes = new_axes(title, f"protected requests, of {first['batch']}", "active experts per layer")
+    for place, name in enumerate(dict.fromkeys(row["policy"] for row in rows if row["method"] != "native")):
+        mine = sorted((row for row in rows if row["policy"] == name), key=lambda row: float(row.get("protected", 0)))
+        x, y = [row.get("protected_requests", 0) for row in mine], [row["active"] for row in mine]
+        axes.errorbar(x, y, bars(mine, "active"), fmt=MARKERS[place] + "-", capsize=2, label=named(name))
+    native = next(row for row in rows if row["method"] == "native")
+    axes.axhline(native["active"], color="grey", linestyle=":", linewidth=1, label="native")
+    axes.set_ylim(bottom=0)
+    return figure, axes
+
+
 def plots(found: Row) -> dict[str, Draw]:
     """Those that a result file has something for."""
+    if any("mass_shared" in row and "protected" in row for row in found["rows"]):
+        return {"protected": protected}
     if "points" in found:
         drawn: dict[str, Draw] = {"mass_and_kl": scatter, "token_overlap": overlap, "pruned_layers": layers}
         return {name: draw for name, draw in drawn.items() if found[LISTS[name]]}
@@ -259,6 +278,7 @@ def main(
         figure, axes = gain_and_loss(*(json.loads(path.read_text()) for path in whole))
         axes.legend(fontsize=8, loc="upper left")
         save(figure, out / "gain_and_loss.svg")
+    names += ["replay_protected.json"]
     for path in draw([evidence / name for name in ("paper_speed.json", "staircase.json", *names)], out):
         typer.echo(f"{path}: {path.stat().st_size / 1000:.0f} kB")
 

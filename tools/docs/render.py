@@ -15,6 +15,7 @@ from typing import Annotated, Any
 import claim_tables
 import frontier_tables
 import parallel_tables
+import protected_tables
 import quality_tables
 import speed_tables
 import stamp_tables
@@ -231,7 +232,8 @@ TABLES: dict[str, Callable[[str], str]] = {
 }
 
 FILES = quality_tables.tables() | speed_tables.tables() | parallel_tables.tables() | frontier_tables.tables()
-FILES |= summary_tables.tables() | {"accepted_speed": ("paper_speed paper_quality", claim_tables.accepted)}
+FILES |= summary_tables.tables() | protected_tables.tables()
+FILES["accepted_speed"] = ("paper_speed paper_quality", claim_tables.accepted)
 
 
 def file_table(name: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from xshare.bench.sample import measure, warm
 from xshare.bench.workload import Workload
@@ -11,6 +11,7 @@ from xshare.engines.base import Engine
 from xshare.policy import Policy
 from xshare.progress import Advance
 from xshare.results import Row
+from xshare.shares import spread
 
 NATIVE = "native"
 
@@ -22,6 +23,7 @@ class Way:
     policy: Policy | None
     cost: bool | None = None  # whether sets are weighed by what they cost; None: as the engine is
     equals: str | None = None  # of a plain policy: the one whose form by cost loads as many experts
+    protected: float | None = None  # the share of its requests that are; None: as the engine is
 
     @property
     def name(self) -> str:
@@ -30,7 +32,12 @@ class Way:
     def columns(self) -> Row:
         """What tells it from others, in samples and rows."""
         more: Row = {"cost": True} if self.cost else {}
-        return {"policy": self.name} | more | ({} if self.equals is None else {"equals": self.equals})
+        more |= {} if self.equals is None else {"equals": self.equals}
+        return {"policy": self.name} | more | ({} if self.protected is None else {"protected": self.protected})
+
+    def guarded(self, requests: int) -> frozenset[int] | None:
+        """Which of so many requests are protected."""
+        return None if self.protected is None else spread(self.protected, requests)
 
 
 def control_of(engine: Engine) -> Policy | None:
@@ -58,6 +65,17 @@ def weighed(compared: Mapping[str, Policy | None], equal: Mapping[str, Policy]) 
     return found
 
 
+def protecting(ways: Sequence[Way], shares: Sequence[float], control: Policy | None) -> list[Way]:
+    """Behind each policy's plain form the same with each share of the requests protected. Under native routing and
+    under the control nobody loses anything."""
+    found = []
+    for way in ways:
+        found.append(way)
+        if way.policy not in (None, control) and not way.cost and way.equals is None:
+            found += [replace(way, protected=share) for share in dict.fromkeys(shares) if share]
+    return found
+
+
 def compare(
     engine: Engine,
     compared: Sequence[Way],
@@ -70,20 +88,25 @@ def compare(
     idle = workload.prompts_of(engine, -1)
     for way in compared if repeats else ():  # what is refused or compiled is so before time is taken
         engine.use(way.policy, timed=True, cost=way.cost)
-        warm(engine, workload, idle)
+        warm(engine, workload, idle, way.guarded(workload.batch))
     for repeat in repeats:
         prompts, arrivals = workload.prompts_of(engine, repeat), workload.arrivals_of(repeat)
         samples: dict[Way, Row] = {}
         tokens: dict[Way, list[list[int]]] = {}
         for place, way in enumerate(compared if repeat % 2 == 0 else compared[::-1]):
             engine.use(way.policy, timed=True, cost=way.cost)
-            warm(engine, workload, idle)
-            found, run = measure(engine, workload, prompts, arrivals, advance)
+            guarded = way.guarded(workload.requests)
+            warm(engine, workload, idle, way.guarded(workload.batch))
+            found, run = measure(engine, workload, prompts, arrivals, advance, guarded)
             samples[way] = way.columns() | {"repeat": repeat, "place": place} | found
             tokens[way] = [answer.tokens for answer in run.answers]
         native = next((tokens[way] for way in compared if way.policy is None), None)
         for way, sample in samples.items():
             sample["identical"] = _identical(native, tokens[way])
+            if way.protected is not None:
+                exact = sorted(way.guarded(workload.requests) or ())
+                theirs = None if native is None else [native[who] for who in exact]
+                sample["protected_identical"] = _identical(theirs, [tokens[way][who] for who in exact])
         keep([samples[way] for way in compared])
 
 

@@ -9,13 +9,16 @@ from typing import Any
 from xshare.bench.paired import NATIVE
 from xshare.policy import Policy
 from xshare.results import Row
+from xshare.shares import spread
 from xshare.statistics import median_interval
 
 RATES = ("otps", "otps_total", "ttft_ms_p50", "ttft_ms_p99", "itl_ms_p50", "itl_ms_p99", "step_ms", "rows_per_step")
-COUNTS = ("accepted_length", "active", "active_native", "mass", "acted", "acted_all", "identical")
+COUNTS = ("accepted_length", "active", "active_native", "mass", "mass_shared", "acted", "acted_all", "identical")
 # What each ratio is of; of a time it is native's over the policy's, so that more is always faster.
 RATIOS = {"ratio": "otps", "total_ratio": "otps_total", "step_ratio": "step_ms"}
-FORMS = ("cost", "equals")  # columns that rows of one policy may differ by, where they have them: see Way
+FORMS = ("cost", "equals", "protected")  # columns that rows of one policy may differ by, where they have them: see Way
+
+NONE = (None,) * len(FORMS)
 
 
 def rows_of(samples: Sequence[Row], control: str, setting: Row) -> list[Row]:
@@ -23,10 +26,11 @@ def rows_of(samples: Sequence[Row], control: str, setting: Row) -> list[Row]:
     by_form: dict[tuple[Any, ...], list[Row]] = {}
     for sample in samples:
         by_form.setdefault((sample["policy"], *map(sample.get, FORMS)), []).append(sample)
-    native = by_repeat(by_form.get((NATIVE, None, None), []))
+    native = by_repeat(by_form.get((NATIVE, *NONE), []))
     rows = []
-    for (name, cost, equals), mine in by_form.items():
-        method = "noop" if name == control and not cost and equals is None else Policy.parse(name).method
+    for (name, *forms), mine in by_form.items():
+        cost, _, protected = forms
+        method = "noop" if name == control and not any(forms) else Policy.parse(name).method
         form = {column: mine[0][column] for column in FORMS if column in mine[0]}
         row: Row = {"policy": name, **form, "method": method, **setting, "repeats": len(mine)}
         row |= {column: _median(mine, column) for column in (*RATES, *COUNTS)}
@@ -36,6 +40,10 @@ def rows_of(samples: Sequence[Row], control: str, setting: Row) -> list[Row]:
         if cost:
             plain = next((form for form in by_form if form[2] == name), None)
             row |= _against(by_repeat(by_form.get(plain, []) if plain else []), mine, "equal_ratio", "otps")
+        if protected is not None:
+            row["protected_requests"] = len(spread(protected, setting["requests"]))
+            row["protected_identical"] = _median(mine, "protected_identical")
+            row |= _against(by_repeat(by_form.get((name, *NONE), [])), mine, "nobody_ratio", "otps")
         rows.append(row)
     _fill_native(rows, control)
     return rows

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from itertools import pairwise
 from statistics import median
 
@@ -18,17 +18,29 @@ from xshare.results import Row
 WARM = 4  # tokens that are decoded after a change, before time is taken
 
 
-def warm(engine: Engine, workload: Workload, prompts: Prompts) -> None:
+def warm(engine: Engine, workload: Workload, prompts: Prompts, protected: Collection[int] | None = None) -> None:
     """On prompts of its own: an engine may remember those it has read."""
-    engine.run(prompts[: workload.batch], limit=WARM, batch=workload.batch, to_the_end=True)
+    asked = prompts[: workload.batch]
+    engine.run(asked, limit=WARM, batch=workload.batch, to_the_end=True, protected=protected)
 
 
 def measure(
-    engine: Engine, workload: Workload, prompts: Prompts, arrivals: Sequence[float] | None, advance: Advance
+    engine: Engine,
+    workload: Workload,
+    prompts: Prompts,
+    arrivals: Sequence[float] | None,
+    advance: Advance,
+    protected: Collection[int] | None = None,
 ) -> tuple[Row, Run]:
     """The policy in use, on one workload."""
     run = engine.run(
-        prompts, limit=workload.tokens, batch=workload.batch, arrivals=arrivals, to_the_end=True, advance=advance
+        prompts,
+        limit=workload.tokens,
+        batch=workload.batch,
+        arrivals=arrivals,
+        to_the_end=True,
+        advance=advance,
+        protected=protected,
     )
     for answer in run.answers:
         if not answer.times_s or (answer.tokens and len(answer.tokens) != workload.tokens):
@@ -89,6 +101,7 @@ def counted(stats: Stats) -> Row:
         "active": stats.mean.get("experts_active"),
         "active_native": stats.mean.get("experts_native"),
         "mass": stats.mean.get("mass_kept"),
+        "mass_shared": stats.mean.get("mass_shared"),
         "acted": stats.steps_pruned / steps if steps else None,
         "acted_all": stats.steps_pruned / all_steps if all_steps else None,
         "left_alone": max(reasons, key=lambda reason: reasons[reason], default=None),

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from xshare.bench.equal import CLOSE, equals_of
-from xshare.bench.paired import NATIVE, Way, compare, control_of, variants, weighed
+from xshare.bench.paired import NATIVE, Way, compare, control_of, protecting, variants, weighed
 from xshare.bench.rows import rows_of
 from xshare.bench.workload import Workload
 from xshare.cli import options as take
@@ -25,6 +25,7 @@ from xshare.cli.output import (
     wide_console,
 )
 from xshare.cli.prompts import asked_for
+from xshare.cli.protection import show_protection
 from xshare.engines.base import About, Engine
 from xshare.engines.client import Access
 from xshare.engines.opening import open_engine
@@ -52,6 +53,7 @@ def bench(
     repeats: Annotated[int, typer.Option(min=1, help="Runs of each policy.")] = 5,
     drafts: take.Drafts = 0,
     cost: take.Cost = None,
+    protect: take.Protect = None,
     seed: take.Seed = 0,
     device: take.Device = None,
     dtype: take.Dtype = None,
@@ -67,8 +69,9 @@ def bench(
     options = engine_arguments(engine_args, timed=True, device=device, dtype=dtype)
     asked, prompt_tokens, texts = asked_for(prompts, prompt_tokens)
     workload = Workload(batch, requests or batch, rate, prompt_tokens, tokens, asked, seed, texts)
-    weighed_by = {} if cost is None else {"cost": read_stairs(cost).sha256}
-    check_continued(out, workload.record() | weighed_by | {"engine_args": lasting(options), "xshare": __version__})
+    forms: Row = {} if cost is None else {"cost": read_stairs(cost).sha256}
+    forms |= {"protect": protect} if protect else {}
+    check_continued(out, workload.record() | forms | {"engine_args": lasting(options), "xshare": __version__})
     with says_what_is_kept(out, kept):
         opened = open_engine(
             chosen_engine(engine, out),
@@ -82,7 +85,7 @@ def bench(
         if not policies and opened.serves is not None:
             policies = [opened.serves]
         try:
-            run(opened, policies, workload, repeats, options, out, weighed_by)
+            run(opened, policies, workload, repeats, options, out, forms)
         finally:
             opened.close()
 
@@ -102,17 +105,15 @@ def run(
     repeats: int,
     options: dict[str, Any],
     out: Path | None,
-    weighed_by: Row,
+    forms: Row,
 ) -> None:
-    """`weighed_by`: the staircase that policies are measured with too, as `cost`; nothing where there is none."""
+    """`forms` that policies are measured in too: by the staircase `cost`, with the shares `protect` of the requests
+    protected. Nothing where there are none."""
     compared = variants(engine, policies)
     setting = workload.record() | {"drafts": engine.about.drafts}
     record = engine.about.record()
     fingerprint = (
-        record
-        | setting
-        | weighed_by
-        | {"policies": list(compared), "engine_args": lasting(options), "xshare": __version__}
+        record | setting | forms | {"policies": list(compared), "engine_args": lasting(options), "xshare": __version__}
     )
     control = str(control_of(engine))
     results = Results(out, fingerprint, record | {"seed": workload.seed})
@@ -125,8 +126,9 @@ def run(
 
     left = range(repeats_of(samples), repeats)
     ways = [Way(each) for each in compared.values()]
-    if weighed_by:
+    if "cost" in forms:
         ways = weighed(compared, equals(engine, policies, workload, samples))
+    ways = protecting(ways, forms.get("protect", []), control_of(engine))
     try:
         with progress_bar("answers", len(left) * len(ways) * workload.requests) as advance:
             compare(engine, ways, workload, left, advance, keep)
@@ -191,6 +193,7 @@ def show(rows: list[Row], about: About, workload: Workload, control: str) -> Non
         )
         said += f" Of fewer than {FEWEST} repeats there is no interval of 95 %." if 1 < repeats < FEWEST else ""
     console.print(said)
+    show_protection(rows)
     for note in notes(rows, about, control):
         console.print(note)
 
@@ -200,6 +203,8 @@ def label(row: Row, control: str) -> str:
         return f"{row['policy']} by cost"
     if "equals" in row:
         return f"{row['policy']} (as many)"
+    if "protected" in row:
+        return f"{row['policy']}, {row['protected']:.0%} protected"
     return f"{row['policy']} (control)" if row["policy"] == control else str(row["policy"])
 
 

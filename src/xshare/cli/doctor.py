@@ -22,11 +22,13 @@ from xshare.cli.output import (
     wide_console,
 )
 from xshare.cli.prompts import asked_for
+from xshare.cli.protection import show_protection
 from xshare.engines.base import About, Engine
 from xshare.engines.opening import open_engine
 from xshare.errors import XShareError
 from xshare.policy import Policy
 from xshare.results import Results, Row, check_continued
+from xshare.shares import spread
 from xshare.tune.backends import Asked
 from xshare.tune.doctor import FITS, Decoded, Examination, Way, examine, runs, verdict, waves
 from xshare.tune.products import find_cliff
@@ -34,6 +36,7 @@ from xshare.tune.staircase import LEAST
 from xshare.version import __version__
 
 POLICIES = ("k0=1,m=0", "k0=2,m=0")
+SHARES = (0.1, 0.5)  # of protected requests
 
 
 def doctor(
@@ -48,6 +51,15 @@ def doctor(
         typer.Option(min=2, help="Tokens of an answer; with --stairs, at most.", show_default="32; what it takes"),
     ] = None,
     drafts: take.Drafts = 0,
+    protect: Annotated[
+        list[float] | None,
+        typer.Option(
+            min=0,
+            max=1,
+            help="Shares of the requests with which policies are measured again; may be repeated.",
+            show_default=" and ".join(f"{share:g}" for share in SHARES) + "; 0 for none",
+        ),
+    ] = None,
     repeats: Annotated[int, typer.Option(min=1, help="Runs of each number of experts.")] = 3,
     seed: take.Seed = 0,
     device: take.Device = None,
@@ -71,6 +83,8 @@ def doctor(
         raise XShareError("--rows are those of the staircase: name its file, with --stairs FILE")
     if stairs is not None and (policy or out is not None):
         raise XShareError("--stairs FILE measures sets of every size alone, into FILE: leave --policy and --out out")
+    if protect and (stairs is not None or backends):
+        raise XShareError("--protect measures policies with some requests protected: leave --stairs and --backends out")
     if backends and (stairs is not None or engine not in (None, "vllm")):
         raise XShareError("--backends are kernels of vLLM: leave --stairs out, and name no other engine")
     engine = "vllm" if backends else chosen_engine(engine, stairs or out)
@@ -102,7 +116,8 @@ def doctor(
         workload = Workload(batch, batch * waves(about.drafts), None, prompt_tokens, tokens, prompts, seed, texts)
         try:
             results = Results(out, about.record() | setting, about.record() | {"seed": seed})
-            found = examined(opened, workload, asked, repeats, results)
+            shares = [share for share in dict.fromkeys(SHARES if protect is None else protect) if share]
+            found = examined(opened, workload, asked, repeats, shares, results)
         finally:
             opened.close()
     worth, why = verdict(found)
@@ -121,19 +136,23 @@ def kept(found: Row) -> str:
     return counted(len({sample["repeat"] for sample in found["samples"]}), "repeat") + " of every number of experts"
 
 
-def examined(engine: Engine, workload: Workload, asked: list[Policy], repeats: int, results: Results) -> Examination:
+def examined(
+    engine: Engine, workload: Workload, asked: list[Policy], repeats: int, shares: list[float], results: Results
+) -> Examination:
     def keep(repeat: list[Decoded]) -> None:  # what an earlier run came to stays until this one has
         results.put([asdict(each) for each in repeat], by=("point", "batch", "repeat"), into="samples")
         results.write()
 
     about = engine.about
-    with progress_bar("runs", runs(about.experts, about.top_k, workload.batch, len(asked), repeats)) as advance:
+    ways = len(asked) * (1 + len(shares))
+    with progress_bar("runs", runs(about.experts, about.top_k, workload.batch, ways, repeats)) as advance:
         return examine(
             engine,
             workload.prompts_of(engine, 0),
             asked,
             tokens=workload.tokens,
             repeats=repeats,
+            protect=shares,
             advance=advance,
             kept=[Decoded(**sample) for sample in results.samples],
             keep=keep,
@@ -141,20 +160,34 @@ def examined(engine: Engine, workload: Workload, asked: list[Policy], repeats: i
 
 
 def ways_of(found: Examination) -> list[Way]:
-    return [found.native, found.noop, *found.forced, *found.policies, *found.by_batch]
+    return [found.native, found.noop, *found.forced, *found.policies, *found.by_batch, *found.protected]
 
 
 def row_of(way: Way, found: Examination) -> Row:
-    return {
-        "policy": way.name,
+    whole, nobody = (
+        way.batch == found.native.batch,
+        next((each for each in found.policies if each.name == way.name), None),
+    )
+    row: Row = {"policy": way.name}
+    if way.protected:
+        row |= {"protected": way.protected, "protected_requests": len(spread(way.protected, way.requests))}
+    row |= {
         "batch": way.batch,
         "step_ms": way.ms,
         "active": way.active,
         "active_native": way.mean("experts_native"),
         "mass": way.mass,
         "predicted": found.expected(way) if way in found.policies else None,
-        "ratio": found.native.ms / way.ms if way.batch == found.native.batch else None,
+        "mass_shared": way.mean("mass_shared"),
+        "requests": way.requests or way.batch,
+        "repeats": len(way.step_ms),
+        **_paired("ratio", found.faster(way, found.native) if whole else (None,) * 3),
     }
+    return row | (_paired("nobody_ratio", found.faster(way, nobody)) if way.protected and nobody else {})
+
+
+def _paired(name: str, values: tuple[float | None, ...]) -> Row:
+    return dict(zip((name, f"{name}_low", f"{name}_high"), values, strict=True))
 
 
 def spelled(value: float | None, form: str) -> str:
@@ -165,7 +198,7 @@ def show(found: Examination, about: About, worth: bool, why: str) -> None:
     title = f"{about.model} on {about.engine} {about.version}, {about.device}, batch {found.native.batch}"
     title += f", {about.drafts} drafts" if about.drafts else ""
     table = number_table(title, "", "experts", "step ms", "by the law", "mass", "faster", "expected")
-    for way in ways_of(found):
+    for way in (way for way in ways_of(found) if not way.protected):
         whole = way.batch == found.native.batch
         table.add_row(
             way.name if whole else f"native, batch {way.batch}",
@@ -173,10 +206,11 @@ def show(found: Examination, about: About, worth: bool, why: str) -> None:
             f"{way.ms:.2f}",
             f"{found.law.step(way.active):.2f}" if whole and way.active is not None else "",
             spelled(way.mass, ".3f"),
-            f"{found.native.ms / way.ms:.2f}x" if whole else "",
+            f"{found.faster(way, found.native)[0]:.2f}x" if whole else "",
             spelled(found.expected(way), ".2f") + "x" if way in found.policies else "",
         )
     print_table(table, "by the law", "mass")
+    show_protection([row_of(way, found) for way in (*found.policies, *found.protected)])
     console = wide_console()
     console.print(f"law        {found.law}; experts are {max(0.0, found.law.share(found.wanted)):.0%} of a step")
     console.print(f"overhead   selection that keeps everything takes {found.overhead - 1:+.1%} of a step")

@@ -40,6 +40,10 @@ Policies = Annotated[
     list[str] | None, typer.Option("--policy", help="k0=1,m=16, oea:k0=2, a preset ...; may be repeated.")
 ]
 Drafts = Annotated[int, typer.Option(min=0, help="Drafted tokens a request and step.")]
+Protect = Annotated[
+    list[float] | None,
+    typer.Option(min=0, max=1, help="Also with such a share of the requests protected, as 0.1; may be repeated."),
+]
 Seed = Annotated[int, typer.Option(min=0, help="Other prompts or questions, in another order.")]
 
 Prompts = Annotated[

@@ -21,6 +21,7 @@ from xshare.cli.output import (
     progress_bar,
     wide_console,
 )
+from xshare.cli.protection import show_protected
 from xshare.engines.base import About, Engine
 from xshare.engines.client import Access
 from xshare.engines.opening import open_engine
@@ -30,6 +31,7 @@ from xshare.policy import Policy
 from xshare.quality.files import Asked, built_in, read_tasks
 from xshare.quality.harness import harness_tasks, is_harness, mark
 from xshare.quality.measure import ordered
+from xshare.quality.protected import ProtectedStudy
 from xshare.quality.samples import Samples
 from xshare.quality.study import Study
 from xshare.results import Results, Row, check_continued, read_earlier, sha256
@@ -66,6 +68,14 @@ def quality(
     ] = None,
     drafts: take.Drafts = 0,
     neighbours: Annotated[bool, typer.Option("--neighbours", help="Also decode under other neighbours.")] = False,
+    protect: Annotated[
+        float | None,
+        typer.Option(
+            min=0,
+            max=1,
+            help="Show instead that such a share of the requests, as 0.25, answers as natively if protected.",
+        ),
+    ] = None,
     seed: take.Seed = 0,
     device: take.Device = None,
     dtype: take.Dtype = None,
@@ -88,6 +98,13 @@ def quality(
     setting: Row = {"batch": batch, "tokens": max(each.tokens for each in asked), "seed": seed}
     setting |= {"questions": sum(len(each.tasks) for each in asked), "engine_args": lasting(options)}
     setting |= {"tasks": said, "xshare": __version__}
+    if protect is not None:
+        if protect == 0 or neighbours or against is not None or not policy:
+            raise XShareError(
+                "--protect takes a share of the requests above 0 and policies to protect them from: leave --neighbours "
+                "and --against out"
+            )
+        setting["protect"] = protect
     check_continued(out, setting)
     with says_what_is_kept(out, kept):
         named = [each for each in policies if each is not None]
@@ -97,7 +114,10 @@ def quality(
         record = opened.about.record()
         try:
             results = Results(out, record | setting, record | {"seed": seed})
-            measure(opened, asked, policies, setting, mix, neighbours, against, results)
+            if protect is None:
+                measure(opened, asked, policies, setting, mix, neighbours, against, results)
+            else:
+                protected(opened, asked, named, setting, mix, protect, results)
         finally:
             opened.close()
 
@@ -151,7 +171,7 @@ def measure(
     """All policies, in batches of one kind or mixed. What was measured is shown, whatever happens."""
     rows: list[Row] = []
     try:
-        for each, mixed in product(asked, [True, False] if mix == "both" else [mix == "mixed"]):
+        for each, mixed in product(asked, mixes(mix)):
             some = replace(each, tasks=ordered(each.tasks, mixed, setting["seed"]))
             study = Study(engine, some, mixed, setting["batch"], neighbours, results)
             native = None if against is None else Samples(natives(against, setting), mixed, each.name).answers(None, 0)
@@ -167,6 +187,31 @@ def measure(
             show(rows, engine.about, setting)
             if results.path is not None:
                 wide_console().print(f"results: {results.path}")
+
+
+def protected(
+    engine: Engine, asked: list[Asked], policies: list[Policy], setting: Row, mix: Mix, share: float, results: Results
+) -> None:
+    """All policies with some requests protected, in fixed batches of one kind or mixed."""
+    rows: list[Row] = []
+    try:
+        for each, mixed in product(asked, mixes(mix)):
+            some = replace(each, tasks=ordered(each.tasks, mixed, setting["seed"]))
+            study = ProtectedStudy(engine, some, mixed, setting["batch"], share, results)
+            with progress_bar(each.name or "answers", study.answers(len(policies))) as advance:
+                for row in study.run(policies, advance):
+                    rows.append(row)
+                    results.put([row], by=("policy", "mixed", "control", *(["task"] if "task" in row else [])))
+                    results.write()
+    finally:
+        if rows:
+            show_protected(rows, engine.about, setting)
+            if results.path is not None:
+                wide_console().print(f"results: {results.path}")
+
+
+def mixes(mix: Mix) -> list[bool]:
+    return [True, False] if mix == "both" else [mix == "mixed"]
 
 
 def natives(path: Path, setting: Row) -> list[Row]:

@@ -19,6 +19,7 @@ from xshare.errors import PolicyError, XShareError
 from xshare.files import check_apart, read_whole
 from xshare.policy import Policy
 from xshare.report.plot import check_plot, plot_curve, plot_overlap, plot_tradeoff
+from xshare.report.words import apart
 from xshare.results import Row, check_replaced, provenance, write_result
 from xshare.results.columns import spelled_mean
 from xshare.trace import Batches, Trace, one_pass, overlap, sampled
@@ -51,6 +52,7 @@ def replay(
     ] = "random",
     batches: Annotated[int, typer.Option(min=1, help="How many batches to sample.")] = 200,
     everything: Annotated[bool, typer.Option("--all", help="One pass over the whole trace instead.")] = False,
+    protect: take.Protect = None,
     seed: take.Seed = 0,
     by_layer: Annotated[bool, typer.Option("--by-layer", help="Also a line for each layer.")] = False,
     curve: Annotated[bool, typer.Option("--curve", help="Active experts against batch size.")] = False,
@@ -61,6 +63,8 @@ def replay(
     """Replay policies on the batches of a trace: active experts, gating mass, what is lost."""
     if curve and overlaps:
         raise XShareError("--curve and --overlap are two different tables: ask for one at a time")
+    if protect and (curve or overlaps):
+        raise XShareError("--protect is for policies at one batch size: leave --curve and --overlap out")
     check_apart([out, plot], [trace, policies])
     if out is not None:
         check_replaced(out)
@@ -102,7 +106,10 @@ def replay(
     else:
         laid_out = batches_of(batch)
         with progress_bar("batches", len(laid_out)) as advance:
-            outcomes = replayed(loaded, _with_defaults(chosen, header.top_k), laid_out, placement, advance)
+            shares = list(dict.fromkeys([0.0, *(protect or [])]))
+            asked = _with_defaults(chosen, header.top_k)
+            outcomes = replayed(loaded, asked, laid_out, placement, advance, protected=shares)
+        outcomes = [each for each in outcomes if each.policy.method != "native" or not each.protected]
         rows = [replay_row(outcome, setting) for outcome in outcomes]
         spelled = (
             f"batch {batch}" + (f" x {1 + drafts} rows" if drafts else "") + (f", {devices} devices" * (devices > 1))
@@ -112,7 +119,7 @@ def replay(
             console.print(CHOSEN_ONLY)
         if by_layer:
             by = [row for outcome in outcomes for row in layer_rows(outcome, header, setting)]
-            print_table(_layer_table(by))
+            print_table(_layer_table([*map(apart, by)]))
             rows += by
     largest = 0 if everything or overlaps else max(row["batch"] for row in rows)
     if mix == "alike" and (least := min(Counter(header.domains).values())) < largest:
@@ -123,7 +130,7 @@ def replay(
         console.print(f"rows written to {out}")
     if plot is not None:
         draw = plot_overlap if overlaps else plot_curve if curve else plot_tradeoff
-        draw([row for row in rows if row.get("layer") is None], plot, title)
+        draw([apart(row) for row in rows if row.get("layer") is None], plot, title)
         console.print(f"plot written to {plot}")
 
 
@@ -149,11 +156,17 @@ def _with_defaults(policies: list[Policy], k: int) -> list[Policy]:
 
 
 def _replay_table(rows: list[Row], title: str) -> Table:
-    table = number_table(title, "policy", "active", "of native", "mass", "top-1 kept", "max load")
+    protecting = any(row.get("protected") for row in rows)
+    more = ["protected", "others' mass"] if protecting else []
+    table = number_table(title, "policy", *more[:1], "active", "of native", "mass", *more[1:], "top-1 kept", "max load")
     for row in rows:
         share = f"{row['active'] / row['active_native']:.0%}" if row["active_native"] else "-"
         kept, load = f"{row['top1_kept']:.3f}", f"{row['max_load']:.1f}"
-        table.add_row(row["policy"], spelled_mean(row, "active", 2), share, spelled_mean(row, "mass", 3), kept, load)
+        cells = [spelled_mean(row, "active", 2), share, spelled_mean(row, "mass", 3)]
+        if protecting:
+            protected = f"{row.get('protected_requests', 0)} of {row['batch']}"
+            cells = [protected, *cells, spelled_mean(row, "mass_shared", 3)]
+        table.add_row(row["policy"], *cells, kept, load)
     return table
 
 

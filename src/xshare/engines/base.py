@@ -6,7 +6,7 @@ comparison; `None` is the engine as it is without XShare.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, Protocol
@@ -179,6 +179,7 @@ class Engine(Encodes, Protocol):
         advance: Advance = quiet,
         before: BeforeStep | None = None,
         stop: Sequence[str] = (),
+        protected: Collection[int] | None = None,
     ) -> Run:
         """Decode greedily, at most `batch` at a time, each up to `limit` tokens, its end, or one of the texts in
         `stop`, which the answer may then end with.
@@ -187,6 +188,8 @@ class Engine(Encodes, Protocol):
         `to_the_end`: every answer has `limit` tokens, whatever it says, so that a batch stays what it is.
         `before` is called right before each pure decode step, outside of its time, and may `change` the policy. An
         engine may schedule a step ahead: what changes is then seen one step later. A server refuses it.
+        `protected`: the numbers of the prompts that keep their native experts; the others do not, whatever the engine's
+        default is. Without them every prompt is what that says.
         """
 
     def diverge(

@@ -19,9 +19,10 @@ FIGURES = (
     "top1_kept",
     "max_load",
     "excluded",
+    "mass_shared",  # mass_kept of the voting rows that are not protected; 1 where all are
 )
 
-PROTECTED = ("rows_protected", "experts_protected")  # of protected requests; the second by layer
+PROTECTED = ("rows_protected", "experts_protected", "mass_shared")  # of protected requests, all but the first by layer
 
 
 def layer_numbers(names: Sequence[str]) -> tuple[int, ...]:

@@ -10,7 +10,7 @@ import json
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import Any
 
@@ -174,12 +174,15 @@ class ServerEngine:
         advance: Advance = quiet,
         before: BeforeStep | None = None,
         stop: Sequence[str] = (),
+        protected: Collection[int] | None = None,
     ) -> Run:
         """As every engine; a prompt may be text too. Steps are the server's own, so that none are counted."""
         if before is not None:
             raise ServerError("nobody is told before the steps of a server, which are its own: measure in process")
+        if protected is not None and not self._vllm:
+            raise ServerError(f"requests can be protected by a vLLM server alone, and {self.http.url} is none")
         due = arrivals or [0.0] * len(prompts)
-        body = {"model": self.model, "max_tokens": limit, "temperature": 0, "stream": True}
+        body: dict[str, Any] = {"model": self.model, "max_tokens": limit, "temperature": 0, "stream": True}
         if to_the_end:
             body["ignore_eos"] = True
         if stop:
@@ -197,9 +200,10 @@ class ServerEngine:
             hung_up.wait(max(0.0, start + due[who] - time.perf_counter()))
             if not hung_up.is_set():
                 prompt = prompts[who]
-                self._stream(
-                    body | {"prompt": prompt if isinstance(prompt, str) else list(prompt)}, answer, start, hung_up
-                )
+                mine = body | {"prompt": prompt if isinstance(prompt, str) else list(prompt)}
+                if protected is not None:
+                    mine["vllm_xargs"] = {"xshare": "exact" if who in protected else "shared"}
+                self._stream(mine, answer, start, hung_up)
             if not hung_up.is_set():
                 ended[who] = answer
 

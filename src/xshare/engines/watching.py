@@ -10,7 +10,7 @@ from xshare.engines.client import Http, ServerError
 from xshare.engines.counting import FIGURES, PROTECTED, Stats, since
 from xshare.engines.exposition import Sample, samples
 
-SHOWN = (*FIGURES, *PROTECTED)
+SHOWN = tuple(dict.fromkeys((*FIGURES, *PROTECTED)))
 NOTHING: dict[str, Any] = {"steps_pruned": 0, "steps_bypassed": {}, "samples": 0}
 
 

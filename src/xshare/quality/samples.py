@@ -28,11 +28,11 @@ class Samples:
     def __init__(self, rows: list[Row], mixed: bool, task: str | None = None) -> None:
         self.rows, self.mixed, self.task = rows, mixed, task
 
-    def answers(self, policy: Policy | None, order: int) -> Outcome | None:
+    def answers(self, policy: Policy | None, order: int | str) -> Outcome | None:
         found = self._find(policy, order)
         return None if found is None else Outcome.of(policy, found)
 
-    def add_answers(self, policy: Policy | None, order: int, found: Outcome) -> None:
+    def add_answers(self, policy: Policy | None, order: int | str, found: Outcome) -> None:
         """All of them: what a run before had of them is in here."""
         self._drop(policy, _begun(order))
         self.rows.append(self._key(policy, order) | found.kept())
@@ -68,5 +68,5 @@ class Samples:
             self.rows.remove(found)
 
 
-def _begun(order: int) -> str:
+def _begun(order: int | str) -> str:
     return f"begun {order}"

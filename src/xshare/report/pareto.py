@@ -105,7 +105,8 @@ def _source(names: str, regime: Regime) -> str:
 
 def whole(file: ResultFile) -> list[Row]:
     """Rows about policies in whole; not of one layer, nor a point of a curve."""
-    return [r for r in file.rows if "policy" in r and r.get("layer") is None and "closed_form" not in r]
+    rows = [r for r in file.rows if "policy" in r and r.get("layer") is None and "closed_form" not in r]
+    return [r for r in rows if not r.get("protected")]  # what a share of protected requests costs is no other policy
 
 
 def _agree(a: Regime, b: Regime) -> bool:

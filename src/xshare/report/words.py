@@ -49,6 +49,9 @@ NAMES = {
     "cost": "weighed by cost",
     "equals": "as many experts as, by cost",
     "equal_ratio": "speed against as many experts",
+    "protected": "requests protected",
+    "nobody_ratio": "speed against nobody protected",
+    "mass_shared": "weight kept by the others",
     "closed_form": "experts if independent",
     "n": "rows",
     "k": "top-k",
@@ -77,6 +80,8 @@ def named(policy: object) -> str:
 
 def apart(row: Row) -> Row:
     """A row whose policy has a name of its own, where a file has several forms of one policy."""
+    if number(row.get("protected")):
+        return row | {"policy": f"{row['policy']}, {row['protected']:.0%} protected"}
     if row.get("cost") is True:
         return row | {"policy": f"{row['policy']}{BY_COST}"}
     return row if row.get("equals") is None else row | {"policy": f"{row['policy']} (as many as {row['equals']})"}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
 
@@ -16,11 +16,12 @@ from xshare.kernels import cpu
 from xshare.methods import Native, Step, decide_routing
 from xshare.policy import Policy
 from xshare.router import ABSENT
-from xshare.routing import Report, apply, check_policy, fit, prepare, report, routed
+from xshare.routing import Report, apply, check_policy, fit, guard, prepare, report, routed
+from xshare.shares import spread
 from xshare.trace.file import Trace
 from xshare.trace.sample import Batches
 
-METRICS = ("active", "active_native", "mass", "below_half", "smallest_kept", "top1_kept", "max_load")
+METRICS = ("active", "active_native", "mass", "mass_shared", "below_half", "smallest_kept", "top1_kept", "max_load")
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,7 @@ class Replayed:
     """One policy on all batches: a table [batches, layers] for each metric."""
 
     policy: Policy
+    protected: float  # share of the requests that are
     metrics: dict[str, NDArray[np.float64]]
 
 
@@ -38,8 +40,10 @@ def replay(
     placement: Placement | None = None,
     advance: Callable[[int], None] = lambda batches: None,
     chunk_elements: int = 4_000_000,  # scores held at once: a few hundred MB with everything derived from them
+    protected: Sequence[float] = (0.0,),
 ) -> list[Replayed]:
-    """Run every policy on the same batches. `advance` is told how many batches are done, for a progress bar."""
+    """Run every policy on the same batches, with each of the shares of their requests `protected`. `advance` is told
+    how many batches are done, for a progress bar."""
     for policy in policies:
         for own in policy.by_layer(trace.header.layers):
             check_policy(own, placement, trace.header.num_experts)
@@ -49,24 +53,31 @@ def replay(
             )
     layers, N = len(trace.header.layers), trace.header.num_experts
     chunk = max(1, chunk_elements // (layers * batches.tokens.shape[1] * N))
-    parts: list[list[Report]] = [[] for _ in policies]
+    ways = [(policy, share) for policy in policies for share in protected]
+    guarded = {share: spread(share, 1 + int(batches.requests.max())) for share in protected}
+    parts: list[list[Report]] = [[] for _ in ways]
     with torch.inference_mode():
         for start in range(0, len(batches), chunk):
             piece = Batches(batches.tokens[start : start + chunk], batches.requests[start : start + chunk])
-            rows = Rows(trace, piece, placement)
-            for results, policy in zip(parts, policies, strict=True):
-                results.append(run(rows, policy))
+            rows = {share: Rows(trace, piece, placement, guarded[share]) for share in protected}
+            for results, (policy, share) in zip(parts, ways, strict=True):
+                results.append(run(rows[share], policy))
             advance(len(piece))
-    return [Replayed(policy, _collect(results)) for policy, results in zip(policies, parts, strict=True)]
+    return [Replayed(*way, _collect(results)) for way, results in zip(ways, parts, strict=True)]
 
 
 class Rows:
     """The rows of some batches, [batches, layers, n, N], ready for any policy."""
 
-    def __init__(self, trace: Trace, batches: Batches, placement: Placement | None) -> None:
+    def __init__(
+        self, trace: Trace, batches: Batches, placement: Placement | None, protected: Collection[int] = ()
+    ) -> None:
+        """`protected`: requests of every batch."""
         self.trace = trace
         self.index = torch.from_numpy(batches.tokens).clamp(min=0)  # empty rows read token 0 and do not vote
-        layout = BatchLayout(torch.from_numpy(batches.requests).unsqueeze(1))  # [batches, 1, n]
+        requests = torch.from_numpy(batches.requests).unsqueeze(1)  # [batches, 1, n]
+        exact = torch.isin(requests, torch.tensor(sorted(protected))) if protected else None
+        layout = BatchLayout(requests, exact)
         self.logits = None if trace.logits is None else trace.logits[self.index].transpose(1, 2)
         shape = (len(batches), len(trace.header.layers), self.index.shape[1], trace.header.num_experts)
         self.layout, self.placement = fit(torch.empty(()).expand(shape), layout, placement)
@@ -109,6 +120,7 @@ def run_one(rows: Rows, policy: Policy) -> Report:
     if rows.logits is not None:
         return apply(step, router, policy)
     selection = decide_routing(step, policy)
+    guard(step, selection)
     return report(step, selection, step.union(step.native_mask & selection.allowed))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from xshare.results import Row
+from xshare.shares import spread
 from xshare.statistics import interval
 from xshare.trace.file import Header
 from xshare.trace.replay import METRICS, Replayed
@@ -10,22 +11,30 @@ from xshare.trace.replay import METRICS, Replayed
 
 def replay_row(outcome: Replayed, setting: Row) -> Row:
     """One policy, averaged over batches and layers, with 95 % intervals over batches."""
-    row: Row = {"policy": str(outcome.policy), "method": outcome.policy.method, **setting, "layer": None}
+    row = known(outcome, setting) | {"layer": None}
     for metric in METRICS:
         per_batch = outcome.metrics[metric].mean(axis=1)
         row[metric] = float(per_batch.mean())
-        if metric in ("active", "mass"):
+        if metric in ("active", "mass", "mass_shared"):
             row[f"{metric}_low"], row[f"{metric}_high"] = interval(per_batch)
     row["batches"] = len(per_batch)
     return row
 
 
+def known(outcome: Replayed, setting: Row) -> Row:
+    """What was replayed. A share of protected requests is named where somebody is."""
+    protected: Row = {}
+    if outcome.protected:
+        requests = len(spread(outcome.protected, setting["batch"]))
+        protected = {"protected": outcome.protected, "protected_requests": requests}  # of each batch
+    return {"policy": str(outcome.policy), "method": outcome.policy.method, **protected, **setting}
+
+
 def layer_rows(outcome: Replayed, header: Header, setting: Row) -> list[Row]:
     """The same for each layer, averaged over batches."""
     means = {metric: outcome.metrics[metric].mean(axis=0) for metric in METRICS}
-    start: Row = {"policy": str(outcome.policy), "method": outcome.policy.method, **setting}
     return [
-        start | {"layer": layer} | {metric: float(means[metric][number]) for metric in METRICS}
+        known(outcome, setting) | {"layer": layer} | {metric: float(means[metric][number]) for metric in METRICS}
         for number, layer in enumerate(header.layers)
     ]
 

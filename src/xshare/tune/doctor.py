@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from statistics import median
 
 import torch
@@ -19,6 +20,8 @@ from xshare.errors import XShareError
 from xshare.law import WORTH, Law, fit
 from xshare.policy import Policy
 from xshare.progress import Advance
+from xshare.shares import spread
+from xshare.statistics import median_interval
 
 FITS = 0.5  # of the steps' variance that a law must explain to be one
 WAVES = 3  # batches of requests that follow one another with drafts, where requests end at different steps
@@ -28,7 +31,7 @@ WAVES = 3  # batches of requests that follow one another with drafts, where requ
 class Decoded:
     """One way to route in one repeat, as a result file has it."""
 
-    point: str  # the way's name
+    point: str  # the way's label
     batch: int
     repeat: int
     step_ms: float
@@ -39,10 +42,16 @@ class Decoded:
 class Way:
     """One way to route, measured over all repeats."""
 
-    name: str
+    name: str  # the policy's
     batch: int
     step_ms: list[float] = field(default_factory=list)
     counted: list[dict[str, float]] = field(default_factory=list)  # of the runs in which experts were counted
+    protected: float = 0.0  # share of its requests that are
+    requests: int = 0  # of a run
+
+    @property
+    def label(self) -> str:
+        return f"{self.name}, {self.protected:.0%} protected" if self.protected else self.name
 
     @property
     def ms(self) -> float:
@@ -72,6 +81,7 @@ class Examination:
     copy_gbps: float
     expert_bytes: int | None = None  # of one expert, in all layers together
     on_host: bool = False  # whether most experts are read over the bus, whose speed is then `copy_gbps`
+    protected: list[Way] = field(default_factory=list)  # the policies again, with some requests protected
 
     @property
     def law(self) -> Law:
@@ -97,6 +107,10 @@ class Examination:
         """At which experts are read, as the law has it."""
         return self.expert_bytes / self.law.b / 1e6 if self.expert_bytes and self.law.b > 0 else None
 
+    def faster(self, way: Way, base: Way) -> tuple[float, float, float]:
+        """How many times as fast as another, repeat by repeat: the median and its interval."""
+        return median_interval([b / a for a, b in zip(way.step_ms, base.step_ms, strict=True)])
+
     def expected(self, way: Way) -> float | None:
         """The gain over native that the experts saved should bring."""
         return None if way.active is None else self.law.gain(self.wanted, way.active) / self.overhead
@@ -120,23 +134,28 @@ def examine(
     *,
     tokens: int = 32,
     repeats: int = 3,
+    protect: Sequence[float] = (),
     advance: Advance = lambda done: None,
     kept: Sequence[Decoded] = (),
     keep: Callable[[list[Decoded]], None] = lambda samples: None,
 ) -> Examination:
-    """The prompts are as many batches as `waves` says. `kept` are samples of an earlier run, and `keep` gets those
-    of every new repeat."""
+    """The prompts are as many batches as `waves` says. `protect`: shares of the requests with which policies are
+    measured again. `kept` are samples of an earlier run, and `keep` gets those of every new repeat."""
     N, k, batches = engine.about.experts, engine.about.top_k, waves(engine.about.drafts)
     batch = len(prompts) // batches
     noop = Policy(warmup=min(1, k), batch_budget=N)
     ways: list[tuple[Way, Policy | None]] = [(Way("native", batch), None), (Way(str(noop), batch), noop)]
     ways += [(Way(f"k0=0,m={m}", batch), Policy(batch_budget=m)) for m in sizes(N, k)]
-    ways += [(Way(str(policy), batch), policy) for policy in policies]
+    ways += [(Way(str(policy), batch, requests=len(prompts)), policy) for policy in policies]
+    guarded = [(policy, share) for policy in policies for share in protect]
+    ways += [(Way(str(policy), batch, protected=share, requests=len(prompts)), policy) for policy, share in guarded]
     ways += [(Way("native", size), None) for size in sorted({1, max(1, batch // 2)}) if size < batch]
     known = {(each.point, each.batch, each.repeat): each for each in kept}
     # A repeat is measured whole, in one go: what is held against each other in it must be of one time.
     missing = {
-        repeat for repeat in range(1, repeats + 1) if any((way.name, way.batch, repeat) not in known for way, _ in ways)
+        repeat
+        for repeat in range(1, repeats + 1)
+        if any((way.label, way.batch, repeat) not in known for way, _ in ways)
     }
     for repeat in range(repeats + 1):  # the first warms up
         fresh = []
@@ -144,12 +163,13 @@ def examine(
             if repeat in missing or (repeat == 0 and missing):
                 engine.use(policy, timed=True)
                 asked = prompts[: batches * way.batch]
-                run = engine.run(asked, limit=tokens, batch=way.batch, to_the_end=True)
+                exact = spread(way.protected, len(asked)) if way.protected else None
+                run = engine.run(asked, limit=tokens, batch=way.batch, to_the_end=True, protected=exact)
                 if repeat:
                     fresh.append(decoded(way, repeat, run, engine))
-                    known[way.name, way.batch, repeat] = fresh[-1]
+                    known[way.label, way.batch, repeat] = fresh[-1]
             if repeat:
-                sample = known[way.name, way.batch, repeat]
+                sample = known[way.label, way.batch, repeat]
                 way.step_ms.append(sample.step_ms)
                 way.counted += [sample.counted] if sample.counted else []
             advance(1)
@@ -157,13 +177,14 @@ def examine(
             keep(fresh)
     measured = [way for way, _ in ways]
     on_host = engine.about.host_layers * 2 > engine.about.layers
-    forced = len(sizes(N, k))
+    parts = iter(measured)
     return Examination(
-        native=measured[0],
-        noop=measured[1],
-        forced=measured[2 : 2 + forced],
-        policies=measured[2 + forced : 2 + forced + len(policies)],
-        by_batch=measured[2 + forced + len(policies) :],
+        native=next(parts),
+        noop=next(parts),
+        forced=list(islice(parts, len(sizes(N, k)))),
+        policies=list(islice(parts, len(policies))),
+        protected=list(islice(parts, len(guarded))),
+        by_batch=list(parts),
         top_k=k,
         copy_gbps=bus_gbps() if on_host else copy_gbps("cpu" if engine.about.device == "cpu" else "cuda"),
         expert_bytes=engine.about.expert_bytes,
@@ -178,7 +199,7 @@ def runs(num_experts: int, top_k: int, batch: int, policies: int, repeats: int) 
 
 
 def decoded(way: Way, repeat: int, run: Run, engine: Engine) -> Decoded:
-    return Decoded(way.name, way.batch, repeat, run.decode_s / run.steps * 1000, engine.stats().mean)
+    return Decoded(way.label, way.batch, repeat, run.decode_s / run.steps * 1000, engine.stats().mean)
 
 
 def copy_gbps(device: str, megabytes: int = 256) -> float:

@@ -41,6 +41,9 @@ def checked(engine, limit=12):
     assert stats.mean["experts_active"] == stats.mean["experts_native"]
     assert met(PRUNED) != native
     assert engine.stats().mean["experts_active"] < engine.stats().mean["experts_native"]
+    for exact in ({0, 5}, set(range(7))):  # among pruned neighbours, and all of them
+        said = tokens(PRUNED, protected=exact)[1]
+        assert [said[who] for who in exact] == [native[who] for who in exact]
     assert tokens(None)[1] == native  # nothing that was pruned is left
     assert engine.stats().mean == {}
     whole = run.answers[0]

@@ -151,6 +151,7 @@ def test_what_is_counted_of_them(served):
     (nobody,) = served.llm.collective_rpc("xshare_stats")
     assert nobody["rows_protected"] == 0
     assert nobody["experts_protected"] == [0, 0]
+    assert nobody["mass_shared"] == nobody["mass_kept"]
     served.rpc("xshare_set", "k0=0,m=5")
     _, steps = served.run("k0=0,m=4", prompts(BATCH), ["exact", *[None] * (BATCH - 1)])
     (found,) = served.llm.collective_rpc("xshare_stats")
@@ -161,6 +162,13 @@ def test_what_is_counted_of_them(served):
         routed = [step.layers[number] for step in acted]
         only = [set(each.ids[0].tolist()) - set(each.ids[1:].flatten().tolist()) for each in routed]
         assert mean == pytest.approx(sum(map(len, only)) / len(acted), abs=0 if served.exact_dtype else 0.5)
+    for number, mean in enumerate(found["mass_shared"]):  # of the other rows
+        kept = []
+        for routed in (step.layers[number] for step in acted):
+            weights, ids = routed.native[0][1:].double(), routed.native[1][1:].tolist()
+            inside = torch.tensor([[expert in routed.keep for expert in row] for row in ids])
+            kept.append(float((weights * inside).sum() / weights.sum()))
+        assert mean == pytest.approx(sum(kept) / len(kept), abs=1e-5 if served.exact_dtype else 0.05)
 
 
 @pytest.mark.parametrize("value", ["precise", "", 1, True, ["exact"]])

@@ -170,6 +170,7 @@ def test_protected_requests_over_http(server):
     found = server.settled_metrics()
     assert found[("rows_protected",)] > 0
     assert all(found[("experts_protected", layer)] > 0 for layer in "01")
+    assert all(found[("mass_shared", layer)] <= found[("mass_kept", layer)] for layer in "01")
     assert found[("steps_bypassed_total", "protected")] > 0
 
 

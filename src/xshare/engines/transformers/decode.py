@@ -145,7 +145,7 @@ def decode(
     advance: Advance = quiet,
     lanes: int = 1,
     kinds: Sequence[int] | None = None,
-    arrange: Callable[[list[int]], None] = lambda kinds: None,
+    arrange: Callable[[list[int], list[int]], None] = lambda present, kinds: None,
     into: Decoded | None = None,
     before: BeforeStep | None = None,
     stops: Callable[[Sequence[int]], bool] | None = None,
@@ -158,9 +158,10 @@ def decode(
 
     `lanes` batches go through one pass: one of many rows takes little longer than one of few. Sequences that go on
     close ranks, so that only the last batch is not full. State.in_batches gives each a set of its own. With the kind of
-    each prompt no batch has two of them, and the last of each may not be full; `arrange` is told the kinds of those in
-    a step. `into` is filled as it goes: should it break off, what there is by then is there. `before` is told of every
-    step before it begins. `stops` is asked whether an answer ends with the tokens it has.
+    each prompt no batch has two of them, and the last of each may not be full; `arrange` is told whose the rows of a
+    step are, and their kinds. `into` is filled as it goes: should it break off, what there is by then is there.
+    `before` is told of every step before it begins. `stops` is asked whether an answer ends with the
+    tokens it has.
     """
     found = Decoded.of(prompts) if into is None else into
     due = arrivals or [0.0] * len(prompts)
@@ -205,7 +206,7 @@ def decode(
             continue
         sequences = len(live.who)
         whose_kind = [0] * sequences if kinds is None else [kinds[who] for who in live.who]
-        arrange(whose_kind)
+        arrange(live.who, whose_kind)
         if before is not None:
             before(len(found.timed))
         began = time.perf_counter()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import partial
 from importlib import metadata
 from typing import Any
@@ -112,12 +112,17 @@ class TransformersEngine:
         kinds: Sequence[int] | None = None,
         before: BeforeStep | None = None,
         stop: Sequence[str] = (),
+        protected: Collection[int] | None = None,
     ) -> Run:
         """`kinds`: of each prompt. No batch of a pass has two of them; for lanes."""
         ends = -1 if to_the_end else int(self.tokenizer.eos_token_id)
         state = self.attached.state  # nobody asks it where nothing is attached
         found, due = Decoded.of(prompts), arrivals or [0.0] * len(prompts)
         ended = partial(self._ended, found, due, ends, limit)
+
+        def arrange(present: list[int], kinds: list[int]) -> None:
+            state.arrange(kinds, [row for row, who in enumerate(present) if who in (protected or ())])
+
         with leaving(ended), state.in_batches(batch if self.lanes > 1 else None):
             decode(
                 self.model,
@@ -131,7 +136,7 @@ class TransformersEngine:
                 advance=advance,
                 lanes=self.lanes,
                 kinds=kinds,
-                arrange=state.arrange,
+                arrange=arrange,
                 into=found,
                 before=before,
                 stops=partial(self._stops, stop) if stop else None,

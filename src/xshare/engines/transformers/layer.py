@@ -78,7 +78,7 @@ class Layer:
         routing = by_table(state.shares, rows, self._routing)
         counts = (routing.active_native.sum(-1), routing.selected.sum(-1), routing.active.sum(-1))
         kept = (routing.mass, routing.below_half, routing.smallest_kept, routing.top1_kept)
-        self._count(*counts, *kept, routing.max_load, routing.excluded)
+        self._count(*counts, *kept, routing.max_load, routing.excluded, routing.mass_shared)
         own_weights, own_ids = settle(routing, places.by_step(weights), places.by_step(ids))
         return logits, places.by_row(own_weights), places.by_row(own_ids)
 
@@ -109,7 +109,8 @@ class Layer:
         experts, all_kept = active.sum(-1), step.score.new_ones(len(rows))
         max_load = load(active, placement.devices, placement.num_devices).amax(-1)
         excluded = (layout.voting & ~step.usable).sum(-1)
-        self._count(experts, experts, experts, all_kept, 1 - all_kept, all_kept, all_kept, max_load, excluded)
+        kept = (all_kept, 1 - all_kept, all_kept, all_kept)
+        self._count(experts, experts, experts, *kept, max_load, excluded, all_kept)
 
     def _count(self, *each: Tensor) -> None:
         self._add(torch.stack(each).double())

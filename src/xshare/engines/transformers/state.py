@@ -197,11 +197,11 @@ class State:
         try:
             yield
         finally:
-            self.batch, self.kinds = before, []
+            self.batch, self.kinds, self.guarded = before, [], ()
 
-    def arrange(self, kinds: list[int]) -> None:
-        """Of the sequences of the next pass: no batch has two of them."""
-        self.kinds = kinds
+    def arrange(self, kinds: list[int], protected: Sequence[int] = ()) -> None:
+        """Of the sequences of the next pass: kinds, of which no batch has two, and the numbers of protected ones."""
+        self.kinds, self.guarded = kinds, tuple(protected)
 
     @contextmanager
     def generating(self, generation: Generation) -> Iterator[None]:

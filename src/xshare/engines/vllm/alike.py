@@ -20,7 +20,7 @@ from xshare.policy import Policy
 from xshare.router import RouterSpec
 from xshare.routing import apply, fit, prepare
 
-ACTIVE = FIGURES.index("experts_active")
+ACTIVE, MASS = FIGURES.index("experts_active"), FIGURES.index("mass_kept")
 
 
 @dataclass(frozen=True)
@@ -53,15 +53,16 @@ class Alike:
         found = [site.placement for site in self.sites if site.placement is not None]
         return Placement(torch.stack([each.devices for each in found]), found[0].num_devices) if found else None
 
-    def add_protected(self, rows: int, marks: Tensor, sums: Tensor, only: Tensor) -> None:
-        """Add to `only`, float64 [all layers], how many experts a sampled step has loaded for its protected rows alone:
-        `marks` [rows] are not zero there. `sums` has the shape of what `add` is given."""
+    def add_protected(self, rows: int, marks: Tensor, sums: Tensor, apart: Tensor) -> None:
+        """Add to `apart`, float64 [2, all layers], how many experts a sampled step has loaded for its protected rows
+        alone, and how much more of their weight all rows keep than those that are not protected: `marks` [rows] are not
+        zero at protected ones. `sums` has the shape of what `add` is given."""
         assert self.seen is not None
         others = torch.where(marks[None, :, None] != 0, torch.nan, self.seen[:, :rows])  # such rows are not counted
         found = torch.zeros(2, *sums.shape, dtype=sums.dtype, device=sums.device)
         for each, seen in zip(found, (self.seen[:, :rows], others), strict=True):
             self._count(seen.contiguous(), rows, each)
-        only += found[0, ACTIVE] - found[1, ACTIVE]
+        apart += (found[0] - found[1])[[ACTIVE, MASS]]
 
     def add(self, rows: int, sums: Tensor) -> None:
         """Add a sampled step of that many voting rows to `sums`, float64 [figures, all layers]."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -104,9 +104,12 @@ class VllmEngine:
         advance: Advance = quiet,
         before: BeforeStep | None = None,
         stop: Sequence[str] = (),
+        protected: Collection[int] | None = None,
     ) -> Run:
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
+
+        from xshare.engines.vllm.protection import extra_args
 
         engine, due = self.llm.llm_engine, arrivals or [0.0] * len(prompts)
         if batch > (most := engine.vllm_config.scheduler_config.max_num_seqs):
@@ -114,13 +117,17 @@ class VllmEngine:
         longest, room = max(map(len, prompts), default=0), engine.model_config.max_model_len
         if longest >= room:
             raise ModelError(f"a prompt of {longest} tokens does not fit this engine: its max_model_len is {room}")
-        params = SamplingParams(
-            temperature=0,
-            max_tokens=limit,
-            ignore_eos=to_the_end,
-            stop=list(stop) or None,
-            detokenize=bool(stop),
-            output_kind=RequestOutputKind.DELTA,
+        plain, exact, shared = (
+            SamplingParams(
+                temperature=0,
+                max_tokens=limit,
+                ignore_eos=to_the_end,
+                stop=list(stop) or None,
+                detokenize=bool(stop),
+                output_kind=RequestOutputKind.DELTA,
+                extra_args=extra_args(asked),
+            )
+            for asked in (None, True, False)
         )
         self._runs += 1
         found = Run([Answer([], "", arrived) for arrived in due])
@@ -137,6 +144,7 @@ class VllmEngine:
                 waiting = waiting[len(here) :]
                 for who in here:
                     request = f"{self._runs}-{who}"
+                    params = plain if protected is None else exact if who in protected else shared
                     engine.add_request(request, {"prompt_token_ids": list(prompts[who])}, params)
                     live[request] = who
                     unread.add(request)

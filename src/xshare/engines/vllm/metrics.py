@@ -12,7 +12,7 @@ from xshare.engines.counting import FIGURES, PROTECTED
 from xshare.engines.vllm.alike import Alike
 from xshare.engines.vllm.step import Array
 
-SAMPLED = tuple(name for name in FIGURES if name not in ("top1_kept", "excluded"))  # what Alike.add counts
+SAMPLED = tuple(name for name in FIGURES if name not in ("top1_kept", "excluded", "mass_shared"))  # by Alike.add
 
 
 class Samples:
@@ -31,9 +31,9 @@ class Samples:
         self.host = torch.zeros_like(self.sums, device="cpu")
         if device.type == "cuda":
             self.host = self.host.pin_memory()
-        # Experts that no other row has loaded.
-        self.protected = torch.zeros(layers, dtype=torch.float64, device=device)
-        self.protected_host = torch.zeros_like(self.host[0], pin_memory=device.type == "cuda")
+        # Experts that no other row has loaded, and by how much the others' mass is less than that of all rows.
+        self.protected = torch.zeros(2, layers, dtype=torch.float64, device=device)
+        self.protected_host = torch.zeros_like(self.host[:2], pin_memory=device.type == "cuda")
 
     def compile(self) -> None:
         """Compile what counts, before the engine serves."""
@@ -89,7 +89,9 @@ class Samples:
 
     def means(self) -> dict[str, Any]:
         """Means over the sampled steps, by layer, as far as they have been copied to the host."""
-        by_layer = (self.host / max(1, self.count)).tolist()
-        count, only = self.count, (self.protected_host / max(1, self.count)).tolist()
-        protected = dict(zip(PROTECTED, (self.rows_protected / max(1, count), only), strict=True))
-        return {"samples": count, **dict(zip(SAMPLED, by_layer, strict=True)), **protected}
+        count = max(1, self.count)
+        by_layer = dict(zip(SAMPLED, (self.host / count).tolist(), strict=True))
+        only, more = (self.protected_host / count).tolist()
+        shared = [mass - each for mass, each in zip(by_layer["mass_kept"], more, strict=True)]
+        protected = dict(zip(PROTECTED, (self.rows_protected / count, only, shared), strict=True))
+        return {"samples": self.count, **by_layer, **protected}

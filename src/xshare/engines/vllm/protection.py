@@ -51,6 +51,11 @@ def asked(params: Any) -> Any:
     return given.get(KEY) if isinstance(given, dict) else None
 
 
+def extra_args(protected: bool | None) -> dict[str, Any] | None:
+    """With which sampling parameters ask for protection, or against it; None says nothing."""
+    return None if protected is None else {KEY: EXACT if protected else SHARED}
+
+
 def is_exact(params: Any, settings: Settings) -> bool:
     """Whether a request is protected. What nobody has checked, as vLLM's Rust front end does not, may be any value:
     whoever means something by it is better not pruned."""

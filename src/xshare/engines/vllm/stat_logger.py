@@ -26,6 +26,8 @@ HELP = {
     "smallest_kept": "The least share of its native gating weight that a voting row keeps, mean over sampled steps",
     "rows_protected": "Rows of protected requests in a step, mean over sampled steps",
     "experts_protected": "Experts a layer loads for protected requests alone, mean over sampled steps",
+    "mass_shared": "Share of the native gating weight that rows of requests that are not protected keep, mean over "
+    "sampled steps",
     "max_load": "Most selected experts on one rank, mean over sampled steps",
     "samples": "Sampled steps since the last change of policy: what the means are of",
 }
@@ -66,7 +68,7 @@ class Figures(Collector):
             bypassed.add_metric([self.engine, reason], count)
         yield bypassed
         if found.get("samples"):
-            for name in (*SAMPLED, PROTECTED[1]):
+            for name in (*SAMPLED, *PROTECTED[1:]):
                 family = GaugeMetricFamily(f"xshare:{name}", HELP[name], labels=["engine", "layer"])
                 for layer, value in enumerate(found[name]):
                     family.add_metric([self.engine, str(layer)], value)

@@ -44,3 +44,4 @@ class Figure(IntEnum):
     TOP1_KEPT = auto()
     MAX_LOAD = auto()
     EXCLUDED = auto()
+    MASS_SHARED = auto()  # of rows that are not protected

@@ -33,7 +33,7 @@ from xshare.router import ABSENT
     ROUNDS, NUM_DEVICES, FULL, POWER, FULL_AFTER, POWER_AFTER, ALL_NATIVE,
 ) = map(int, Whole)  # fmt: skip
 MASS, COVERAGE, PRICE, SCALE = map(int, Real)
-NATIVE, SELECTED, ACTIVE, KEPT, BELOW_HALF, SMALLEST_KEPT, TOP1_KEPT, MAX_LOAD, EXCLUDED = map(int, Figure)
+NATIVE, SELECTED, ACTIVE, KEPT, BELOW_HALF, SMALLEST_KEPT, TOP1_KEPT, MAX_LOAD, EXCLUDED, SHARED = map(int, Figure)
 
 
 @jit
@@ -45,7 +45,7 @@ def route_steps(
 
     logits [B, n, N] float64; requests [B or 1, n], -1 does not vote; slots the same as consecutive numbers below
     num_slots; protected bool, devices [B or 1, N], bias [B or 1, N or 0] and cost [N + 1 or 0] float64
-    -> ids int64 and weights float64 [B, n, k]; S, active, active_native bool [B, N]; figures float64 [9, B]
+    -> ids int64 and weights float64 [B, n, k]; S, active, active_native bool [B, N]; figures float64 [10, B]
     """
     n, N = all_logits.shape[1:]
     k, k0 = whole[TOP_K], whole[WARMUP]
@@ -124,7 +124,7 @@ def route_steps(
                 if voting[i]:
                     active[ids[i, t]] = True
                     active_native[native[i, t]] = True
-        report(native, native_weights, voting, S, devices, whole[NUM_DEVICES], all_figures, b)
+        report(native, native_weights, voting, protected, S, devices, whole[NUM_DEVICES], all_figures, b)
         all_figures[NATIVE, b], all_figures[ACTIVE, b] = size_of(active_native), size_of(active)
         all_figures[SELECTED, b], all_figures[EXCLUDED, b] = size_of(S), excluded
 
@@ -220,9 +220,10 @@ def refine(logits, score, choice, S, native, native_weights, whole, inside, ids,
 
 
 @jit
-def report(native, native_weights, voting, S, devices, num_devices, figures, b):
+def report(native, native_weights, voting, protected, S, devices, num_devices, figures, b):
     """What became of the voting rows' native weight: routing.Report."""
     kept_all, all_, below, smallest, best, rows = 0.0, 0.0, 0, 1.0, 0, 0
+    kept_shared, shared = 0.0, 0.0
     for i in range(len(voting)):
         if not voting[i]:
             continue
@@ -233,10 +234,13 @@ def report(native, native_weights, voting, S, devices, num_devices, figures, b):
                 kept += native_weights[i, t]
         share = kept / total if total > 0 else 1.0
         kept_all, all_, rows = kept_all + kept, all_ + total, rows + 1
+        if not protected[i]:
+            kept_shared, shared = kept_shared + kept, shared + total
         below += share < HALF
         smallest = min(smallest, share)
         best += S[native[i, 0]]
     figures[KEPT, b] = kept_all / all_ if all_ > 0 else 1.0
+    figures[SHARED, b] = kept_shared / shared if shared > 0 else 1.0
     figures[BELOW_HALF, b] = below / max(rows, 1)
     figures[SMALLEST_KEPT, b] = smallest
     figures[TOP1_KEPT, b] = best / rows if rows else 1.0
@@ -277,7 +281,7 @@ def route_one(
     theirs, their_ids, rounding, own_weights, own_ids, sets, figures, sums,
 ):  # fmt: skip
     """A single step of an engine, in one call: logits [n, N] and the model's weights and ids [n, k], in the types they
-    have -> ours, settled; sets [3, 1, N], S first; figures [9, 1], which are added to sums [9]. The rest as in
+    have -> ours, settled; sets [3, 1, N], S first; figures [10, 1], which are added to sums [10]. The rest as in
     `route_steps`."""
     n, N = logits.shape
     k = whole[TOP_K]

@@ -1,0 +1,154 @@
+"""A protected request among native neighbours and among pruned ones: does it say the same?
+
+    python benchmarks/protected.py --engine transformers
+    python benchmarks/protected.py --engine vllm --json evidence/protected_vllm.json
+
+Fixed batches of questions, on a CPU in float32: all requests of a batch begin together and are decoded to the same
+length, so that no step has another number of rows than natively. Each batch is decoded
+
+  native     with XShare off, which all others are held against
+  halves     with XShare off, in two batches of half the size: what batch size alone changes
+  some       under the policy, with a share of its requests protected, other ones in every batch
+  everybody  under the policy, with all of them protected
+  nobody     under the policy, with all of them asking to be shared
+  plain      under the policy, with nobody asking for anything: what `nobody` must be
+
+A row is an engine's: of how many batches all protected answers (`some`), all answers (`everybody`, `halves`) are
+native's token for token, all answers of `nobody` are plain's, and how many of the other answers moved, which shows that
+the policy acted.
+"""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from xshare.bench.workload import Workload
+from xshare.cli.output import number_table, progress_bar, wide_console
+from xshare.engines.base import Engine
+from xshare.engines.opening import open_engine
+from xshare.policy import Policy
+from xshare.progress import Advance
+from xshare.results import Results, Row
+
+EVIDENCE = Path(__file__).resolve().parent.parent / "evidence"
+BLOCK = 20  # batches that are decoded one way before the next
+PROMPT = 24  # tokens
+OPTIONS: dict[str, Row] = {
+    "transformers": {"dtype": "float32"},
+    "vllm": {"dtype": "float32", "enforce_eager": True, "max_model_len": 256, "kv_cache_memory_bytes": 64 << 20},
+}
+Tokens = list[list[int]]  # of each answer in a batch
+
+
+def guarded(number: int, batch: int, share: float) -> set[int]:
+    """Who is protected in a batch."""
+    return set(random.Random(number).sample(range(batch), max(1, round(share * batch))))
+
+
+def decode(engine: Engine, workload: Workload, number: int, way: str, share: float) -> Tokens:
+    prompts, batch = workload.prompts_of(engine, number), workload.batch
+    asked = {"some": guarded(number, batch, share), "everybody": set(range(batch)), "nobody": set[int]()}.get(way)
+    size = batch // 2 if way == "halves" else batch
+    found = []
+    for start in range(0, batch, size):
+        some = prompts[start : start + size]
+        run = engine.run(some, limit=workload.tokens, batch=size, to_the_end=True, protected=asked)
+        found += [answer.tokens for answer in run.answers]
+    return found
+
+
+def block(
+    engine: Engine, policy: Policy, workload: Workload, numbers: range, share: float, advance: Advance
+) -> list[Row]:
+    """A record of each of these batches."""
+    found: dict[str, list[Tokens]] = {}
+    experts: Row = {}
+    for way in ("native", "halves", "some", "everybody", "nobody", "plain"):
+        engine.use(None if way in ("native", "halves") else policy)
+        found[way] = []
+        for number in numbers:
+            found[way].append(decode(engine, workload, number, way, share))
+            advance(1)
+        mean = engine.stats().mean
+        if way in ("some", "nobody"):
+            experts |= {f"active_{way}": mean["experts_active"], "active_native": mean["experts_native"]}
+    rows = []
+    for place, number in enumerate(numbers):
+        native, halves, some, everybody, nobody, plain = (tokens[place] for tokens in found.values())
+        exact = guarded(number, workload.batch, share)
+        others = [who for who in range(workload.batch) if who not in exact]
+        rows.append(
+            {
+                "engine": engine.about.engine,
+                "number": number,
+                "protected": sorted(exact),
+                "protected_same": all(some[who] == native[who] for who in exact),
+                "others_moved": sum(some[who] != native[who] for who in others),
+                "everybody_same": everybody == native,
+                "nobody_same": nobody == plain,
+                "halves_same": halves == native,
+                **experts,
+            }
+        )
+    return rows
+
+
+def row_of(samples: list[Row], about: Row, policy: str, workload: Workload, share: float) -> Row:
+    """An engine's."""
+    batches = len(samples)
+    exact = sum(len(each["protected"]) for each in samples)
+    counts = {name: sum(each[name] for each in samples) for name in samples[0] if name.endswith(("_same", "_moved"))}
+    means = {name: sum(each[name] for each in samples) / batches for name in samples[0] if name.startswith("active_")}
+    row: Row = {name: about[name] for name in ("engine", "version", "model", "device", "dtype") if name in about}
+    row |= {"policy": policy, "batch": workload.batch, "tokens": workload.tokens, "share": share, "batches": batches}
+    row |= {"answers_protected": exact, "answers_others": batches * workload.batch - exact}
+    return row | counts | means
+
+
+def main(
+    engine: Annotated[str, typer.Option(help="transformers or vllm.")] = "transformers",
+    model: Annotated[str, typer.Option(help="nano, or a folder.")] = "nano",
+    policy: Annotated[str, typer.Option(help="What the others are pruned by.")] = "k0=1,m=0",
+    share: Annotated[float, typer.Option(min=0, max=1, help="Of the requests, protected.")] = 0.25,
+    batches: Annotated[int, typer.Option(min=1, help="How many.")] = 100,
+    batch: Annotated[int, typer.Option(min=2, help="Requests of a batch.")] = 8,
+    tokens: Annotated[int, typer.Option(min=2, help="Of an answer.")] = 24,
+    json: Annotated[Path, typer.Option(help="Results; a file that is there is continued.")] = EVIDENCE
+    / "protected.json",
+) -> None:
+    chosen = Policy.parse(policy)
+    workload = Workload(batch, batch, None, PROMPT, tokens)
+    setting: Row = {"policy": str(chosen), "share": share} | workload.record()
+    opened = open_engine(engine, model, policies=[chosen], options=OPTIONS[engine])
+    try:
+        about = opened.about.record()
+        results = Results(json, setting | {"model": about["model"]}, about)
+        mine = [each for each in results.samples if each["engine"] == about["engine"]]
+        with progress_bar("runs", 6 * (batches - len(mine))) as advance:
+            for first in range(len(mine), batches, BLOCK):
+                numbers = range(first, min(first + BLOCK, batches))
+                mine += (more := block(opened, chosen, workload, numbers, share, advance))
+                results.samples.extend(more)
+                results.put([row_of(mine, about, str(chosen), workload, share)], by=("engine",))
+                results.write()
+    finally:
+        opened.close()
+    show(results.rows)
+    wide_console().print(f"results: {json}")
+
+
+def show(rows: list[Row]) -> None:
+    columns = ["batches", "protected same", "all protected", "nobody protected", "half the batch", "others moved"]
+    table = number_table("batches in which the answers are native's", "engine", *columns)
+    for row in rows:
+        same = [str(row[f"{name}_same"]) for name in ("protected", "everybody", "nobody", "halves")]
+        table.add_row(row["engine"], str(row["batches"]), *same, f"{row['others_moved']} of {row['answers_others']}")
+    wide_console().print(table)
+
+
+if __name__ == "__main__":
+    typer.run(main)

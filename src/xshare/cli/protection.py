@@ -1,0 +1,103 @@
+"""What a share of protected requests costs, as bench and doctor print it; and what becomes of their answers, as quality
+does."""
+
+from __future__ import annotations
+
+from xshare.cli.output import number_table, print_table, wide_console
+from xshare.engines.base import About
+from xshare.quality.protected import HALF, MATES
+from xshare.results import Row
+from xshare.results.columns import count_of
+from xshare.statistics import interval_names
+
+
+def show_protection(rows: list[Row]) -> None:
+    """A table of the policies that were measured with some requests protected; nothing where none was."""
+    guarded = [row for row in rows if row.get("protected")]
+    policies = list(dict.fromkeys(row["policy"] for row in guarded))
+    plain = {row["policy"]: row for row in rows if not any(row.get(form) for form in ("protected", "cost", "equals"))}
+    shown = [row for policy in policies for row in (plain[policy], *(r for r in guarded if r["policy"] == policy))]
+    if not shown:
+        return
+    within, marks = interval_names([count_of(row, "ratio") for row in shown])
+    columns = ["protected", "experts", "others keep", "beside native", within, "beside nobody protected", within]
+    table = number_table("what protected requests cost", "policy", *columns)
+    for row, mark in zip(shown, marks, strict=True):
+        kept = row["mass_shared"] if row["mass_shared"] is not None else row["mass"]
+        table.add_row(
+            row["policy"],
+            f"{row.get('protected_requests', 0)} of {row['requests']}",
+            "-" if row["active"] is None else f"{row['active']:.1f} of {row['active_native']:.1f}",
+            "-" if kept is None else f"{kept:.3f}",
+            *_ratio(row, "ratio", mark),
+            *(_ratio(row, "nobody_ratio", mark) if "nobody_ratio" in row else ("", "")),
+        )
+    print_table(table)
+    wide_console().print(
+        "experts: per layer and step. others keep: of their native weight, the requests that are not protected. The "
+        "ratios are of speed, each taken in one repeat."
+    )
+    for row in guarded:
+        if row.get("protected_identical") is not None and row["protected_identical"] < 1:
+            wide_console().print(
+                f"{row['policy']}, {row['protected']:.0%} protected: {1 - row['protected_identical']:.1%} of the "
+                "protected answers are not native's: `xshare quality --protect` says whether batch size alone does it."
+            )
+
+
+def _ratio(row: Row, name: str, mark: str) -> tuple[str, str]:
+    if row.get(name) is None:
+        return "-", "-"
+    return f"{row[name]:.3f}", f"{row[f'{name}_low']:.3f} to {row[f'{name}_high']:.3f}{mark}"
+
+
+def show_protected(rows: list[Row], about: About, setting: Row) -> None:
+    """Of the answers of protected requests, how many are native's; and what became of the others."""
+    first = rows[0]
+    title = f"{about.model} on {about.engine}, {setting['tasks']}, fixed batches of {first['batch']}, "
+    title += f"{first['protected']:.0%} of the requests protected"
+    columns = [
+        "batches",
+        "protected as native's",
+        "others as native's",
+        "others' accuracy",
+        "change",
+        "95 %",
+        "experts",
+    ]
+    table = number_table(title, "", *columns)
+    for row in rows:
+        name = row["policy"] if row["control"] is None else f"native, {row['control']}"
+        pruned = row["method"] != "native"
+        table.add_row(
+            name,
+            "mixed" if row["mixed"] else "alike",
+            f"{row['protected_same']} of {row['protected_questions']}",
+            f"{row['same']} of {row['questions']}",
+            f"{row['accuracy']:.1%}",
+            f"{row['change']:+.1%}" if pruned else "",
+            f"{row['change_low']:+.1%} to {row['change_high']:+.1%}" if pruned else "",
+            "-" if row["active"] is None else f"{row['active']:.1f} of {row['active_native']:.1f}",
+        )
+    print_table(table, "experts", "batches")
+    console = wide_console()
+    console.print(
+        "as native's: answers that are token for token native's in the same batches. Native routing is held against "
+        "itself twice, with XShare off: with other mates in the batch, and in batches half as large."
+    )
+    for row in (row for row in rows if row["control"] is not None):
+        console.print(_settled(row))
+    for row in rows:
+        moved = row["protected_questions"] - row["protected_same"]
+        if moved and row["method"] != "native":
+            console.print(f"{row['policy']} moved {moved} of {row['protected_questions']} protected answers.")
+
+
+def _settled(row: Row) -> str:
+    """What the batch alone does, with XShare off."""
+    asked = row["protected_questions"] + row["questions"]
+    moved = asked - row["protected_same"] - row["same"]
+    what = {MATES: "with other mates", HALF: "in batches half as large"}[row["control"]]
+    if not moved:
+        return f"With XShare off no answer changes {what}."
+    return f"With XShare off {moved} of {asked} answers change {what}: that is the engine's own arithmetic."
