@@ -491,21 +491,20 @@ def row_of_rival(e: Evidence, method: str) -> Row:
     return found
 
 
-PARTS: list[Callable[[Evidence], list[Claim]]] = [
-    number_of_experts,
-    without_drafts,
-    threshold,
-    with_drafts,
-    expert_parallel,
-    assumptions,
-]
+PARTS: dict[str, list[Callable[[Evidence], list[Claim]]]] = {
+    "claims_experts": [number_of_experts],
+    "claims_plain": [without_drafts],
+    "claims_drafts": [with_drafts],
+    "claims_devices": [expert_parallel],
+    "claims_assumed": [assumptions, threshold],
+}  # by table
 
 
-def claims(folder: Path) -> Table:
+def claims(folder: Path, table: str) -> Table:
     evidence = Evidence(folder)
     cells = [
         [claim.said, claim.paper, claim.ours, claim.verdict, commands(claim.files.split())]
-        for part in PARTS
+        for part in PARTS[table]
         for claim in part(evidence)
     ]
     return ["claim", "paper", "ours", "verdict", "command"], cells

@@ -6,26 +6,25 @@ from collections.abc import Callable
 from typing import Any
 
 from xshare.report.words import named
-from xshare.results.columns import spelled_mean
 
 Row = dict[str, Any]
 Table = tuple[list[str], list[list[str]]]
 
 
 def cost(found: Row) -> Table:
-    """By policy and share: experts, and what the others keep."""
+    """By policy and protected requests of a batch: experts per layer, and what the others keep of their weight."""
     rows = [row for row in found["rows"] if row["layer"] is None and row["method"] != "native"]
-    cells = [
-        [
-            f"`{named(row['policy'])}`",
-            f"{row.get('protected_requests', 0)} of {row['batch']}",
-            spelled_mean(row, "active", 1),
-            f"{row['active'] / row['active_native']:.0%}",
-            "" if row.get("protected") == 1 else spelled_mean(row, "mass_shared", 3),
-        ]
-        for row in rows
-    ]
-    return ["policy", "protected", "experts per layer", "of native", "weight kept by the others"], cells
+    shares = sorted({row.get("protected_requests", 0) for row in rows})
+    cells = []
+    for policy in dict.fromkeys(row["policy"] for row in rows):
+        at = {row.get("protected_requests", 0): row for row in rows if row["policy"] == policy}
+        cells.append([f"`{named(policy)}`", *(_cell(at[share]) if share in at else "" for share in shares)])
+    return ["policy", *(f"{share} of {rows[0]['batch']}" for share in shares)], cells
+
+
+def _cell(row: Row) -> str:
+    kept = "" if row.get("protected") == 1 else f", {row['mass_shared']:.0%}"
+    return f"{row['active']:.1f}{kept}"
 
 
 def batches(*files: Row | None) -> Table:

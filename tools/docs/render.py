@@ -227,7 +227,7 @@ TABLES: dict[str, Callable[[str], str]] = {
     "nano_accuracy": nano_accuracy_table,
     "nano_loss": nano_loss_table,
     "nano_accepted": nano_accepted_table,
-    "claims": lambda _: markdown(*claim_tables.claims(ROOT / "evidence")),
+    **{name: lambda name: markdown(*claim_tables.claims(ROOT / "evidence", name)) for name in claim_tables.PARTS},
     "stamps": lambda _: markdown(*stamp_tables.stamps(ROOT / "evidence")),
 }
 
