@@ -127,23 +127,6 @@ def batches(found: Row, regime: str) -> Table:
     return titles, cells
 
 
-HEADLINE = ("noop", "k0=1,m=24", "k0=1,m=12", "k0=2,m=0", "k0=1,m=0")
-
-
-def headline(found: Row) -> Table:
-    """Batch 16 without drafts, in few words."""
-    titles = ["policy"]
-    for regime in REGIMES:
-        titles += [f"{regime}: active experts", "tokens/s (95 %)"]
-    rows = [row for row in deepest(found) if row["piece"] == "plain" and row["batch"] == 16]
-    cells = []
-    for policy in HEADLINE:
-        each = [next(row for row in rows if (bare(row), row["regime"]) == (policy, regime)) for regime in REGIMES]
-        line = ["no-op control" if policy == "noop" else f"`{each[-1]['policy']}`"]
-        cells.append(line + [text for row in each for text in (_experts(row), _measured(row))])
-    return titles, cells
-
-
 def presets(found: Row, contexts: bool = False) -> Table:
     """What is recommended, beside the control, on `carried` routing; `contexts`: with long prompts."""
     rows = [row for row in deepest(found, "pooled") if row["regime"] == "carried"]
@@ -327,7 +310,6 @@ def tables() -> dict[str, tuple[str, Callable[[Row], Table]]]:
         "laws": ("paper_speed", partial(laws, drafts=False)),
         "laws_drafts": ("paper_speed", partial(laws, drafts=True)),
         "speed_verdicts": ("paper_speed", verdicts),
-        "headline": ("paper_speed", headline),
         "preset_speed": ("paper_speed", presets),
         "context_speed": ("paper_speed", partial(presets, contexts=True)),
         "acted": ("paper_speed", acted),

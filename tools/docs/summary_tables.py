@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import frontier_tables
 from quality_tables import SETTINGS, change, of_native
 from spans import Span
 from speed_tables import REGIMES, bare, deepest, ratio
@@ -25,6 +26,28 @@ FAMILIES = {
     "a budget of 20": ("k0=0,m=20",),
     "budgets of 24 and 28": ("k0=0,m=24", "k0=0,m=28"),
 }
+
+
+HEADLINE = ("k0=2,m=0", "k0=1,m=32", "k0=1,m=24", "k0=1,m=12")  # of the paper's, those that lose least first
+
+
+def headline(frontier: Row, speed: Row, nano: Row, lab: Row) -> Table:
+    """Speed and answers in one line each, at 16 requests without drafts: the presets first, the paper's second."""
+    titles, lines = frontier_tables.presets(frontier, speed)
+    place = titles.index("drafts")
+    cells = [line[:place] + line[place + 1 :] for line in lines if line[place] == "none"]
+    timed = {bare(row): row for row in deepest(speed) if _paper_at_16(row)}
+    for policy in HEADLINE:
+        row, half = timed[policy], ",".join(map(_halved, policy.split(",")))
+        asked = [found_row(nano, f"{half},score=full"), found_row(lab, f"{policy},score=full")]
+        numbers = [cell for each in asked for cell in ((of_native(each), change(each)) if each else ("", ""))]
+        times = Span.of(f"{row['ratio']:.2f} ({row['ratio_low']:.2f} to {row['ratio_high']:.2f})", row)
+        cells.append([f"the paper's `{policy}`", times, *numbers])
+    return ["policy", *titles[1:place], *titles[place + 1 :]], cells
+
+
+def _paper_at_16(row: Row) -> bool:
+    return (row["piece"], row["regime"], row["batch"], row["method"]) == ("plain", "carried", 16, "xshare")
 
 
 def paper_gains(found: Row) -> Table:
@@ -191,6 +214,7 @@ def _gain(ratio: float) -> str:
 def tables() -> dict[str, tuple[str, Callable[..., Table]]]:
     """By marker: the result files, and what is made of them."""
     return {
+        "headline": ("frontier paper_speed paper_quality paper_quality_lab", headline),
         "paper_gains": ("paper_speed", paper_gains),
         "control_costs": ("paper_speed", control_costs),
         "answers": ("paper_speed paper_quality paper_quality_lab", answers),
