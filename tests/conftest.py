@@ -45,6 +45,7 @@ LONGEST = [
     "engines/transformers/test_draft_model.py",
     "benchmarks/test_cost_aware.py",
     "test_docs.py",
+    "test_site.py",
     "engines/transformers/test_apply.py",
     "recipes/test_recipe.py",
     "cli/test_doctor_command.py",

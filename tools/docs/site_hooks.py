@@ -17,11 +17,13 @@ CODE = re.compile(r"```.*?```|`[^`\n]*`", flags=re.DOTALL)
 
 
 def on_files(files: Any, config: Any) -> Any:
-    """Add the result files, at the addresses that pages link to."""
+    """Add the style, and the result files at the addresses that pages link to."""
     from mkdocs.structure.files import File
 
-    for path in sorted((ROOT / "evidence").glob("*.json")):
-        files.append(File.generated(config, f"evidence/{path.name}", abs_src_path=str(path)))
+    more = {f"evidence/{path.name}": path for path in sorted((ROOT / "evidence").glob("*.json"))}
+    more["site.css"] = Path(__file__).with_name("site.css")
+    for address, path in more.items():
+        files.append(File.generated(config, address, abs_src_path=str(path)))
     return files
 
 
