@@ -6,9 +6,10 @@ import pytest
 from typer.testing import CliRunner
 
 from xshare.cli import app
-from xshare.errors import XShareError
+from xshare.errors import ModelError, XShareError
 from xshare.quality import harness
 from xshare.quality.files import TaskError
+from xshare.quality.measure import prompts_of
 from xshare.tasks import held_out_questions
 
 TASK = """
@@ -19,7 +20,7 @@ dataset_kwargs:
     test: {folder}/sums.jsonl
 output_type: generate_until
 test_split: test
-doc_to_text: "<|question|>{{{{question}}}}<|answer|>"
+doc_to_text: "{text}"
 doc_to_target: "{{{{answer}}}}"
 generation_kwargs: {{until: ["<|question|>", "{stop}"], max_gen_toks: 99, do_sample: false}}
 filter_list:
@@ -44,13 +45,14 @@ metric_list: [{{metric: acc, aggregation: mean, higher_is_better: true}}]
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """Two tasks of nano's sums: one as nano answers, one that stops at the first line; and one by likelihood."""
+    """Tasks of nano's sums: as nano answers, with a stop at the first line, for a chat, and by likelihood."""
     pytest.importorskip("lm_eval", reason="lm-evaluation-harness is not installed")
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
     rows = [{"question": each.text, "answer": each.answer} for each in held_out_questions("sums", 6, size=4)]
     (tmp_path / "sums.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    for name, stop in (("whole", "@@"), ("line", "\\n")):
-        (tmp_path / f"{name}.yaml").write_text(TASK.format(name=name, stop=stop, folder=tmp_path))
+    asked = "<|question|>{{question}}<|answer|>"
+    for name, stop, text in (("whole", "@@", asked), ("line", "\\n", asked), ("chat", "@@", "{{question}}")):
+        (tmp_path / f"{name}.yaml").write_text(TASK.format(name=name, stop=stop, text=text, folder=tmp_path))
     (tmp_path / "likely.yaml").write_text(LIKELY.format(folder=tmp_path))
     return tmp_path
 
@@ -101,6 +103,20 @@ def test_a_document_is_scored_as_the_harness_does(folder):
     assert first.tasks[0].prompt.startswith("<|question|>Compute ")
 
 
+def test_by_the_models_chat_template(folder, engine):
+    """Nano's puts the marks around a question that the other tasks bring with them."""
+    (chat,), (text,) = harness.harness_tasks("chat", folder, 2, chat=True), harness.harness_tasks("whole", folder, 2)
+    assert chat.tasks[0].messages == [
+        {"role": "user", "content": text.tasks[0].prompt[len("<|question|>") : -len("<|answer|>")]}
+    ]
+    assert prompts_of(engine, chat.tasks) == prompts_of(engine, text.tasks)
+    given = engine.encode_chat([*chat.tasks[0].messages, {"role": "assistant", "content": "12 +"}])
+    assert given == engine.encode(text.tasks[0].prompt + "12 +")  # gone on with
+    engine.tokenizer.chat_template = None
+    with pytest.raises(ModelError, match="no chat template: leave --chat out"):
+        prompts_of(engine, chat.tasks)
+
+
 @pytest.mark.parametrize(
     ("tasks", "said"),
     [
@@ -128,5 +144,7 @@ def test_where_it_is_not_installed(monkeypatch, tmp_path):
         raise quality("--tasks", "gsm8k,ifeval").exception
     with pytest.raises(TaskError, match=r"task file 'gsm8k.jsonl' does not exist"):
         raise quality("--tasks", "gsm8k.jsonl").exception
+    with pytest.raises(XShareError, match="--chat is for tasks of lm-evaluation-harness"):
+        raise quality("--chat", "--tasks", "q.jsonl").exception
     with pytest.raises(XShareError, match="--task-folder is for tasks of lm-evaluation-harness"):
         raise quality("--task-folder", tmp_path).exception

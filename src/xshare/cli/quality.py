@@ -48,6 +48,9 @@ def quality(
     policy: take.Policies = None,
     tasks: take.TasksOrNames = None,
     task_folder: take.TaskFolder = None,
+    chat: Annotated[
+        bool, typer.Option("--chat", help="Ask lm-evaluation-harness's tasks by the model's chat template.")
+    ] = False,
     questions: Annotated[
         int | None,
         typer.Option(
@@ -89,9 +92,10 @@ def quality(
 ) -> None:
     """Task accuracy, paired with native's; agreement, divergence, KL; batches of one kind or mixed."""
     policies: list[Policy | None] = [None, *map(Policy.parse, policy or [])]
-    if task_folder is not None and (tasks is None or not is_harness(tasks)):
-        raise XShareError("--task-folder is for tasks of lm-evaluation-harness: name them, with --tasks")
-    asked, said = asked_for(tasks, task_folder, questions, tokens, seed)
+    if (chat or task_folder is not None) and (tasks is None or not is_harness(tasks)):
+        given = "--chat" if chat else "--task-folder"
+        raise XShareError(f"{given} is for tasks of lm-evaluation-harness: name them, with --tasks")
+    asked, said = asked_for(tasks, task_folder, chat, questions, tokens, seed)
     if asked[0].name is not None and mix != "mixed":
         raise XShareError("--mix is for questions of several kinds: tasks of lm-evaluation-harness are one kind each")
     options = engine_arguments(engine_args, device=device, dtype=dtype)
@@ -123,14 +127,14 @@ def quality(
 
 
 def asked_for(
-    tasks: str | None, folder: Path | None, questions: int | None, tokens: int | None, seed: int
+    tasks: str | None, folder: Path | None, chat: bool, questions: int | None, tokens: int | None, seed: int
 ) -> tuple[list[Asked], str]:
     """What is asked, and how results name it."""
     if tasks is None:
         each = questions or QUESTIONS
         return [Asked(built_in(each, seed), tokens or LONGEST)], f"nano's, {each} of each kind"
     if is_harness(tasks):
-        found = harness_tasks(tasks, folder, questions)
+        found = harness_tasks(tasks, folder, questions, chat)
         return [replace(each, tokens=tokens or each.tokens) for each in found], ", ".join(map(mark, found))
     path = Path(tasks)
     return [Asked(read_tasks(path), tokens or LONGEST)], f"{path.name} {sha256(path)[:12]}"

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, Protocol
 
+from xshare.engines.chat import Messages
 from xshare.engines.counting import Stats
 from xshare.policy import Policy
 from xshare.progress import Advance, quiet
@@ -201,6 +202,9 @@ class Engine(Encodes, Protocol):
     ) -> Divergence:
         """The answers under the policy in use, teacher-forced, held against native routing: `batch` of them begin
         together and are decoded side by side. Refused where `forces` is not set."""
+
+    def encode_chat(self, messages: Messages) -> list[int]:
+        """By the model's own chat template, ready for its answer; a last message of the model's is gone on with."""
 
     def stats(self) -> Stats:
         """Since `use`."""

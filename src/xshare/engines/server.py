@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import Any
 
 from xshare.engines.base import About, Answer, BeforeStep, Divergence, Run, leaving
+from xshare.engines.chat import Messages, turn
 from xshare.engines.client import Access, Http, ServerError, as_json, refusal
 from xshare.engines.counting import FIGURES, Stats, layer_numbers, since
 from xshare.engines.exposition import Sample, samples
@@ -269,6 +270,16 @@ class ServerEngine:
         found = self.http.ask_json("/tokenize", {"model": self.model, "prompt": text})
         if not isinstance(found, dict) or "tokens" not in found:
             raise ServerError(f"the server at {self.http.url} has no /tokenize: give it prompts as text")
+        ids: list[int] = found["tokens"]
+        return ids
+
+    def encode_chat(self, messages: Messages) -> list[int]:
+        chat = {"model": self.model, "messages": [dict(each) for each in messages]} | turn(messages)
+        found = self.http.ask_json("/tokenize", chat)
+        if not isinstance(found, dict) or "tokens" not in found:
+            raise ServerError(
+                f"the server at {self.http.url} makes no prompt of a chat: its model has no chat template"
+            )
         ids: list[int] = found["tokens"]
         return ids
 

@@ -38,6 +38,11 @@ class Task:
     kind: str
     compare: str = "exact"
 
+    @property
+    def messages(self) -> list[dict[str, str]] | None:
+        """Of a question that is asked as a chat."""
+        return None
+
     def is_right(self, text: str) -> bool:
         return COMPARE[self.compare](text, self.answer)
 

@@ -8,6 +8,7 @@ scored by the likelihood of given answers are read, not decoded, and no policy c
 from __future__ import annotations
 
 import hashlib
+import json
 import logging
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -25,11 +26,16 @@ TOKENS = 256
 
 @dataclass(frozen=True, eq=False)
 class Document(Task):
+    instance: Any = None  # the harness's own
     task: Any = None
-    instance: Any = None
     filter_name: str = ""
     metric: str = ""
     stop: tuple[str, ...] = ()
+    chat: bool = False  # the prompt is messages, as JSON
+
+    @property
+    def messages(self) -> list[dict[str, str]] | None:
+        return json.loads(self.prompt) if self.chat else None
 
     def is_right(self, text: str) -> bool:
         """By the harness's own filter and metric, of the text before the first stop word."""
@@ -39,9 +45,9 @@ class Document(Task):
         )
 
 
-def harness_tasks(names: str, folder: Path | None, most: int | None) -> list[Asked]:
+def harness_tasks(names: str, folder: Path | None, most: int | None, chat: bool = False) -> list[Asked]:
     """`gsm8k,ifeval`, or `gsm8k:flexible-extract` with a filter that is not its first. `folder` holds tasks of one's
-    own (YAML). At most so many documents of each."""
+    own (YAML). At most so many documents of each. `chat`: by the model's chat template, examples as turns."""
     if find_spec("lm_eval") is None:
         raise TaskError(
             f"tasks {names!r} are none of a file, and lm-evaluation-harness, which may know them, is not installed: "
@@ -60,7 +66,7 @@ def harness_tasks(names: str, folder: Path | None, most: int | None) -> list[Ask
             loaded = manager.load([name])["tasks"]
         except Exception as error:  # of datasets, of the network, of a task's own code
             raise TaskError(f"task {name!r} cannot be loaded: {_first_line(error)}") from None
-        found += [read(task, wanted, most) for task in loaded.values()]
+        found += [read(task, wanted, most, chat) for task in loaded.values()]
     return found
 
 
@@ -75,15 +81,16 @@ def manager_of(names: set[str], folder: Path | None) -> Any:
     return TaskManager(include_path=None if folder is None else str(folder))
 
 
-def read(task: Any, wanted: str, most: int | None) -> Asked:
+def read(task: Any, wanted: str, most: int | None, chat: bool = False) -> Asked:
     """A task's documents as it would have them asked."""
     name = str(task.task_name)
     check_asked(task, name)
     if task.get_config("num_fewshot") is None:
         task.set_config(key="num_fewshot", value=0)
     task.set_fewshot_seed(seed=FEW_SHOTS)
+    as_chat = {"apply_chat_template": True, "fewshot_as_multiturn": True, "chat_template": as_messages} if chat else {}
     try:
-        task.build_all_requests(limit=most)
+        task.build_all_requests(limit=most, **as_chat)
     except Exception as error:
         raise TaskError(f"task {name!r} cannot make its prompts: {_first_line(error)}") from None
     first = task.instances[0]
@@ -97,14 +104,18 @@ def read(task: Any, wanted: str, most: int | None) -> Asked:
         raise TaskError(f"task {name!r} has no filter {wanted!r}: expected one of {', '.join(filters)}")
     chosen = wanted or filters[0]
     metric = next(iter(scores(task, first, chosen, "")))
+    how_scored = (task, chosen, metric, stop, chat)
     documents: list[Task] = [
-        Document(
-            str(each.args[0]), str(task.doc_to_target(each.doc)), name, "harness", task, each, chosen, metric, stop
-        )
+        Document(str(each.args[0]), str(task.doc_to_target(each.doc)), name, "harness", each, *how_scored)
         for each in task.instances
     ]
     tokens, as_asked = int(how.get("max_gen_toks") or TOKENS), f"{name}:{wanted}" if wanted else name
     return Asked(documents, tokens, as_asked, f"{metric},{chosen}", stop)
+
+
+def as_messages(messages: list[dict[str, str]], **_: Any) -> str:
+    """In place of a chat template: the engine's own is asked when the prompt is needed."""
+    return json.dumps(messages)
 
 
 def check_asked(task: Any, name: str) -> None:

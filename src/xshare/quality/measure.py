@@ -97,9 +97,13 @@ def answer(
 
 def prompts_of(engine: Engine, tasks: Sequence[Task]) -> list[Any]:
     """Token ids, or text for a server that takes nothing else."""
-    if engine.about.prompt_form == "text":
-        return [task.prompt for task in tasks]
-    return [engine.encode(task.prompt) for task in tasks]
+
+    def one(task: Task) -> Any:
+        if task.messages is not None:
+            return engine.encode_chat(task.messages)
+        return task.prompt if engine.about.prompt_form == "text" else engine.encode(task.prompt)
+
+    return [one(task) for task in tasks]
 
 
 def tokens_of(answer: Answer) -> list[int]:

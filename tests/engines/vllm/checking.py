@@ -47,11 +47,13 @@ def checked(engine, limit=12):
     assert tokens(None)[1] == native  # nothing that was pruned is left
     assert engine.stats().mean == {}
     whole = run.answers[0]
-    piece = max(re.findall(r"[a-z0-9]+", whole.text[len(whole.text) // 3 :]), key=len)
+    piece = max(re.findall(r"[a-z0-9]+", whole.text[len(whole.text) // 3 : -len(whole.text) // 3]), key=len)
     ended = tokens(None, stop=[piece])[0].answers[0]
     assert len(ended.tokens) < limit  # it stops with that text, or before it
     assert ended.tokens == whole.tokens[: len(ended.tokens)]
     assert whole.text[: whole.text.index(piece)] == ended.text.partition(piece)[0]
+    chat = [{"role": "user", "content": "Sort 2 1"}]
+    assert engine.encode_chat(chat) == engine.encode("<|question|>Sort 2 1<|answer|>")  # as nano's template has it
     late, _ = tokens(None, limit=3, batch=7, arrivals=[0.3, *[0.0] * 6])
     assert late.answers[0].first_s > 0
     assert late.answers[0].times_s[0] > 0.3 == late.answers[0].arrived_s

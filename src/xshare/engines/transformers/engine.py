@@ -9,6 +9,7 @@ from typing import Any
 
 from xshare.batch import Placement
 from xshare.engines.base import NO_STAIRS, About, Answer, BeforeStep, Divergence, Run, leaving
+from xshare.engines.chat import Messages, chat_ids
 from xshare.engines.counting import FIGURES, Stats
 from xshare.engines.transformers.attach import Attached, apply, remove
 from xshare.engines.transformers.decode import Decoded, decode
@@ -194,6 +195,9 @@ class TransformersEngine:
     def encode(self, text: str) -> list[int]:
         ids: list[int] = self.tokenizer(text).input_ids
         return ids
+
+    def encode_chat(self, messages: Messages) -> list[int]:
+        return chat_ids(self.tokenizer, messages)
 
     def close(self) -> None:
         self._forced = (None, [])

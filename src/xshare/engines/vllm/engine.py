@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from xshare.engines.base import NO_STAIRS, About, Answer, BeforeStep, Divergence, Run, StepTime, leaving
+from xshare.engines.chat import Messages, chat_ids
 from xshare.engines.counting import Stats, layer_numbers, since
 from xshare.errors import ModelError, XShareError
 from xshare.policy import Policy
@@ -231,6 +232,9 @@ class VllmEngine:
             )
         ids: list[int] = tokenizer.encode(text)
         return ids
+
+    def encode_chat(self, messages: Messages) -> list[int]:
+        return chat_ids(self._tokenizer(), messages)
 
     def close(self) -> None:
         from vllm.distributed import cleanup_dist_env_and_memory
