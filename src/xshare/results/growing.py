@@ -9,7 +9,7 @@ from typing import Any
 
 from xshare.errors import XShareError
 from xshare.files import check_writable, named
-from xshare.results.file import Row, as_meant, write_result
+from xshare.results.file import Row, as_meant, as_text, write_result
 from xshare.results.stamp import provenance
 
 STAMP = "stamp"  # of a record in the file: the number of the run that made it
@@ -97,6 +97,7 @@ def read_earlier(path: Path | None, fingerprint: Row, *needed: str, whole: bool 
         earlier = dict(found["provenance"]["fingerprint"])
         for name in needed:
             found[name]
+        as_text(found)  # or it could not be written again: JSON has no Infinity
     except OSError as error:
         raise XShareError(f"{named(path)} cannot be read: {error.strerror}") from None
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
