@@ -165,10 +165,11 @@ def test_a_staircase(tmp_path, stairs, data):
 
 ROW = {"policy": "k0=1,m=8", "batch": 4, "active": 20.5, "active_native": 25.0, "mass": 0.97, "top1_kept": 1.0}
 SPEED = {"policy": "native", "ratio": 1.2, "ratio_low": 1.1, "ratio_high": 1.3, "tokens_per_s": 10.0, "repeats": 4}
+QUALITY = {"policy": "native", "accuracy": 0.9, "accuracy_low": 0.8, "accuracy_high": 0.95, "kl": 0.01, "otps": 11.0}
 STAMP = {"argv": ["xshare", "bench"], "time": "2026-11-17T10:00:00+00:00", "versions": {"python": "3.11"}, "git": None}
 RESULT = {"provenance": STAMP | {"fingerprint": {"engine": "vllm", "tokens": 8}, "model": "nano"}}
-RESULT |= {"rows": [ROW, ROW | {"policy": "native"}, SPEED], "samples": [{"policy": "native", "stamp": 1, "ms": 2.0}]}
-RESULT |= {"stamps": [STAMP]}
+RESULT |= {"rows": [ROW, ROW | {"policy": "native"}, SPEED, QUALITY, QUALITY | {"policy": "rho=0.7"}]}
+RESULT |= {"samples": [{"policy": "native", "stamp": 1, "ms": 2.0}], "stamps": [STAMP]}
 
 
 @fuzzed
