@@ -16,16 +16,16 @@ import asyncio
 import random
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import httpx
 import typer
 from soak_checks import MOST_GROWTH, Scrapes, check, grown, growth, listed, steps_of, sums
 from soak_load import Outcomes, clients, outlive, switch
-from soak_requests import Asking, Counted, kinds, native_answers
+from soak_requests import Asking, Counted, Wrong, kinds, native_answers
 from soak_server import Metrics, Server, read_metrics
 
 from xshare import models
@@ -139,17 +139,28 @@ def soak(model: Path, seconds: float, key: Row | None, more: Sequence[str], log:
     try:
         server.wait_until_ready()
         before = server.settled()
-        asyncio.run(load(server, seconds, seed, seen))
+        broken = broken_by(load(server, seconds, seed, seen))
         checks = judge(server, before, seen)
         memory = growth(seen.memory, seconds)
-        if seconds >= LEAST_SECONDS:
+        if seconds >= LEAST_SECONDS and memory:
             checks.append(memory_checked(memory))
-        if server.process.poll() is None:
+        if broken is not None:
+            checks.append(check("the load goes to its end", False, broken))
+        elif server.process.poll() is None:
             checks += killed(server, built_in(1, seed)[0].prompt)
     finally:
         server.stop()
     found: Row = {"checks": checks, "requests": [*seen.outcomes.rows.values()], "memory": memory}
     return found | {"samples": seen.memory, "examples": seen.outcomes.examples}
+
+
+def broken_by(load: Coroutine[Any, Any, None]) -> str | None:
+    """What has ended it, if anything has: clients go on after an error, those who prepare for them do not."""
+    try:
+        asyncio.run(load)
+    except (Wrong, httpx.HTTPError) as error:
+        return f"{type(error).__name__}: {error}"
+    return None
 
 
 def memory_checked(memory: Sequence[Row]) -> Row:

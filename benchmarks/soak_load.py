@@ -140,11 +140,15 @@ async def outlive(url: str, prompt: str, kill: Callable[[], None], streams: int 
         asking = Asking(client, random.Random(0), [prompt])
 
         async def streamed() -> None:
-            first = True
-            async for _ in asking.stream(body):
-                if first:
+            begun = False
+            try:
+                async for _ in asking.stream(body):
+                    if not begun:
+                        started.release()
+                    begun = True
+            finally:
+                if not begun:  # whoever waits for it would wait for good
                     started.release()
-                first = False
 
         async def seen(answer: Any) -> str:
             try:

@@ -29,6 +29,7 @@ settings.load_profile("ci" if os.environ.get("CI") else "default")
 LONGEST = [
     "kernels/test_random_configurations.py",
     "engines/vllm/test_server.py",
+    "benchmarks/test_soak.py",
     "models/test_nano.py",
     "report/test_browser.py",
     "engines/vllm/test_models.py",
