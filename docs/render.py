@@ -44,6 +44,7 @@ PAGES = [
     "docs/kernels.md",
     "docs/nano.md",
     "docs/offload.md",
+    "docs/soak.md",
     "docs/transformers.md",
     "docs/tune.md",
     "docs/vllm.md",
