@@ -183,15 +183,18 @@ def main(
     about: Row = {"vllm": vllm, "model": "nano" if model is None else model.name, "minutes": minutes, "seed": seed}
     about |= {"key": None if without else KEY, "options": more or []}
     results = Results(json, None, about, lists=("requests", "memory", "samples"))
-    with tempfile.TemporaryDirectory() as folder:
-        log = log or Path(folder, "server.log")
-        found = soak(model or models.folder("nano"), 60 * minutes, None if without else KEY, more or [], log, seed)
+    log = log or Path(tempfile.mkdtemp(prefix="xshare-soak-"), "server.log")
+    print(f"{minutes:g} minutes of load, and the start of a server; its log: {log}", flush=True)
+    found = soak(model or models.folder("nano"), 60 * minutes, None if without else KEY, more or [], log, seed)
     results.rows[:] = found["checks"]
     for name, records in results.lists.items():
         records[:] = found[name]
-    results.write()
+    failed = [row["check"] for row in found["checks"] if not row["passed"]]
+    verdict = f"fails: {'; '.join(failed)}" if failed else f"all {len(found['checks'])} checks hold"
+    results.write(verdict=verdict)
     show(found)
-    raise typer.Exit(not all(row["passed"] for row in found["checks"]))
+    print(verdict)
+    raise typer.Exit(bool(failed))
 
 
 def show(found: Row) -> None:
@@ -204,10 +207,6 @@ def show(found: Row) -> None:
         console.print(f"  {sentence}", markup=False)
     for row in found["checks"]:
         console.print(f"{'holds' if row['passed'] else 'FAILS'}  {row['check']}: {row['detail']}", markup=False)
-    failed = sum(not row["passed"] for row in found["checks"])
-    console.print(
-        f"{failed} of {len(found['checks'])} checks fail" if failed else f"all {len(found['checks'])} checks hold"
-    )
 
 
 if __name__ == "__main__":
