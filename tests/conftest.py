@@ -31,6 +31,7 @@ LONGEST = [
     "engines/vllm/test_server_watched.py",
     "engines/vllm/test_server.py",  # ends the server that they share
     "examples/test_examples_served.py",
+    "benchmarks/test_soak.py",
     "models/test_nano.py",
     "report/test_browser.py",
     "engines/vllm/test_models.py",

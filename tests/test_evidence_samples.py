@@ -18,6 +18,7 @@ NO_SAMPLES = {
     "paper_speed": "piece `presence` (no pairs were kept), active experts, and of rows of logit-sum law and prediction",
     "cost_aware": "active, votes_lost",
     "offload": "active",
+    "soak": "everything but memory and what was lost or wrong",
     "frontier": "kl, agreement, tokens, active; assumptions and paper_quality too",
     "neighbours": "changed, changed_answer, distinct, kl; accuracy and flipped within bounds only",
     "cpu_decode": "everything", "cpu_selection": "everything", "curve": "everything", "demo": "everything",
@@ -331,3 +332,25 @@ def test_shares_of_prompts_with_other_mates():
         sure = marks.count("1") / row["prompts"]
         assert sure <= row["accuracy_least"] <= row["accuracy"] <= row["accuracy_most"] <= sure + row["flipped"] + 1e-9
         assert row["flipped"] <= row["changed_answer"] <= row["changed"]
+
+
+# The campaign
+
+
+def test_what_the_campaign_lost_and_how_it_grew():
+    found = content("soak")
+    seconds, sent = 60 * found["provenance"]["minutes"], sum(row["sent"] for row in found["requests"])
+    for name in ("lost", "wrong"):
+        count = sum(row[name] for row in found["requests"])
+        (check,) = [row for row in found["rows"] if name in row["check"]]
+        assert check["detail"] == f"{count} of {sent} requests and calls"
+        assert check["passed"] == (count == 0)
+    late = [sample for sample in found["samples"] if sample["seconds"] >= 0.4 * seconds]
+    some = round(0.15 * len(late))
+    assert some > 10
+    for row in found["memory"]:
+        held = [sample[row["process"]] for sample in late]
+        assert row["growth"] == pytest.approx(median(held[-some:]) / median(held[:some]) - 1, abs=1e-5)
+    (check,) = [row for row in found["rows"] if "grows" in row["check"]]
+    assert check["passed"] == all(row["growth"] < 0.02 for row in found["memory"])
+    assert {row["process"] for row in found["memory"]} >= {"APIServer", "EngineCore", "Worker"}

@@ -1,5 +1,7 @@
 """What a user names and nobody can read: a path that no file can have, JSON nested too deep, numbers of 5000 digits."""
 
+import json
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -13,10 +15,12 @@ from xshare.cli.replay import _policies
 from xshare.engines.opening import open_engine
 from xshare.errors import XShareError, shown
 from xshare.files import check_writable
+from xshare.profile import read_profile
 from xshare.quality.files import read_tasks
+from xshare.report.page import page
 from xshare.report.read import read_folder
-from xshare.results import check_continued, check_replaced
-from xshare.trace import Trace, import_npz
+from xshare.results import Results, check_continued, check_replaced
+from xshare.trace import Trace, import_npz, npz
 from xshare.trace.file import HEADER_KEY
 from xshare.trace.prompts import read_prompts
 
@@ -87,3 +91,73 @@ def test_what_is_refused_is_shown_in_short():
     assert shown("a" * 5000) == "'" + "a" * 79 + "… (5002 characters)"
     assert shown(10**5000) == "a number of 16610 bits"
     assert shown([10**5000]) == "such a list"
+
+
+# What make fuzz has found (tests/test_fuzz.py)
+
+
+def test_a_value_that_names_itself_ten_times_over_is_not_spelled(tmp_path):
+    """A profile of less than a kilobyte, whose `batch` would take 10^12 words."""
+    lines = ["  - &a0 [x, x, x, x, x, x, x, x, x, x]"]
+    lines += [f"  - &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]" for n in range(1, 12)]
+    fields = ["model: m", "config: c", "policy: k0=1", "versions:", "  all:", *lines, "measured: {batch: *a11}"]
+    (tmp_path / "p.yaml").write_text("\n".join(fields))
+    with pytest.raises(XShareError, match=r"measured\.batch must be a whole number from 1 to 65536, not such a list$"):
+        read_profile(tmp_path / "p.yaml")
+
+
+def test_a_sentence_is_one_short_line_that_can_be_printed():
+    said = str(XShareError(f"{'a' * 5000}\nis no field\ud800"))
+    assert said.startswith("aaaa")
+    assert said.endswith("a is no field\\ud800")
+    assert len(said) < 1000
+    said.encode()
+    assert str(XShareError()) == ""
+
+
+def test_results_of_a_command_that_is_no_text_are_not_written_over(tmp_path):
+    path = tmp_path / "r.json"
+    for argv, by in [([None, 3, "a"], "None 3"), ("bench", "a command"), (None, "a command")]:
+        path.write_text(json.dumps({"provenance": {"fingerprint": {}, "argv": argv}}))
+        with pytest.raises(XShareError, match=f"holds what `{by}` has measured"):
+            check_replaced(path)
+    path.write_text(json.dumps({"provenance": "fingerprint"}))
+    check_replaced(path)
+
+
+UNWRITABLE = [{"rows": None}, {"rows": "k0=1"}, {"rows": [[]]}, {"stamps": 3}, {"samples": [{"ms": 1e999}]}]
+
+
+@pytest.mark.parametrize("wrong", UNWRITABLE)
+def test_a_file_that_could_not_be_written_again_is_not_gone_on_with(tmp_path, wrong):
+    """Before the measuring, not after it."""
+    path = tmp_path / "r.json"
+    good = {"format": 2, "provenance": {"fingerprint": {"tokens": 8}}, "rows": [], "samples": []}
+    path.write_text(json.dumps(good | wrong))
+    with pytest.raises(XShareError, match="holds no results that could be gone on with: name another file"):
+        Results(path, {"tokens": 8}, {})
+    path.write_text(json.dumps(good))
+    Results(path, {"tokens": 8}, {}).write()
+
+
+def test_a_share_of_next_to_nothing_is_in_no_plot(tmp_path):
+    row = {
+        "policy": "k0=1,m=8",
+        "active": 20.5,
+        "active_native": 5e-324,
+        "mass": 0.9,
+        "top1_kept": 1.0,
+        "accuracy": 0.9,
+    }
+    speed = [{"policy": "native", "otps": 5e-324}, {"policy": "k0=1,m=8", "otps": 20.0}]
+    (tmp_path / "r.json").write_text(json.dumps({"provenance": {}, "rows": [row, row | {"policy": "native"}, *speed]}))
+    assert "k0=1,m=8" in page(*read_folder(tmp_path), title="all")
+
+
+def test_an_npz_file_that_unpacks_to_more_than_any_memory(tmp_path, monkeypatch):
+    monkeypatch.setattr(npz, "MOST_BYTES", 1 << 20)
+    with zipfile.ZipFile(tmp_path / "n.npz", "w", zipfile.ZIP_DEFLATED) as file:
+        file.writestr("experts.npy", bytes(2 << 20))
+    assert (tmp_path / "n.npz").stat().st_size < 1 << 12
+    with pytest.raises(XShareError, match=r"unpacks to 0\.0 GiB, expected at most"):
+        import_npz(tmp_path / "n.npz")

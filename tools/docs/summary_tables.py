@@ -1,4 +1,4 @@
-"""The small tables of docs/evidence/, for render.py: of each question the rows that answer it."""
+"""The small tables of docs/evidence/ and of soak.md, for render.py: of each question the rows that answer it."""
 
 from __future__ import annotations
 
@@ -211,6 +211,11 @@ def _gain(ratio: float) -> str:
     return f"{100 * (ratio - 1):+.1f} %"
 
 
+def soak(found: Row) -> Table:
+    cells = [[row["check"], "yes" if row["passed"] else "**no**", row["detail"]] for row in found["rows"]]
+    return ["what must hold", "holds", "what was seen"], cells
+
+
 def tables() -> dict[str, tuple[str, Callable[..., Table]]]:
     """By marker: the result files, and what is made of them."""
     return {
@@ -222,4 +227,5 @@ def tables() -> dict[str, tuple[str, Callable[..., Table]]]:
         "assumed": ("assumptions assumptions_lab", assumed),
         "mates": ("neighbours", mates),
         "followed": ("cost_aware", followed),
+        "soak": ("soak", soak),
     }

@@ -142,8 +142,8 @@ def saved(row: Row) -> Value | None:
     active, native = value(row, "active"), number(row.get("active_native"))
     if active is None or not native:
         return None
-    middle, low, high = active
-    return 1 - middle / native, 1 - high / native, 1 - low / native
+    middle, low, high = (number(1 - each / native) for each in active)  # of next to nothing it may be beyond any plot
+    return None if middle is None or low is None or high is None else (middle, high, low)
 
 
 def chart(plane: Plane, best: Judged | None = None, rule: float | None = None) -> Chart:

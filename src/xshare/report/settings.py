@@ -12,7 +12,7 @@ from xshare.report.read import KINDS, ResultFile
 from xshare.report.regime import Regime, by_regime, spelled
 from xshare.report.words import Value, value
 from xshare.results import Row
-from xshare.results.columns import count_of
+from xshare.results.columns import count_of, number
 
 NATIVE = "native"
 CONTROLS = {NATIVE, "plain", "unused", "noop", "random"}  # methods of rows that no one would turn on
@@ -59,8 +59,8 @@ class Group:
         for rate in RATES[:2]:
             mine, base = value(row, rate), value(native, rate)
             if mine is not None and base is not None and base[0] > 0:
-                gain = mine[0] / base[0] - 1
-                return gain, gain, gain  # not paired: nobody knows how sure it is
+                gain = number(mine[0] / base[0] - 1)
+                return None if gain is None else (gain, gain, gain)  # not paired: nobody knows how sure it is
         return None
 
     def _points(self, row: Row) -> Value | None:

@@ -64,6 +64,8 @@ def check_replaced(path: Path) -> None:
         found = json.loads(path.read_text())
     except (OSError, ValueError, RecursionError):
         return
-    if isinstance(found, dict) and "fingerprint" in (found.get("provenance") or {}):
-        by = " ".join(found["provenance"].get("argv", [])[:2])
+    stamp = found.get("provenance") if isinstance(found, dict) else None
+    if isinstance(stamp, dict) and "fingerprint" in stamp:
+        argv = stamp.get("argv")
+        by = " ".join(map(str, argv[:2])) if isinstance(argv, list) else "a command"
         raise XShareError(f"{str(path)!r} holds what `{by}` has measured and would go on from: name another file")

@@ -9,7 +9,7 @@ from typing import Any
 
 from xshare.errors import XShareError
 from xshare.files import check_writable, named
-from xshare.results.file import Row, as_meant, write_result
+from xshare.results.file import Row, as_meant, as_text, write_result
 from xshare.results.stamp import provenance
 
 STAMP = "stamp"  # of a record in the file: the number of the run that made it
@@ -97,6 +97,10 @@ def read_earlier(path: Path | None, fingerprint: Row, *needed: str, whole: bool 
         earlier = dict(found["provenance"]["fingerprint"])
         for name in needed:
             found[name]
+        as_text(found)  # or it could not be written again: JSON has no Infinity
+        for name, records in found.items():
+            if name not in ("format", "provenance") and not _are_records(records):
+                raise ValueError(name)
     except OSError as error:
         raise XShareError(f"{named(path)} cannot be read: {error.strerror}") from None
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
@@ -109,6 +113,10 @@ def read_earlier(path: Path | None, fingerprint: Row, *needed: str, whole: bool 
             f"{str(path)!r} was measured with other settings, {differing}: name another file, or remove that one"
         )
     return found
+
+
+def _are_records(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(each, dict) for each in value)
 
 
 def check_continued(path: Path | None, known: Row) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from xshare.files import is_file, named
 from xshare.results import provenance, sha256
 from xshare.router import RouterSpec
 from xshare.trace.file import Header, RouterFields, Trace, narrow_ids
+from xshare.trace.packed import MOST_BYTES
 
 
 def import_npz(path: Path, model: str | None = None, num_experts: int | None = None) -> Trace:
@@ -53,8 +55,11 @@ def _read(path: Path) -> dict[str, Any]:
     if not is_file(path):
         raise TraceError(f"{named(path)} does not exist or is not a file")
     try:
+        check_size(path)
         file = np.load(path, allow_pickle=False)
         arrays = {name: file[name] for name in file.files} if isinstance(file, np.lib.npyio.NpzFile) else {}
+    except TraceError:
+        raise
     except Exception as error:  # a damaged file fails in as many ways as zip and NumPy have parts
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         if "pickle" in reason:  # NumPy would say how to unpickle, which runs what is in the file
@@ -74,6 +79,18 @@ def _read(path: Path) -> dict[str, Any]:
             got = f"{array.dtype} with {array.ndim}"
             raise TraceError(f"{str(path)!r}: {name} must be {kind} numbers with {dimensions} dimensions, not {got}")
     return arrays
+
+
+def check_size(path: Path) -> None:
+    """Refuse a small file that unpacks to more than any memory. One that is no zip file is refused by what follows."""
+    if not zipfile.is_zipfile(path):
+        return
+    with zipfile.ZipFile(path) as file:
+        size = sum(each.file_size for each in file.infolist())
+    if size > MOST_BYTES:
+        raise TraceError(
+            f"{str(path)!r} unpacks to {size / 2**30:.1f} GiB, expected at most {MOST_BYTES / 2**30:g} GiB"
+        )
 
 
 def _router(model: str, num_experts: int | None, top_k: int) -> RouterSpec:
