@@ -17,7 +17,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from xshare.engines.vllm.settings import Settings, settings_of
+from xshare.engines.serving.settings import Settings
+from xshare.engines.vllm.settings import settings_of
 from xshare.errors import XShareError
 
 log = logging.getLogger("vllm.xshare")

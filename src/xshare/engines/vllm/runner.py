@@ -11,18 +11,19 @@ import numpy as np
 import torch
 
 from xshare.engines.gates import Tally
-from xshare.engines.vllm.alike import alike
+from xshare.engines.serving.alike import alike
+from xshare.engines.serving.metrics import Samples
+from xshare.engines.serving.settings import Settings
+from xshare.engines.serving.sizes import Sizes
+from xshare.engines.serving.state import State, rows_within
+from xshare.engines.serving.step import Step
 from xshare.engines.vllm.compatibility import check_config, check_signatures, verified, vllm_version
 from xshare.engines.vllm.finding import find_sites
 from xshare.engines.vllm.layer import compile_layers, make_layers
-from xshare.engines.vllm.metrics import Samples
 from xshare.engines.vllm.place import where
 from xshare.engines.vllm.protection import Protection
 from xshare.engines.vllm.reporter import Reporter, remove_stale, report_path
-from xshare.engines.vllm.settings import Settings, names_score, settings_of
-from xshare.engines.vllm.sizes import Sizes
-from xshare.engines.vllm.state import State, rows_within
-from xshare.engines.vllm.step import Step
+from xshare.engines.vllm.settings import names_score, settings_of
 from xshare.kernels.control import Control
 from xshare.kernels.limits import THRESHOLDS, thresholds_of
 from xshare.profile import read_profile
