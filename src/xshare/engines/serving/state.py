@@ -167,6 +167,17 @@ class State:
         if now.sampling and self.samples is not None:
             self.samples.begin(now.rows, now.protected, None if control is None else control.protected)
 
+    def leave(self, reason: Reason) -> None:
+        """A step begins that is left alone, because too little is known of it."""
+        now, control = self.now, self.now.control
+        if self.samples is not None:
+            self.samples.settle()
+        self.tally.bypassed[reason] += 1
+        if control is not None and now.gate:
+            control.set_gate(False)
+            control.push()
+        now.gate = now.sampling = False
+
     def _marked_on_device(self, exact: Marks, starts: Tensor) -> Tensor:
         """Which rows are protected, int32 [MAX_ROWS], by boundaries that only the device knows."""
         if self._flags is None or self._flags[0] is not exact:
