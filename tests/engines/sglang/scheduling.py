@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 import torch
 
 import xshare
-from xshare import models
 
 # What SGLang needs to run on a CPU without its kernels.
 ARGUMENTS = {
@@ -48,15 +47,17 @@ class Step:
 
 
 class InProcess:
-    def __init__(self, settings, model=None, **arguments):
+    def __init__(self, settings, model, **arguments):
         os.environ["XSHARE"] = json.dumps(settings)
         os.environ["SGLANG_USE_CPU_ENGINE"] = "1"
+        os.environ["TORCHDYNAMO_DISABLE"] = "1"  # it would compile a router of groups, for a minute
+        os.environ.pop("TRITON_INTERPRET", None)  # for our kernels, not for SGLang's
         from sglang.srt.managers.scheduler import Scheduler, SpawnRanks, publish
         from sglang.srt.plugins import load_plugins
         from sglang.srt.server_args import PortArgs, ServerArgs
 
         load_plugins()
-        args = ServerArgs(model_path=str(model or models.folder("nano")), **(ARGUMENTS | arguments))
+        args = ServerArgs(model_path=str(model), **(ARGUMENTS | arguments))
         ports = PortArgs.init_new(args)
         publish(args, role="scheduler", ranks=SpawnRanks(world_rank=0, dp_rank=None, gpu_id=0))
         self.scheduler = Scheduler(args, ports)
