@@ -22,10 +22,11 @@ from typing import Any
 
 from xshare.engines.serving.settings import SettingsError
 from xshare.engines.serving.state import State
+from xshare.engines.serving.witness import Witness
 from xshare.errors import XShareError, shown
 
 log = logging.getLogger("xshare.sglang")
-NAMES = ("xshare_set", "xshare_switch", "xshare_cost", "xshare_count")
+NAMES = ("xshare_set", "xshare_switch", "xshare_cost", "xshare_count", "xshare_check")
 
 
 def state_of(scheduler: Any) -> State:
@@ -52,7 +53,18 @@ def xshare_count(self: Any, every: int | None) -> None:
     state_of(self).count_every(every)
 
 
-METHODS = (xshare_set, xshare_switch, xshare_cost, xshare_count)
+def xshare_check(self: Any, on: bool) -> None:
+    """From now on every step's sets are compared with the reference's, which takes long; or no longer."""
+    state = state_of(self)
+    if state.samples is None:
+        raise SettingsError("xshare_check needs an engine that counts: start it with metrics")
+    if (witness := getattr(self, "xshare_witness", None)) is not None:
+        witness.end()
+    self.xshare_witness = Witness(state) if on else None
+    state.count_every(1 if on else None)
+
+
+METHODS = (xshare_set, xshare_switch, xshare_cost, xshare_count, xshare_check)
 
 
 def add_methods(scheduler_class: Any) -> None:
@@ -66,7 +78,12 @@ def add_methods(scheduler_class: Any) -> None:
 def tell(native: Callable[..., Any], self: Any, recv_req: Any) -> Any:
     """Around Scheduler.get_internal_state."""
     out = native(self, recv_req)
-    out.internal_state["xshare"] = {**state_of(self).stats(), "refused": getattr(self, "xshare_refused", None)}
+    witness = getattr(self, "xshare_witness", None)
+    out.internal_state["xshare"] = {
+        **state_of(self).stats(),
+        "refused": getattr(self, "xshare_refused", None),
+        "checked": None if witness is None else witness.told(),
+    }
     return out
 
 
@@ -102,7 +119,8 @@ def call(scheduler: Any, name: str, value: float) -> None:
     elif value not in (0, 1):
         raise SettingsError(f"{method} takes 0 or 1, not {value!r}")
     else:
-        (xshare_switch if method == "xshare_switch" else xshare_cost)(scheduler, bool(value))
+        switches = {"xshare_switch": xshare_switch, "xshare_cost": xshare_cost, "xshare_check": xshare_check}
+        switches[method](scheduler, bool(value))
 
 
 # The radix cache
