@@ -3,8 +3,8 @@
     python benchmarks/sglang_speed.py [--json evidence/sglang_speed.json] [--shape qwen3] [--batch 16]
 
 Runs in an environment with SGLang. A server with random weights in the shape of Qwen3-30B-A3B or gpt-oss-120b is
-started, and `xshare bench` measures it by its address: that is paired, and shows speed alone. The vocabulary is nano's, whose
-tokenizer it has; without a GPU all of it is small, and shows that the command runs.
+started, and `xshare bench` measures it by its address: that is paired, and shows speed alone. The vocabulary is nano's,
+whose tokenizer it has; without a GPU all of it is small, and shows that the command runs.
 """
 
 from __future__ import annotations
