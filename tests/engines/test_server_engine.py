@@ -6,7 +6,7 @@ import pytest
 import staircases
 from played import played  # noqa: F401
 
-from xshare.engines.client import ServerError
+from xshare.engines.client import Http, ServerError
 from xshare.engines.counting import Stats
 from xshare.engines.server import ServerEngine
 from xshare.policy import Policy
@@ -62,7 +62,7 @@ def test_requests_come_when_they_are_due(played):  # noqa: F811
 
 def test_a_plain_server_weighs_no_costs_that_it_was_not_started_with(played, tmp_path):  # noqa: F811
     engine = ServerEngine(played.url)
-    with pytest.raises(ServerError, match=r"cannot be told to weigh sets by what they cost: start it with cost in its"):
+    with pytest.raises(ServerError, match=r"to weigh sets by what they cost: start it with cost, and with"):
         engine.use(None, cost=True)
     engine.use(None, cost=False)
     where = {"engine": "vllm", "experts": 16, "top_k": 4, "layers": 2}
@@ -139,20 +139,20 @@ def test_a_timeout_is_a_number_of_seconds(timeout):
 def test_a_server_that_cannot_be_set_back_is_told_and_not_left_on_what_was_tried(played, monkeypatch, capsys):  # noqa: F811
     engine, asked = ServerEngine(played.url), []
 
-    def refuses(method, *args):
-        asked.append((method, args))
-        return None if method == "xshare_set" else [True]
+    def refuses(method, value):
+        asked.append((method, value))
+        return method != "xshare_set"
 
-    monkeypatch.setattr(engine, "_rpc", refuses)
+    monkeypatch.setattr(engine.remote, "call", refuses)
     engine.live, engine._found = True, {"policy": "k0=1,m=24", "on": True}
     engine.close()
-    assert asked == [("xshare_set", ("k0=1,m=24",)), ("xshare_switch", (False,))]
+    assert asked == [("xshare_set", "k0=1,m=24"), ("xshare_switch", False)]
     assert "could not be set back to k0=1,m=24, on" in capsys.readouterr().err
 
 
 def answering(monkeypatch, answers):
     """What /collective_rpc says, by method."""
-    native = ServerEngine._rpc.__globals__["Http"].ask_json
+    native = Http.ask_json
 
     def ask_json(self, path, body=None):
         return answers[body["method"]] if path == "/collective_rpc" else native(self, path, body)

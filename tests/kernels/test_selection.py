@@ -1,5 +1,6 @@
 """The fused selection, one property at a time, and what it refuses (random cases: test_random_configurations.py)."""
 
+import logging
 from types import SimpleNamespace
 
 import pytest
@@ -9,12 +10,12 @@ from fusing import DEVICE, TOP_4, fused, layout_of, of_shape
 import xshare
 from xshare import LayoutError, Placement, Policy, PolicyError, RouterError, RouterSpec
 from xshare.engines.gates import Tally
-from xshare.engines.vllm.alike import Buffers
-from xshare.engines.vllm.fused import FusedSelector, Pool
+from xshare.engines.serving.alike import Buffers
+from xshare.engines.serving.fused import FusedSelector, Pool
+from xshare.engines.serving.sizes import Sizes
+from xshare.engines.serving.state import State
+from xshare.engines.serving.step import Step
 from xshare.engines.vllm.settings import settings_of
-from xshare.engines.vllm.sizes import Sizes
-from xshare.engines.vllm.state import State, log
-from xshare.engines.vllm.step import Step
 from xshare.kernels.control import Control, own_numbers
 from xshare.kernels.limits import thresholds_of
 from xshare.kernels.words import Own
@@ -166,7 +167,7 @@ def test_vllm_hands_the_tables_to_its_kernels():
     hook = {"mask_logits": True, "with_share": False, "reroutes": False, "routes": None}
     selector = FusedSelector(site, Buffers(keep, None), step, Sizes(8), policy, **options, **hook)
     settings = settings_of({"xshare": {"policy": str(policy), "gates": {"bypass": False}, "metrics": False}})
-    state = State(settings, policy, [], step, Sizes(8), Tally(log), stairs=stairs)
+    state = State(settings, policy, [], step, Sizes(8), Tally(logging.getLogger("xshare")), stairs=stairs)
     for rows, on in ((4, True), (4, False), (3, True), (6, True)):
         logits = torch.randn(rows, 64, generator=torch.Generator().manual_seed(rows)) * 2
         state.weigh_costs(on)

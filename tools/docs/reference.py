@@ -19,7 +19,7 @@ from python_page import python_page
 
 from xshare.cli.methods import LETTER_HELP
 from xshare.engines.gates import Gates
-from xshare.engines.vllm.settings import KernelGates, Metrics, Settings
+from xshare.engines.serving.settings import KernelGates, Metrics, Settings
 from xshare.methods import METHODS
 from xshare.policy import EXCLUSIVE, FIELD_LETTERS, LETTERS, PRESETS, Policy
 from xshare.profile import Profile, Weighed

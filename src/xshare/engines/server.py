@@ -1,7 +1,7 @@
 """A running OpenAI-compatible server as an engine, by its address: completions are streamed, and each chunk timed.
 
-A vLLM server in development mode (VLLM_SERVER_DEV_MODE=1) with an `xshare` key changes its policy live. Any other is
-measured as it runs: `about.policy` then says what that is.
+A vLLM server in development mode (VLLM_SERVER_DEV_MODE=1) with an `xshare` key changes its policy live, and so does an
+SGLang server that was started with XSHARE. Any other is measured as it runs: `about.policy` then says what that is.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import Any
 
+from xshare.engines import remote
 from xshare.engines.base import About, Answer, BeforeStep, Divergence, Run, leaving
 from xshare.engines.chat import Messages, turn
-from xshare.engines.client import Access, Http, ServerError, as_json, refusal
+from xshare.engines.client import Access, Http, ServerError, as_json
 from xshare.engines.counting import FIGURES, Stats, layer_numbers, since
 from xshare.engines.exposition import Sample, samples
 from xshare.policy import Policy
@@ -29,7 +30,6 @@ COUNTERS = ("vllm:spec_decode_num_draft_tokens_total", "vllm:spec_decode_num_acc
 class ServerEngine:
     forces = False
     room: int | None = None
-    _refusal: str | None = None  # of the call before
 
     def __init__(
         self,
@@ -54,33 +54,36 @@ class ServerEngine:
             raise ServerError(f"the server at {self.http.url} does not serve {model or 'anything'}: {known}")
         self.model = model or names[0]
         version = self.http.ask_json("/version")  # of vLLM's
-        tokenized = self.http.ask_json("/tokenize", {"model": self.model, "prompt": "a"})
-        found = self._rpc("xshare_stats") or []
-        self.live = bool(found) and isinstance(found[0], dict)
         self._vllm = isinstance(version, dict) and "version" in version
+        sglang = None if self._vllm else remote.sglang_version(self.http)
+        self.remote: remote.Remote = remote.Vllm(self.http) if sglang is None else remote.Sglang(self.http)
+        tokenized = self.http.ask_json("/tokenize", {"model": self.model, "prompt": "a"})
+        found = self.remote.stats()
+        self.live = found is not None
+        kind = "vllm server" if self._vllm else "server" if sglang is None else "sglang server"
         self.about = About(
-            engine="vllm server" if self._vllm else "server",
-            version=version["version"] if self._vllm else None,
+            engine=kind,
+            version=version["version"] if self._vllm else sglang,
             model=self.model,
             device=self.http.url,
             prompt_form="ids" if isinstance(tokenized, dict) and "tokens" in tokenized else "text",
         )
         self._before: dict[str, Any] = {}
-        self._found: dict[str, Any] = found[0] if self.live else {}  # what it did before anyone changed it
+        self._found: dict[str, Any] = found or {}  # what it did before anyone changed it
         self.serves = Policy.parse(self._found["policy"]) if self.live and self._found["on"] else None
-        if self.live:
-            self.about.experts, self.about.top_k = found[0]["experts"], found[0]["top_k"]
-            self.about.layers = len(found[0]["layers"])
-            self.about.backend = found[0].get("backend")
-            self.about.layer_numbers = layer_numbers(found[0]["layers"])
-            self._before = found[0]
+        if found is not None:
+            self.about.experts, self.about.top_k = found["experts"], found["top_k"]
+            self.about.layers = len(found["layers"])
+            self.about.backend = found.get("backend")
+            self.about.layer_numbers = layer_numbers(found["layers"])
+            self._before = found
         else:
             self.about.policy, self.about.cost = self._running(), self._weighs() or None
         self._cost = bool(self._found.get("cost"))  # as it is now
         if stairs is not None and self._found.get("stairs") != stairs.sha256:
             raise ServerError(
-                f"the server at {self.http.url} cannot weigh sets by {stairs.name}: start it with that file as cost in "
-                f"its xshare key, and with VLLM_SERVER_DEV_MODE=1"
+                f"the server at {self.http.url} cannot weigh sets by {stairs.name}: start it with that file as cost, "
+                f"and {self.remote.way_in}"
             )
 
     # The policy
@@ -90,45 +93,35 @@ class ServerEngine:
         weighed = bool(self._found.get("cost")) if cost is None else cost
         if cost and not self._found.get("stairs"):
             raise ServerError(
-                f"the server at {self.http.url} cannot be told to weigh sets by what they cost: start it with cost in "
-                f"its xshare key, and with VLLM_SERVER_DEV_MODE=1"
+                f"the server at {self.http.url} cannot be told to weigh sets by what they cost: start it with cost, "
+                f"and {self.remote.way_in}"
             )
         if self.live:
-            calls: list[tuple[Any, ...]] = [("xshare_switch", policy is not None)]
+            calls: list[tuple[str, Any]] = [("xshare_switch", policy is not None)]
             if policy is not None:
                 calls.insert(0, ("xshare_set", wanted))
             if weighed != self._cost:
                 calls.append(("xshare_cost", weighed))
-            for method, *values in calls:
-                if self._rpc(method, *values) is None:
-                    why = self._refusal or "its log says why"
+            for method, value in calls:
+                if not self.remote.call(method, value):
+                    why = self.remote.refusal or "its log says why"
                     raise ServerError(f"the server at {self.http.url} refuses the policy {wanted}: {why}")
             self._cost = weighed
             self._before = self._counted()
         elif wanted != (running := self._running()):
             raise ServerError(
-                f"the server at {self.http.url} runs {running} and cannot be changed to {wanted}: start it with "
-                f"VLLM_SERVER_DEV_MODE=1 and an xshare key in --additional-config, or ask for {running} alone"
+                f"the server at {self.http.url} runs {running} and cannot be changed to {wanted}: start it "
+                f"{self.remote.way_in}, or ask for {running} alone"
             )
 
     def change(self, policy: Policy) -> None:
         raise ServerError("a server's policy cannot change between two steps, which are its own: measure in process")
 
-    def _rpc(self, method: str, *args: Any) -> Any:
-        """A result from each worker; None where the server offers no such thing, the call failed, or it was refused:
-        `_refusal` then says why."""
-        found = self.http.ask_json("/collective_rpc", {"method": method, "args": list(args)})
-        results = found.get("results") if isinstance(found, dict) else None
-        self._refusal = refusal(results)
-        return results if self._refusal is None else None
-
     def _counted(self) -> dict[str, Any]:
-        """By the first worker: all have counted the same."""
-        results = self._rpc("xshare_stats")
-        if not results:
-            why = self._refusal or "its log may say why"
+        found = self.remote.stats()
+        if found is None:
+            why = self.remote.refusal or "its log may say why"
             raise ServerError(f"the server at {self.http.url} no longer answers xshare_stats: {why}")
-        found: dict[str, Any] = results[0]
         return found
 
     def _running(self) -> str:
@@ -288,11 +281,11 @@ class ServerEngine:
         if not self.live:
             return
         try:
-            restored = self._rpc("xshare_set", self._found["policy"]) is not None
+            restored = self.remote.call("xshare_set", self._found["policy"])
             # Rather off than on with what was tried last.
-            restored &= self._rpc("xshare_switch", self._found["on"] and restored) is not None
+            restored &= self.remote.call("xshare_switch", self._found["on"] and restored)
             if self._cost != bool(self._found.get("cost")):
-                restored &= self._rpc("xshare_cost", not self._cost) is not None
+                restored &= self.remote.call("xshare_cost", not self._cost)
         except ServerError:
             restored = False
         if not restored:

@@ -3,7 +3,7 @@
 import pytest
 from models import generate, prompts
 
-from xshare.engines.vllm.reference import ReferenceSelector
+from xshare.engines.serving.reference import ReferenceSelector
 
 pytestmark = pytest.mark.engine
 

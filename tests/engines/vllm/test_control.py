@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from xshare.engines.serving.settings import SettingsError
 from xshare.engines.vllm.control import (
     METHODS,
     add_worker_methods,
@@ -16,7 +17,6 @@ from xshare.engines.vllm.control import (
     reset_after_changes,
 )
 from xshare.engines.vllm.reporter import Reporter
-from xshare.engines.vllm.settings import SettingsError
 from xshare.policy import Policy
 
 

@@ -8,7 +8,7 @@ from checking import PRUNED, assert_compared, bench, checked
 from models import cleaned_up, prepared
 
 from xshare.engines.opening import moe_backends, open_engine
-from xshare.engines.vllm.settings import SettingsError
+from xshare.engines.serving.settings import SettingsError
 from xshare.errors import ModelError, PolicyError
 from xshare.policy import Policy
 from xshare.profile import model_hash

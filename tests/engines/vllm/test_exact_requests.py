@@ -6,8 +6,9 @@ from kinds import KINDS
 from models import dtype_of, prompts
 from recording import Recorder, dense, tolerance
 
+from xshare.engines.serving.settings import SettingsError
 from xshare.engines.vllm.protection import SALT, RequestError
-from xshare.engines.vllm.settings import SettingsError, settings_of
+from xshare.engines.vllm.settings import settings_of
 
 pytestmark = pytest.mark.engine
 

@@ -1,6 +1,7 @@
 """Text forced on vLLM while it decodes: what it measures is what the Transformers engine measures."""
 
 import json
+import logging
 from types import SimpleNamespace
 
 import numpy as np
@@ -12,12 +13,12 @@ from typer.testing import CliRunner
 from xshare.cli import app
 from xshare.engines.gates import Tally
 from xshare.engines.opening import open_engine
+from xshare.engines.serving.settings import Settings
+from xshare.engines.serving.sizes import Sizes
+from xshare.engines.serving.state import State
+from xshare.engines.serving.step import Step
 from xshare.engines.vllm.forced import KEY, Forcing, Row
 from xshare.engines.vllm.runner import _reading_v2
-from xshare.engines.vllm.settings import Settings
-from xshare.engines.vllm.sizes import Sizes
-from xshare.engines.vllm.state import State, log
-from xshare.engines.vllm.step import Step
 from xshare.policy import Policy
 
 pytestmark = pytest.mark.engine
@@ -103,7 +104,14 @@ def test_the_second_model_runner_is_read_as_well():
     model = Model()
     site = SimpleNamespace(router=SimpleNamespace(top_k=4), number=0, in_host_memory=False)
     layer = SimpleNamespace(site=site, follow_replicas=lambda: None)
-    state = State(Settings(policy=PRUNED), PRUNED, [layer], Step(torch.device("cpu")), Sizes(16), Tally(log))
+    state = State(
+        Settings(policy=PRUNED),
+        PRUNED,
+        [layer],
+        Step(torch.device("cpu")),
+        Sizes(16),
+        Tally(logging.getLogger("xshare")),
+    )
     state.forcing = Forcing(model, state.device)
     prepare_inputs = _reading_v2(SimpleNamespace(prepare_inputs=lambda *given: next(batches)), state)
     found = []

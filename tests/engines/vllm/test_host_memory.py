@@ -9,8 +9,8 @@ from torch import nn
 
 from xshare.batch import Placement
 from xshare.engines.gates import Gates
+from xshare.engines.serving.state import State
 from xshare.engines.vllm.runner import say_where_experts_are
-from xshare.engines.vllm.state import State
 from xshare.engines.vllm.weights import in_host_memory
 
 pytestmark = pytest.mark.engine

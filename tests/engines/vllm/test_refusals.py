@@ -5,7 +5,8 @@ from types import SimpleNamespace
 import pytest
 from models import generate, prompts
 
-from xshare.engines.vllm.settings import SettingsError, settings_of
+from xshare.engines.serving.settings import SettingsError
+from xshare.engines.vllm.settings import settings_of
 from xshare.errors import XShareError
 from xshare.profile import Profile, model_hash
 

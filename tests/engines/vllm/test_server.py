@@ -305,7 +305,7 @@ def test_a_server_is_left_as_it_was_found(acting, on):
     first = open_engine(acting.url)
     by_layer = Policy.parse("k0=1,m=3,ml=0:5")
     first.use(by_layer)
-    first._rpc("xshare_switch", on)
+    assert first.remote.call("xshare_switch", on)
     second = open_engine(acting.url)
     assert second.serves == (by_layer if on else None)
     second.use(PRUNED)

@@ -1,5 +1,6 @@
 """Which steps a kernel is there for."""
 
+import logging
 from types import SimpleNamespace
 
 import numpy as np
@@ -7,12 +8,13 @@ import pytest
 import torch
 
 from xshare.engines.gates import Tally
+from xshare.engines.serving.settings import SettingsError
+from xshare.engines.serving.sizes import Sizes
+from xshare.engines.serving.state import State
+from xshare.engines.serving.step import Step
 from xshare.engines.vllm.protection import Protection, RequestError, check_admitted, check_request
 from xshare.engines.vllm.runner import _reading_v2
-from xshare.engines.vllm.settings import SettingsError, settings_of
-from xshare.engines.vllm.sizes import Sizes
-from xshare.engines.vllm.state import State, log
-from xshare.engines.vllm.step import Step
+from xshare.engines.vllm.settings import settings_of
 from xshare.kernels.control import Control
 from xshare.kernels.limits import MAX_ROWS
 from xshare.kernels.words import Word
@@ -25,7 +27,7 @@ def state(drafts=0, requests=256, captured=GRID, stairs=None, control=None, **ga
     settings = settings_of({"xshare": {"policy": "k0=1,m=24", "gates": gates, "metrics": False}})
     sizes = Sizes(min(settings.gates.max_rows, requests * (1 + drafts)), drafts, captured)
     now = Step(torch.device("cpu"), control)
-    return State(settings, settings.policy, [], now, sizes, Tally(log), stairs=stairs)
+    return State(settings, settings.policy, [], now, sizes, Tally(logging.getLogger("xshare")), stairs=stairs)
 
 
 @pytest.mark.parametrize("drafts", [0, 1, 2, 3, 4, 7])

@@ -10,7 +10,8 @@ from models import generate, prompts
 from recording import Recorder, check
 
 import xshare
-from xshare.engines.vllm.settings import SettingsError, settings_of
+from xshare.engines.serving.settings import SettingsError
+from xshare.engines.vllm.settings import settings_of
 from xshare.engines.vllm.stat_logger import Figures
 from xshare.errors import XShareError
 from xshare.profile import Profile, model_hash

@@ -1,5 +1,6 @@
 """What an expert weighs, in the forms that engines keep one."""
 
+import logging
 from types import SimpleNamespace
 
 import pytest
@@ -7,10 +8,10 @@ import torch
 from torch import nn
 
 from xshare.engines.gates import Tally
+from xshare.engines.serving.sizes import Sizes
+from xshare.engines.serving.state import State
+from xshare.engines.serving.step import Step
 from xshare.engines.vllm.settings import settings_of
-from xshare.engines.vllm.sizes import Sizes
-from xshare.engines.vllm.state import State, log
-from xshare.engines.vllm.step import Step
 from xshare.engines.vllm.weights import backend, expert_bytes
 
 EXPERTS, HIDDEN, WIDTH = 4, 64, 96
@@ -92,5 +93,7 @@ def test_all_layers_together(sizes, whole):
     rule = SimpleNamespace(top_k=4)
     sites = [SimpleNamespace(expert_bytes=size, number=place, router=rule) for place, size in enumerate(sizes)]
     layers = [SimpleNamespace(site=site) for site in sites]
-    state = State(settings, settings.policy, layers, Step(torch.device("cpu")), Sizes(4), Tally(log))
+    state = State(
+        settings, settings.policy, layers, Step(torch.device("cpu")), Sizes(4), Tally(logging.getLogger("xshare"))
+    )
     assert state.expert_bytes == whole

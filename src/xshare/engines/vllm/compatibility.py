@@ -7,8 +7,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from xshare.engines.serving.settings import Settings, SettingsError
 from xshare.engines.vllm.place import where
-from xshare.engines.vllm.settings import Settings, SettingsError
 from xshare.kernels.limits import unsupported_policy
 from xshare.profile import moe_layers, read_profile
 from xshare.stairs import read_stairs

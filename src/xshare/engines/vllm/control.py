@@ -22,8 +22,8 @@ from functools import wraps
 from typing import Any
 
 from xshare.engines.client import refusal
+from xshare.engines.serving.settings import SettingsError
 from xshare.engines.vllm.compatibility import vllm_version
-from xshare.engines.vllm.settings import SettingsError
 from xshare.errors import PolicyError, XShareError, shown
 
 log = logging.getLogger("vllm.xshare")

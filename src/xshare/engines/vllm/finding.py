@@ -8,10 +8,10 @@ from typing import Any
 import torch
 
 from xshare.engines.counting import layer_numbers
+from xshare.engines.serving.settings import Settings, SettingsError
 from xshare.engines.vllm.compatibility import verified
 from xshare.engines.vllm.hooks import mode_of
 from xshare.engines.vllm.routers import placement_of, router_of
-from xshare.engines.vllm.settings import Settings, SettingsError
 from xshare.engines.vllm.site import Site
 
 log = logging.getLogger("vllm.xshare")

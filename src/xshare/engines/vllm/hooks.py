@@ -9,55 +9,23 @@ reroute  the engine's ids and weights replaced by ours: groups, which the engine
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from xshare.engines.vllm.reference import ReferenceSelector
-from xshare.engines.vllm.selector import Selector
-from xshare.engines.vllm.settings import SettingsError
+from xshare.engines.serving.hooks import Hook, MaskLogits, Reroute, Routed
+from xshare.engines.serving.reference import ReferenceSelector
+from xshare.engines.serving.selector import Selector
+from xshare.engines.serving.state import ROUTED
 from xshare.engines.vllm.site import Site
 from xshare.policy import Policy
-
-Routed = tuple[Tensor, Tensor]  # weights, ids [n, k]
-
-
-class Hook(Protocol):
-    mode: ClassVar[str]
-
-    def route(self, native: Callable[[Tensor], Routed], logits: Tensor) -> Routed:
-        """On the router path: what `native` routes, inside S."""
-
-    def compute(self, native: Callable[[Tensor], Any], logits: Tensor) -> Any:
-        """On the monolithic path: what experts that route by themselves compute, inside S."""
-
-
-class MaskLogits:
-    mode: ClassVar[str] = "logits"
-
-    def __init__(self, site: Site, selector: Selector) -> None:
-        self.name, self.selector, self.rescales = site.name, selector, rescales(site)
-
-    def route(self, native: Callable[[Tensor], Routed], logits: Tensor) -> Routed:
-        masked, share = self.selector.masked(logits)
-        weights, ids = native(masked)
-        return (weights * share if self.rescales and share is not None else weights), ids
-
-    def compute(self, native: Callable[[Tensor], Any], logits: Tensor) -> Any:
-        masked, share = self.selector.masked(logits)
-        out = native(masked)
-        if share is None or not self.rescales:
-            return out
-        if not isinstance(out, Tensor):
-            raise SettingsError(f"{self.name} leaves its output unfinished, which xshare cannot rescale: skip it")
-        return out * share.to(out.dtype)
 
 
 class Route(MaskLogits):
     """Where the kernel has done all of routing, the experts are handed that; otherwise as above."""
 
-    mode: ClassVar[str] = "route"
+    mode: ClassVar[str] = ROUTED
 
     def __init__(self, site: Site, selector: Selector) -> None:
         from xshare.engines.vllm.one_launch import stand_in  # needs Triton
@@ -103,19 +71,6 @@ class MaskBias:
         return self._inside(native, logits)
 
 
-class Reroute:
-    mode: ClassVar[str] = "reroute"
-
-    def __init__(self, site: Site, selector: Selector) -> None:
-        self.name, self.selector = site.name, selector
-
-    def route(self, native: Callable[[Tensor], Routed], logits: Tensor) -> Routed:
-        return self.selector.rerouted(logits, *native(logits))
-
-    def compute(self, native: Callable[[Tensor], Any], logits: Tensor) -> Any:
-        raise SettingsError(f"{self.name} routes inside its kernel, where its ids cannot be replaced: skip it")
-
-
 def mode_of(site: Site, policy: Policy, device: torch.device) -> str:
     """The way for a layer, by its router, its path and where it runs."""
     if site.router.correction_bias is None and policy.method == "xshare":
@@ -130,8 +85,3 @@ def make_hook(mode: str, site: Site, selector: Selector, device: torch.device) -
     if mode == Route.mode:
         return Route(site, selector)
     return MaskLogits(site, selector) if mode == MaskLogits.mode else Reroute(site, selector)
-
-
-def rescales(site: Site) -> bool:
-    """Whether weights are plain softmax scores, which masking the others' logits inflates."""
-    return site.router.scoring == "softmax" and not site.router.renormalize

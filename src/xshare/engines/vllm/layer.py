@@ -17,14 +17,16 @@ import torch
 from torch import Tensor
 
 from xshare.engines.gates import Tally
-from xshare.engines.vllm.alike import Alike, Buffers
-from xshare.engines.vllm.hooks import Hook, MaskLogits, Reroute, Route, Routed, make_hook, mode_of, rescales
-from xshare.engines.vllm.reference import ReferenceSelector
+from xshare.engines.serving.alike import Alike, Buffers
+from xshare.engines.serving.hooks import Hook, MaskLogits, Reroute, Routed, rescales
+from xshare.engines.serving.reference import ReferenceSelector
+from xshare.engines.serving.selector import Selector
+from xshare.engines.serving.sizes import Sizes
+from xshare.engines.serving.state import Attached
+from xshare.engines.serving.step import Step
+from xshare.engines.vllm.hooks import Route, make_hook, mode_of
 from xshare.engines.vllm.routers import first_replicas, has_replicas
-from xshare.engines.vllm.selector import Selector
 from xshare.engines.vllm.site import Site
-from xshare.engines.vllm.sizes import Sizes
-from xshare.engines.vllm.step import Step
 from xshare.policy import Policy
 
 log = logging.getLogger("vllm.xshare")
@@ -101,12 +103,12 @@ def make_layers(
         mode = mode_of(site, policy, step.device)
         selector: Selector
         if step.device.type == "cuda":
-            from xshare.engines.vllm.fused import FusedSelector, Pool  # needs Triton
-            from xshare.engines.vllm.one_launch import why_not
+            from xshare.engines.serving.fused import FusedSelector, Pool  # needs Triton
+            from xshare.engines.vllm import one_launch as launches
 
             pool, dtype = pool or Pool(), site.runner.moe_config.in_dtype
             if mode == MaskLogits.mode and one_launch:
-                reason = why_not(site, step.device, dtype)
+                reason = launches.why_not(site, step.device, dtype)
                 mode = Route.mode if reason is None else mode
                 refused[reason] = refused.get(reason, 0) + 1
             selector = FusedSelector(
@@ -123,6 +125,7 @@ def make_layers(
                 reroutes=mode == Reroute.mode,
                 routes=dtype if mode == Route.mode else None,
                 pool=pool,
+                one_launch=launches,
             )
         else:
             selector = ReferenceSelector(site, buffers[place], step, tally, own)
@@ -134,10 +137,10 @@ def make_layers(
     return layers
 
 
-def compile_layers(layers: Sequence[Layer], dtype: torch.dtype) -> None:
+def compile_layers(layers: Sequence[Attached], dtype: torch.dtype) -> None:
     for layer in layers:
         layer.selector.compile(dtype)
-    routing = [layer for layer in layers if layer.hook.mode == Route.mode]
+    routing = [layer for layer in layers if layer.mode == Route.mode]
     if not routing:
         return
     from xshare.engines.vllm.one_launch import differs

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from xshare.engines.vllm.settings import SettingsError
+from xshare.engines.serving.settings import SettingsError
 from xshare.engines.vllm.site import Site
 from xshare.profile import model_hash
 

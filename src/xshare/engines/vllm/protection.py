@@ -10,22 +10,16 @@ engine core a protected request's blocks are kept apart in the prefix cache. In 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container
 from functools import cache, wraps
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
-from xshare.engines.vllm.settings import Settings, settings_of
+from xshare.engines.serving.protection import EXACT, KEY, SALT, SHARED, Protected, means_exact
+from xshare.engines.serving.settings import Settings
+from xshare.engines.vllm.settings import settings_of
 from xshare.errors import XShareError
 
 log = logging.getLogger("vllm.xshare")
-KEY, EXACT, SHARED = "xshare", "exact", "shared"
-SALT = "xshare-exact:"  # in front of the cache_salt of every protected request
-SPARE = 4  # times as many requests as a step has may be remembered before those that have gone are looked for
-
-Marks = npt.NDArray[np.bool_]
 
 
 class RequestError(XShareError):
@@ -57,10 +51,8 @@ def extra_args(protected: bool | None) -> dict[str, Any] | None:
 
 
 def is_exact(params: Any, settings: Settings) -> bool:
-    """Whether a request is protected. What nobody has checked, as vLLM's Rust front end does not, may be any value:
-    whoever means something by it is better not pruned."""
-    value = asked(params)
-    return params is not None and (settings.default == EXACT if value is None else value != SHARED)
+    """Whether a request is protected. vLLM's Rust front end checks no value."""
+    return params is not None and means_exact(asked(params), settings)
 
 
 # Where requests come in
@@ -165,14 +157,12 @@ def keep_apart(core: Any) -> None:
 # In the worker
 
 
-class Protection:
+class Protection(Protected):
     """Who is protected, of the requests that a worker has been told of."""
 
     def __init__(self, settings: Settings, max_requests: int, alive: Callable[[], Container[str]]) -> None:
-        """`alive`: the requests that the engine still knows."""
-        self.settings, self.most, self.alive = settings, SPARE * max_requests, alive
-        self.exact: set[str] = set()
-        self._latest: tuple[list[str], Marks | None] | None = None
+        super().__init__(max_requests, alive)
+        self.settings = settings
         self._said = False
 
     def follow(self, scheduled: Any) -> None:
@@ -180,26 +170,13 @@ class Protection:
         if self.exact and scheduled.finished_req_ids:
             self.exact -= scheduled.finished_req_ids
         for new in scheduled.scheduled_new_reqs:
-            self._latest = None
-            if is_exact(new.sampling_params, self.settings):
+            exact = is_exact(new.sampling_params, self.settings)
+            if exact:
                 self._say(asked(new.sampling_params))
-                self.exact.add(new.req_id)
-            else:
-                self.exact.discard(new.req_id)
-        if len(self.exact) > self.most:  # those that ended while nothing was scheduled
-            known = self.alive()
-            self.exact = {request for request in self.exact if request in known}
+            self.put(new.req_id, exact)
+        self.forget_gone()
 
     def _say(self, value: Any) -> None:
         if value not in (None, EXACT) and not self._said:
             self._said = True
             log.warning("xshare: a request asks for %r, which nobody has refused: it is protected", value)
-
-    def of(self, requests: Sequence[str]) -> Marks | None:
-        """Which of these are protected, the same array as long as they stay the same; None where none is."""
-        if not self.exact:
-            return None
-        if self._latest is None or self._latest[0] != requests:
-            marks = np.fromiter((request in self.exact for request in requests), np.bool_, len(requests))
-            self._latest = list(requests), marks if marks.any() else None
-        return self._latest[1]

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from xshare.engines.serving.metrics import line
 from xshare.engines.vllm.own_folder import NotOurs, own_folder, read_own, write_own
 
 log = logging.getLogger("vllm.xshare")
@@ -123,16 +124,3 @@ class Reporter(threading.Thread):
     def stop(self) -> None:
         self._done.set()
         remove_report(self.path)
-
-
-def line(found: dict[str, Any]) -> str:
-    """One line for the log."""
-    bypassed = ", ".join(f"{reason} {count}" for reason, count in found["steps_bypassed"].items()) or "none"
-    policy = found["policy"] + (" by cost" if found["cost"] else "") + ("" if found["on"] else " (off)")
-    text = f"xshare {policy}: {found['steps_pruned']} steps pruned, bypassed: {bypassed}"
-    if found.get("samples"):
-        native, active, mass = (
-            sum(found[name]) / len(found[name]) for name in ("experts_native", "experts_active", "mass_kept")
-        )
-        text += f"; experts {active:.1f} of {native:.1f} a layer, gating mass {mass:.3f}"
-    return text

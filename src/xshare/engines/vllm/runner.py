@@ -10,22 +10,17 @@ from typing import Any
 import numpy as np
 import torch
 
-from xshare.engines.gates import Tally
-from xshare.engines.vllm.alike import alike
+from xshare.engines.serving.building import build_state
+from xshare.engines.serving.settings import Settings
+from xshare.engines.serving.sizes import Sizes
+from xshare.engines.serving.state import State
 from xshare.engines.vllm.compatibility import check_config, check_signatures, verified, vllm_version
 from xshare.engines.vllm.finding import find_sites
 from xshare.engines.vllm.layer import compile_layers, make_layers
-from xshare.engines.vllm.metrics import Samples
 from xshare.engines.vllm.place import where
 from xshare.engines.vllm.protection import Protection
 from xshare.engines.vllm.reporter import Reporter, remove_stale, report_path
-from xshare.engines.vllm.settings import Settings, names_score, settings_of
-from xshare.engines.vllm.sizes import Sizes
-from xshare.engines.vllm.state import State, rows_within
-from xshare.engines.vllm.step import Step
-from xshare.kernels.control import Control
-from xshare.kernels.limits import THRESHOLDS, thresholds_of
-from xshare.profile import read_profile
+from xshare.engines.vllm.settings import names_score, settings_of
 from xshare.stairs import read_stairs
 
 log = logging.getLogger("vllm.xshare")
@@ -71,42 +66,16 @@ def attach(runner: Any, v2: bool) -> None:
 
 
 def make_state(model: Any, settings: Settings, device: torch.device, config: Any) -> State:
-    """Everything that is there before a layer is touched, from what must be known first to what is made of it."""
+    """Of vLLM's configuration and the layers of its model."""
     drafts = config.speculative_config.num_speculative_tokens if config.speculative_config is not None else 0
     max_requests = config.scheduler_config.max_num_seqs
     captured = (config.compilation_config.cudagraph_capture_sizes if device.type == "cuda" else None) or ()
     sizes = Sizes(min(settings.gates.max_rows, max_requests * (1 + drafts)), drafts, captured)
     sites = find_sites(model, settings, device)
-    numbers, top_k = [site.number for site in sites], max(site.router.top_k for site in sites)
-    policy = settings.policy
-    if settings.profile is not None:
-        policy = read_profile(Path(settings.profile)).policy_on(numbers)
-    control = None
-    if device.type == "cuda":
-        control = Control(device, max_requests)
-        control.set_policy(policy)
-        control.push()
     stairs = None if settings.cost is None else read_stairs(Path(settings.cost))
-    now, tally = Step(device, control), Tally(log)
     if stairs is not None:
         stairs.check(where(config, sites))
-        now.costs = stairs.costs.to(device)
-    groups = alike(sites, sizes.buckets[-1], device, sampled=settings.metrics.on)
-    never_within = 0 if settings.at_every_size else rows_within(policy, numbers, top_k)
-    thresholds = THRESHOLDS if settings.at_every_size else thresholds_of(policy.by_layer(numbers))
-    layers = make_layers(
-        sites, policy, groups, now, sizes, tally,
-        never_within=never_within, thresholds=thresholds, one_launch=settings.one_launch,
-        protects=settings.protect,
-    )  # fmt: skip
-    samples = Samples(groups, device) if settings.metrics.on else None
-    state = State(settings, policy, layers, now, sizes, tally, samples, stairs)
-    if state.why_not(True, sizes.max_rows) == "within_budget":
-        log.warning(
-            "xshare: %s can never act here: %d rows of top-%d load no more than the budget", policy, sizes.max_rows,
-            top_k,
-        )  # fmt: skip
-    return state
+    return build_state(sites, settings, device, sizes, max_requests, stairs, make_layers, log)
 
 
 def say_where_experts_are(state: State, config: Any) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from xshare.batch import Placement
-from xshare.engines.vllm.weights import backend, expert_bytes, in_host_memory
+from xshare.engines.vllm.weights import backend, expert_bytes, in_host_memory, rows_unshared
 from xshare.kernels.limits import unsupported_shape
 from xshare.policy import Policy
 from xshare.router import RouterSpec
@@ -44,6 +44,11 @@ class Site:
     @cached_property
     def in_host_memory(self) -> bool:
         return in_host_memory(self.runner)
+
+    @cached_property
+    def rows_unshared(self) -> int:
+        """With expert parallelism vLLM sorts whatever there is."""
+        return 0 if self.placement else rows_unshared(self.num_experts, self.router.top_k)
 
     def unservable(self, policy: Policy, device: torch.device) -> str | None:
         """Why this layer cannot be served on its path, or None."""

@@ -12,25 +12,9 @@ from prometheus_client.registry import Collector
 from vllm.v1.metrics.loggers import StatLoggerBase
 
 from xshare.engines.counting import PROTECTED
-from xshare.engines.vllm.metrics import SAMPLED
+from xshare.engines.serving.metrics import HELP, SAMPLED
 from xshare.engines.vllm.reporter import read_report, report_path, warn_once
 from xshare.engines.vllm.settings import settings_of
-
-HELP = {
-    "experts_native": "Experts a layer would load without selection, mean over sampled steps",
-    "experts_selected": "Experts in the selected set, mean over sampled steps",
-    "experts_active": "Experts a layer loads, mean over sampled steps",
-    "mass_kept": "Share of the native gating weight whose expert is kept, mean over sampled steps",
-    "rows_below_half": "Share of the voting rows that keep less than half of their native gating weight, mean over "
-    "sampled steps",
-    "smallest_kept": "The least share of its native gating weight that a voting row keeps, mean over sampled steps",
-    "rows_protected": "Rows of protected requests in a step, mean over sampled steps",
-    "experts_protected": "Experts a layer loads for protected requests alone, mean over sampled steps",
-    "mass_shared": "Share of the native gating weight that rows of requests that are not protected keep, mean over "
-    "sampled steps",
-    "max_load": "Most selected experts on one rank, mean over sampled steps",
-    "samples": "Sampled steps since the last change of policy: what the means are of",
-}
 
 
 class Figures(Collector):

@@ -2,33 +2,53 @@
 
 from __future__ import annotations
 
-import logging
 import os
+from collections.abc import Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from xshare.engines.gates import Gates, Reason, Tally
-from xshare.engines.vllm.forced import Forcing
-from xshare.engines.vllm.hooks import Route
-from xshare.engines.vllm.layer import Layer
-from xshare.engines.vllm.metrics import Samples
-from xshare.engines.vllm.protection import Marks
-from xshare.engines.vllm.settings import Settings, SettingsError
-from xshare.engines.vllm.sizes import Sizes
-from xshare.engines.vllm.step import Array, Step
-from xshare.engines.vllm.weights import rows_unshared
+from xshare.engines.serving.metrics import Samples
+from xshare.engines.serving.selector import Selector
+from xshare.engines.serving.settings import Settings, SettingsError
+from xshare.engines.serving.site import Site
+from xshare.engines.serving.sizes import Sizes
+from xshare.engines.serving.step import Array, Step
 from xshare.errors import PolicyError, shown
 from xshare.kernels.limits import MAX_ROWS
 from xshare.policy import MOST, Policy
 from xshare.routing import check_policy
 from xshare.stairs import Stairs
 
-log = logging.getLogger("vllm.xshare")
 FOLLOW = 32  # steps between two looks at where the engine has put its experts' replicas
+ROUTED = "route"  # mode of a layer that is routed in the selection's own launch
+
+Marks = npt.NDArray[np.bool_]
+
+
+class Attached(Protocol):
+    """A layer of an engine with selection attached."""
+
+    @property
+    def site(self) -> Site: ...
+
+    @property
+    def selector(self) -> Selector: ...
+
+    @property
+    def mode(self) -> str:
+        """How S reaches the engine."""
+
+    def attach(self) -> None:
+        """Put selection in front of the layer's routing."""
+
+    def follow_replicas(self) -> None:
+        """Read where an expert's first replica is, after the engine may have moved it."""
 
 
 class State:
@@ -38,7 +58,7 @@ class State:
         self,
         settings: Settings,
         policy: Policy,
-        layers: list[Layer],
+        layers: Sequence[Attached],
         now: Step,
         sizes: Sizes,
         tally: Tally,
@@ -56,7 +76,7 @@ class State:
         self.numbers = [layer.site.number for layer in layers]
         self.top_k = max((layer.site.router.top_k for layer in layers), default=1)
         self.first_within = self.within = rows_within(policy, self.numbers, self.top_k)
-        self.forcing: Forcing | None = None  # while tokens are forced
+        self.forcing: Any = None  # an engine's own, while tokens are forced
         self._one_row_each = now.starts
         self._protected: tuple[Marks, Array, Array] | None = None  # requests, their boundaries, their rows
         self._flags: tuple[Marks, Tensor] | None = None  # protected requests, and the same in device memory
@@ -83,13 +103,9 @@ class State:
 
     @cached_property
     def unshared(self) -> int:
-        """Rows up to which shared experts save nothing: `rows_unshared`, where most layers' lie in host memory."""
+        """Rows up to which shared experts save nothing, where most layers' lie in host memory."""
         sites = [layer.site for layer in self.layers]
-        if self.host_layers * 2 <= len(sites):
-            return 0
-        # With expert parallelism it sorts whatever there is.
-        each = [0 if site.placement else rows_unshared(site.num_experts, site.router.top_k) for site in sites]
-        return min(each)
+        return min(site.rows_unshared for site in sites) if self.host_layers * 2 > len(sites) else 0
 
     # Every step
 
@@ -150,6 +166,17 @@ class State:
                     control.protected.copy_(self._marked_on_device(exact, on_device))
         if now.sampling and self.samples is not None:
             self.samples.begin(now.rows, now.protected, None if control is None else control.protected)
+
+    def leave(self, reason: Reason) -> None:
+        """A step begins that is left alone, because too little is known of it."""
+        now, control = self.now, self.now.control
+        if self.samples is not None:
+            self.samples.settle()
+        self.tally.bypassed[reason] += 1
+        if control is not None and now.gate:
+            control.set_gate(False)
+            control.push()
+        now.gate = now.sampling = False
 
     def _marked_on_device(self, exact: Marks, starts: Tensor) -> Tensor:
         """Which rows are protected, int32 [MAX_ROWS], by boundaries that only the device knows."""
@@ -240,7 +267,7 @@ class State:
             "top_k": self.top_k if self.layers else 0,
             "expert_bytes": self.expert_bytes,
             "host_layers": self.host_layers,
-            "routed_layers": sum(layer.mode == Route.mode for layer in self.layers),  # in the selection's own launch
+            "routed_layers": sum(layer.mode == ROUTED for layer in self.layers),  # in the selection's own launch
             "backend": self.backend,
             **(self.samples.means() if self.samples is not None else {}),
         }

@@ -6,10 +6,10 @@ import torch
 from torch import Tensor
 
 from xshare.engines.gates import Tally
-from xshare.engines.vllm import ops
-from xshare.engines.vllm.alike import Buffers
-from xshare.engines.vllm.site import Site
-from xshare.engines.vllm.step import Step
+from xshare.engines.serving import ops
+from xshare.engines.serving.alike import Buffers
+from xshare.engines.serving.site import Site
+from xshare.engines.serving.step import Step
 from xshare.kernels import cpu
 from xshare.policy import Policy
 from xshare.routing import Routing, route, routed

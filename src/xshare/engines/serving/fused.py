@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from xshare.engines.vllm import one_launch
-from xshare.engines.vllm.alike import Buffers
-from xshare.engines.vllm.site import Site
-from xshare.engines.vllm.sizes import Sizes
-from xshare.engines.vllm.step import Step
+from xshare.engines.serving.alike import Buffers
+from xshare.engines.serving.site import Site
+from xshare.engines.serving.sizes import Sizes
+from xshare.engines.serving.step import Step
 from xshare.kernels.control import own_numbers
 from xshare.kernels.launch import FusedSelection
 from xshare.kernels.plan import Plan, Scratch
 from xshare.kernels.tables import Tables
 from xshare.kernels.words import Own
 from xshare.policy import Policy
+
+
+class OneLaunch(Protocol):
+    """What an engine asks for, where all of routing is done in the selection's launch."""
+
+    def aligned(self, logits: Tensor) -> bool:
+        """Whether these logits can be."""
+
+    def as_asked(self, tables: Tables, rows: int) -> Any:
+        """The tables of a step of so many rows, as the engine's own routing returns them."""
 
 
 class Pool:
@@ -56,10 +65,11 @@ class FusedSelector:
         routes: torch.dtype | None,
         pool: Pool,
         protects: bool = True,
+        one_launch: OneLaunch | None = None,
     ) -> None:
         """`policy` is this layer's of the start. `never_within`: rows that are never acted on, because they natively
         load no more than the budget. `thresholds`, `protects`: see FusedSelection. `routes`: logits of this type
-        are routed in the same launch (one_launch.py)."""
+        are routed in the same launch, as `one_launch` has it."""
         assert step.control is not None
         self.control, self.sizes, self.router, self.num_experts = step.control, sizes, site.router, site.num_experts
         self.never_within, self.reroutes = never_within, reroutes
@@ -88,7 +98,7 @@ class FusedSelector:
                 scratch=pool.scratch(plan, step.device),
                 tables=None if routes is None else pool.tables(plan, *shape, routes, step.device),
             )
-        self.routes = routes
+        self.routes, self.one_launch = routes, one_launch
         self._ready: dict[int, Any] = {}  # by rows: the tables, as the engine asks for them
         self.set_policy(policy)
 
@@ -103,7 +113,7 @@ class FusedSelector:
         return selection
 
     def routed(self, logits: Tensor) -> Any:
-        if logits.dtype != self.routes or not one_launch.aligned(logits):
+        if self.one_launch is None or logits.dtype != self.routes or not self.one_launch.aligned(logits):
             return None  # masked instead
         selection = self.launch(logits, route=True)
         if selection is None:
@@ -111,7 +121,7 @@ class FusedSelector:
         n = len(logits)
         if n not in self._ready:
             assert selection.tables is not None
-            self._ready[n] = one_launch.as_asked(selection.tables, n)
+            self._ready[n] = self.one_launch.as_asked(selection.tables, n)
         return self._ready[n]
 
     def do_not_route(self) -> None:

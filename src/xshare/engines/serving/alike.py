@@ -15,7 +15,7 @@ from torch import Tensor
 
 from xshare.batch import BatchLayout, Placement
 from xshare.engines.counting import FIGURES
-from xshare.engines.vllm.site import Site
+from xshare.engines.serving.site import Site
 from xshare.policy import Policy
 from xshare.router import RouterSpec
 from xshare.routing import apply, fit, prepare

@@ -9,10 +9,25 @@ import torch
 from torch import Tensor
 
 from xshare.engines.counting import FIGURES, PROTECTED
-from xshare.engines.vllm.alike import Alike
-from xshare.engines.vllm.step import Array
+from xshare.engines.serving.alike import Alike
+from xshare.engines.serving.step import Array
 
 SAMPLED = tuple(name for name in FIGURES if name not in ("top1_kept", "excluded", "mass_shared"))  # by Alike.add
+HELP = {
+    "experts_native": "Experts a layer would load without selection, mean over sampled steps",
+    "experts_selected": "Experts in the selected set, mean over sampled steps",
+    "experts_active": "Experts a layer loads, mean over sampled steps",
+    "mass_kept": "Share of the native gating weight whose expert is kept, mean over sampled steps",
+    "rows_below_half": "Share of the voting rows that keep less than half of their native gating weight, mean over "
+    "sampled steps",
+    "smallest_kept": "The least share of its native gating weight that a voting row keeps, mean over sampled steps",
+    "rows_protected": "Rows of protected requests in a step, mean over sampled steps",
+    "experts_protected": "Experts a layer loads for protected requests alone, mean over sampled steps",
+    "mass_shared": "Share of the native gating weight that rows of requests that are not protected keep, mean over "
+    "sampled steps",
+    "max_load": "Most selected experts on one rank, mean over sampled steps",
+    "samples": "Sampled steps since the last change of policy: what the means are of",
+}
 
 
 class Samples:
@@ -95,3 +110,16 @@ class Samples:
         shared = [mass - each for mass, each in zip(by_layer["mass_kept"], more, strict=True)]
         protected = dict(zip(PROTECTED, (self.rows_protected / count, only, shared), strict=True))
         return {"samples": self.count, **by_layer, **protected}
+
+
+def line(found: dict[str, Any]) -> str:
+    """One line for the log."""
+    bypassed = ", ".join(f"{reason} {count}" for reason, count in found["steps_bypassed"].items()) or "none"
+    policy = found["policy"] + (" by cost" if found["cost"] else "") + ("" if found["on"] else " (off)")
+    text = f"xshare {policy}: {found['steps_pruned']} steps pruned, bypassed: {bypassed}"
+    if found.get("samples"):
+        native, active, mass = (
+            sum(found[name]) / len(found[name]) for name in ("experts_native", "experts_active", "mass_kept")
+        )
+        text += f"; experts {active:.1f} of {native:.1f} a layer, gating mass {mass:.3f}"
+    return text

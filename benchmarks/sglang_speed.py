@@ -1,0 +1,106 @@
+"""What selection gives in SGLang: native routing, a no-op control and presets, in turns on one server.
+
+    python benchmarks/sglang_speed.py [--json evidence/sglang_speed.json] [--shape qwen3] [--batch 16]
+
+Runs in an environment with SGLang. A server with random weights in the shape of Qwen3-30B-A3B or gpt-oss-120b is
+started, and `xshare bench` measures it by its address: that is paired, and shows speed alone. The vocabulary is nano's,
+whose tokenizer it has; without a GPU all of it is small, and shows that the command runs.
+"""
+
+from __future__ import annotations
+
+import json as json_format
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import typer
+
+from xshare import models
+from xshare.cli import main as xshare
+from xshare.engines.client import Http, ServerError
+
+GPU = torch.cuda.is_available()
+PRESETS = ("careful", "balanced", "fast")
+SETTINGS = {"policy": "k0=1,m=0", "live": "any", "gates": {"bypass": False}}
+
+
+def command(folder: Path, port: int) -> list[str]:
+    found = [sys.executable, "-m", "sglang.launch_server", "--model-path", str(folder), "--load-format", "dummy"]
+    found += [
+        "--host",
+        "127.0.0.1",
+        "--port",
+        str(port),
+        "--served-model-name",
+        "random",
+        "--max-running-requests",
+        "64",
+    ]
+    found += ["--max-total-tokens", "65536", "--sampling-backend", "pytorch", "--skip-server-warmup"]
+    if GPU:
+        return [*found, "--attention-backend", "triton", "--moe-runner-backend", "triton"]
+    found += ["--device", "cpu", "--dtype", "float32", "--attention-backend", "torch_native"]
+    return [*found, "--mem-fraction-static", "0.05", "--disable-cuda-graph"]
+
+
+def model(shape: str, layers: int, folder: Path) -> Path:
+    from shapes import gpt_oss_120b, qwen3_30b_a3b, write
+
+    nano = models.folder("nano")
+    config = gpt_oss_120b(layers, tiny=not GPU) if shape == "gpt-oss" else qwen3_30b_a3b(layers, tiny=not GPU)
+    config.pop("quantization_config", None)
+    ids = {"vocab_size": 3072, "eos_token_id": 0, "bos_token_id": 1, "pad_token_id": 0}
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        folder.mkdir(parents=True, exist_ok=True)
+        shutil.copy(nano / name, folder / name)
+    return write(config | ids, folder)
+
+
+def wait(http: Http, process: subprocess.Popen[bytes], seconds: float) -> None:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end and process.poll() is None:
+        try:
+            if http.ask("/health")[0] == 200:
+                return
+        except ServerError:
+            time.sleep(1)
+    sys.exit("the server did not start: its log is above")
+
+
+def main(
+    json: Annotated[Path | None, typer.Option(help="Write the rows here.")] = None,
+    shape: Annotated[str, typer.Option(help="qwen3 or gpt-oss.")] = "qwen3",
+    layers: Annotated[int, typer.Option(help="Layers of the model.")] = 12 if GPU else 2,
+    batch: Annotated[int, typer.Option(help="Requests decoded together.")] = 16 if GPU else 4,
+    tokens: Annotated[int, typer.Option(help="Tokens of an answer.")] = 128 if GPU else 8,
+    repeats: Annotated[int, typer.Option(help="Runs of each policy.")] = 8 if GPU else 2,
+) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    http = Http(f"http://127.0.0.1:{port}", 120)
+    with tempfile.TemporaryDirectory() as made:
+        env = os.environ | {"XSHARE": json_format.dumps(SETTINGS)}
+        server = subprocess.Popen(command(model(shape, layers, Path(made, shape)), port), env=env)
+        try:
+            wait(http, server, 900)
+            given = ["xshare", "bench", "--engine", http.url, "--batch", str(batch), "--tokens", str(tokens)]
+            given += ["--repeats", str(repeats), "--prompt-tokens", "32"]
+            sys.argv = given + [word for preset in PRESETS for word in ("--policy", preset)]
+            sys.argv += ["--out", str(json)] if json is not None else []
+            xshare()
+        finally:
+            server.terminate()
+            server.wait(60)
+
+
+if __name__ == "__main__":
+    typer.run(main)

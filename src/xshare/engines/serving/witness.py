@@ -1,0 +1,57 @@
+"""A witness of live steps: every layer's S beside the reference's, from the logits that the step has left behind."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import torch
+
+from xshare.engines.serving.state import State
+from xshare.routing import route
+
+
+class Witness:
+    """Looks at every step that is sampled, before it is counted."""
+
+    def __init__(self, state: State) -> None:
+        assert state.samples is not None
+        self.state, self.samples = state, state.samples
+        self.compared = self.differ = self.steps = 0
+        self.ours, self.reference = hashlib.sha256(), hashlib.sha256()  # of all sets one after another
+        self._settle = self.samples.settle
+        self.samples.settle = self.settle  # type: ignore[method-assign]
+
+    def end(self) -> None:
+        self.settle()
+        del self.samples.settle  # the class's own is behind it
+
+    def settle(self) -> None:
+        if (rows := self.samples._waiting) is not None:
+            self._compare(rows)
+        self._settle()
+
+    def _compare(self, rows: int) -> None:
+        self.steps += 1
+        layout = self.state.now.layout(rows).to(torch.device("cpu"))
+        for layer in self.state.layers:
+            buffers: Any = layer.buffers  # type: ignore[attr-defined]
+            bias = layer.site.router.correction_bias
+            router = layer.site.router if bias is None else layer.site.router.with_bias(bias.cpu())
+            policy = self.state.policy.for_layer(layer.site.number)
+            wanted = route(buffers.seen[:rows].cpu(), router, policy, layout=layout).selected
+            keep = buffers.keep.cpu()
+            self.compared += 1
+            self.differ += int(not keep.equal(wanted))
+            self.ours.update(keep.numpy().tobytes())
+            self.reference.update(wanted.numpy().tobytes())
+
+    def told(self) -> dict[str, Any]:
+        self.settle()
+        return {
+            "steps": self.steps,
+            "compared": self.compared,
+            "differ": self.differ,
+            "sha256": self.ours.hexdigest(),
+            "sha256_reference": self.reference.hexdigest(),
+        }

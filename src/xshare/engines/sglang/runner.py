@@ -1,0 +1,122 @@
+"""SGLang's model runner: attach when a model is loaded, and read what each step is before it runs."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from xshare.engines.serving.building import build_state
+from xshare.engines.serving.protection import Protected
+from xshare.engines.serving.settings import Settings, SettingsError
+from xshare.engines.serving.sizes import Sizes
+from xshare.engines.serving.state import State
+from xshare.engines.serving.step import Array
+from xshare.engines.sglang.compatibility import check_server, sglang_version, verified
+from xshare.engines.sglang.finding import find_sites
+from xshare.engines.sglang.layer import Layer, make_layers
+from xshare.engines.sglang.place import where
+from xshare.engines.sglang.settings import settings_of_environment
+from xshare.kernels.limits import MAX_ROWS
+from xshare.profile import read_profile
+from xshare.stairs import read_stairs
+
+log = logging.getLogger("xshare.sglang")
+
+
+def attach(runner: Any) -> None:
+    """Called when a model has been loaded. A drafter's is left as it is."""
+    settings = settings_of_environment()
+    if settings is None or runner.is_draft_worker or getattr(runner, "xshare", None) is not None:
+        return
+    check_server(runner.server_args, settings)
+    device = torch.device(runner.device)
+    state = make_state(runner, settings, device)
+    for layer in state.layers:
+        layer.attach()
+        layer.selector.compile(runner.dtype)
+    if state.samples is not None and device.type == "cuda":
+        state.samples.compile()
+    runner.xshare = state
+    runner.xshare_protected = Protected(state.sizes.most, lambda: ())
+    runner.forward = _reading(runner, state)
+    log.info("xshare: %s on %d layers (SGLang %s: %s)", state.policy, len(state.layers), sglang_version(), verified())
+
+
+def make_state(runner: Any, settings: Settings, device: torch.device) -> State:
+    args = runner.server_args
+    width = int(runner.decode_num_tokens_per_req())
+    max_requests = min(args.max_running_requests or MAX_ROWS, MAX_ROWS)
+    captured = [size * width for size in captured_sizes(args)] if device.type == "cuda" else []
+    sizes = Sizes(min(settings.gates.max_rows, max_requests * width), width - 1, captured)
+    model = runner.model_config.hf_text_config
+    if settings.profile is not None:
+        read_profile(Path(settings.profile)).check(model)
+    sites = find_sites(runner.model, settings, device)
+    stairs = None if settings.cost is None else read_stairs(Path(settings.cost))
+    if stairs is not None:
+        stairs.check(where(runner, sites))
+    return build_state(sites, settings, device, sizes, MAX_ROWS, stairs, make_layers, log)
+
+
+def captured_sizes(args: Any) -> list[int]:
+    """Requests for which decode graphs are captured, and to which a step is padded."""
+    decode = getattr(getattr(args, "cuda_graph_config", None), "decode", None)
+    return list(getattr(decode, "bs", None) or ())
+
+
+def _reading(runner: Any, state: State) -> Callable[..., Any]:
+    """Around ModelRunner.forward, through which every step of the target comes, eager or as the replay of a graph; on
+    the stream on which it then runs. `DecodeCudaGraphRunner.load_batch` would be too early: speculation calls it ahead,
+    on a stream of its own, while the step before still runs."""
+    native, unseen = runner.forward, list(state.layers)
+
+    def forward(forward_batch: Any, *args: Any, **kwargs: Any) -> Any:
+        protected: Protected = runner.xshare_protected
+        exact = protected.of(forward_batch.rids) if protected.exact and forward_batch.rids else None
+        decoding, starts, on_device = rows_of(forward_batch, state)
+        if starts is None:
+            state.leave("mismatch")
+        else:
+            state.step(decoding, starts, on_device, exact)
+        found = native(forward_batch, *args, **kwargs)
+        if unseen:
+            check_called(unseen)
+            unseen.clear()
+        return found
+
+    return forward
+
+
+def check_called(layers: list[Any]) -> None:
+    """After the first pass: a layer whose router was not asked has a way around it, and would never be pruned."""
+    around: list[Layer] = [layer for layer in layers if not layer.called]
+    if around:
+        names = ", ".join(layer.site.name for layer in around)
+        raise SettingsError(f"xshare is attached to {names}, whose routing passes it by: leave them out with layers")
+
+
+def rows_of(batch: Any, state: State) -> tuple[bool, Array | None, Tensor | None]:
+    """Whether a ForwardBatch decodes alone, where each request's rows begin, and the same in device memory where the
+    host cannot tell all. No boundaries: how many rows there are is known to the device alone."""
+    requests, mode = int(batch.batch_size), batch.forward_mode
+    if mode.is_target_verify():
+        spec = batch.spec_info
+        layout = getattr(spec, "ragged_verify_layout", None)
+        if layout is not None:
+            if layout.verify_lens_cpu is None:
+                return True, None, None
+            return True, boundaries(layout.verify_lens_cpu), layout.qo_indptr_device
+        return True, boundaries([int(spec.draft_token_num)] * requests), None
+    return bool(mode.is_decode_or_idle()), state.one_row_each(requests), None
+
+
+def boundaries(rows: list[int]) -> Array:
+    starts = np.zeros(len(rows) + 1, np.int32)
+    np.cumsum(rows, out=starts[1:])
+    return starts

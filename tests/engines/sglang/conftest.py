@@ -1,0 +1,19 @@
+import importlib.util
+
+import pytest
+
+from xshare import models
+from xshare.models.untied import untied
+
+
+def pytest_collection_modifyitems(items):
+    if importlib.util.find_spec("sglang") is None:
+        for item in items:
+            if item.get_closest_marker("sglang") is not None:
+                item.add_marker(pytest.mark.skip(reason="SGLang is not installed: make test-sglang"))
+
+
+@pytest.fixture(scope="session")
+def nano(tmp_path_factory):
+    """As SGLang can load it."""
+    return untied(models.folder("nano"), tmp_path_factory.mktemp("models") / "nano")

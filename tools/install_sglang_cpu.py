@@ -1,0 +1,51 @@
+"""Install SGLang for the CPU into this interpreter's environment: python tools/install_sglang_cpu.py 0.5.23
+
+Its wheels ask for a CUDA build of torch and for kernels that are built for CUDA alone. So: the wheel without its
+dependencies, then those of them that its server imports, then a stub in the place of the kernels for text models
+(sglang_cpu_stub.py). `pip check` names the others as missing.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import sysconfig
+from importlib.metadata import requires
+from pathlib import Path
+
+# What `sglang.launch_server` imports on a CPU, of what the wheel asks for.
+IMPORTED = (
+    "aiohttp", "apache-tvm-ffi", "compressed-tensors", "datasets", "distro", "einops", "fastapi", "gguf", "interegular",
+    "ipython", "llguidance", "modelscope", "msgspec", "ninja", "numpy", "openai", "openai-harmony", "orjson",
+    "outlines",
+    "packaging", "partial-json-parser", "pillow", "prometheus-client", "psutil", "pybase64", "pydantic",
+    "python-multipart", "pyzmq", "regex", "requests", "scipy", "sentencepiece", "setproctitle", "soundfile", "tiktoken",
+    "tokenizers", "tqdm", "transformers", "uvicorn", "uvloop", "watchfiles", "xgrammar", "xxhash", "zstandard",
+)  # fmt: skip
+STUBBED = ("sgl_kernel", "torchvision")
+
+
+def pip_install(*arguments: str) -> None:
+    subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", *arguments], check=True)
+
+
+def main(version: str) -> None:
+    pip_install("--no-deps", f"sglang=={version}")
+    pip_install("packaging")
+    from packaging.requirements import Requirement
+    from packaging.utils import canonicalize_name
+
+    asked = [Requirement(line) for line in requires("sglang") or ()]
+    wanted = [r for r in asked if canonicalize_name(r.name) in IMPORTED and r.marker is None]
+    # SGLang imports Triton, which torch for the CPU does not bring along.
+    pip_install("triton>=3.6", *(str(r) for r in wanted))
+    for name in STUBBED:
+        stub = Path(__file__).with_name("sglang_cpu_stub.py")
+        shutil.copy(stub, Path(sysconfig.get_path("purelib"), f"{name}.py"))
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        sys.exit("say which version: python tools/install_sglang_cpu.py 0.5.23")
+    main(sys.argv[1])
