@@ -9,14 +9,15 @@ from pathlib import Path
 import meanings
 from fields import MADE, table
 
-VLLM = Path(__file__).resolve().parents[2] / "src" / "xshare" / "engines" / "vllm"
+ENGINES = Path(__file__).resolve().parents[2] / "src" / "xshare" / "engines"
+VLLM = ENGINES / "vllm"
 
 
 def metrics() -> Iterator[tuple[str, str, str]]:
     """Name, labels and meaning of every figure, from the source: to import it takes vLLM."""
     tree = ast.parse((VLLM / "stat_logger.py").read_text())
     helps: dict[str, str] = {}
-    for node in ast.walk(tree):
+    for node in ast.walk(ast.parse((ENGINES / "serving" / "metrics.py").read_text())):
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and node.targets[0].id == "HELP":
             helps = ast.literal_eval(node.value)
     for node in ast.walk(tree):
@@ -26,9 +27,9 @@ def metrics() -> Iterator[tuple[str, str, str]]:
         if isinstance(node.args[0], ast.Constant):
             end = "_total" if node.func.id.startswith("Counter") else ""
             yield f"{ast.literal_eval(node.args[0])}{end}", labels, ast.literal_eval(node.args[1])
-        else:  # of several names: `rows_protected` is a step's, the others are a layer's
+        else:  # of several names: two are of all layers together
             for name, said in helps.items():
-                if (name == "rows_protected") != ("layer" in labels):
+                if (name in ("rows_protected", "samples")) != ("layer" in labels):
                     yield f"xshare:{name}", labels, said
 
 
