@@ -17,7 +17,7 @@ from typing import Any
 
 from xshare.engines.base import About, Answer, BeforeStep, Divergence, Run, leaving
 from xshare.engines.client import Http, ServerError, refusal
-from xshare.engines.counting import FIGURES, Stats, layer_numbers, since
+from xshare.engines.counting import FIGURES, Stats, layer_numbers, over_workers, since
 from xshare.policy import Policy
 from xshare.progress import Advance, quiet
 from xshare.stairs import Stairs
@@ -50,6 +50,7 @@ class ServerEngine:
         tokenized = self.http.ask_json("/tokenize", {"model": self.model, "prompt": "a"})
         found = self._rpc("xshare_stats") or []
         self.live = bool(found) and isinstance(found[0], dict)
+        counted = over_workers(found) if self.live else {}
         self._vllm = isinstance(version, dict) and "version" in version
         self.about = About(
             engine="vllm server" if self._vllm else "server",
@@ -59,14 +60,14 @@ class ServerEngine:
             prompt_form="ids" if isinstance(tokenized, dict) and "tokens" in tokenized else "text",
         )
         self._before: dict[str, Any] = {}
-        self._found: dict[str, Any] = found[0] if self.live else {}  # what it did before anyone changed it
+        self._found: dict[str, Any] = counted  # what it did before anyone changed it
         self.serves = Policy.parse(self._found["policy"]) if self.live and self._found["on"] else None
         if self.live:
-            self.about.experts, self.about.top_k = found[0]["experts"], found[0]["top_k"]
-            self.about.layers = len(found[0]["layers"])
-            self.about.backend = found[0].get("backend")
-            self.about.layer_numbers = layer_numbers(found[0]["layers"])
-            self._before = found[0]
+            self.about.experts, self.about.top_k = counted["experts"], counted["top_k"]
+            self.about.layers = len(counted["layers"])
+            self.about.backend = counted.get("backend")
+            self.about.layer_numbers = layer_numbers(counted["layers"])
+            self._before = counted
         else:
             self.about.policy, self.about.cost = self._running(), self._weighs() or None
         self._cost = bool(self._found.get("cost"))  # as it is now
@@ -116,13 +117,11 @@ class ServerEngine:
         return results if self._refusal is None else None
 
     def _counted(self) -> dict[str, Any]:
-        """By the first worker: all have counted the same."""
         results = self._rpc("xshare_stats")
         if not results:
             why = self._refusal or "its log may say why"
             raise ServerError(f"the server at {self.http.url} no longer answers xshare_stats: {why}")
-        found: dict[str, Any] = results[0]
-        return found
+        return over_workers(results)
 
     def _running(self) -> str:
         """What the server does by itself, as far as its metrics say so."""

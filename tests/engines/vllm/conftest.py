@@ -1,4 +1,5 @@
 import importlib.util
+import signal
 
 import pytest
 from models import cleaned_up, engine, make
@@ -30,3 +31,17 @@ def started():
 
     yield start
     cleaned_up()
+
+
+@pytest.fixture
+def time_limit():
+    """Processes that wait for one another must not wait for ever: a test of theirs fails after four minutes."""
+
+    def fail(*_):
+        raise TimeoutError("four minutes have passed: do ranks wait for one another?")
+
+    before = signal.signal(signal.SIGALRM, fail)
+    signal.alarm(240)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)

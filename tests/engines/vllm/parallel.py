@@ -49,6 +49,11 @@ if hasattr(CPUUnquantizedExperts, "_select_experts"):
 
 
 class Watched:
+    def make_room(self) -> None:
+        """For what a pipeline stage gets from the one before: vLLM makes it in a dummy run, which an engine that does
+        not compile leaves out on a CPU."""
+        self.model_runner.profile_run()
+
     def watch(self) -> None:
         """From now on, keep what every layer decides by."""
         self.decided = []

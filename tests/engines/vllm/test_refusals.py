@@ -117,7 +117,6 @@ def test_a_control_is_served_where_that_is_asked_for():
 
 def engine_with(**parallel):
     found = {"use_ubatching": False, "data_parallel_size": 1, "use_sequence_parallel_moe": False}
-    found["pipeline_parallel_size"] = 1
     found |= {"prefill_context_parallel_size": 1, "enable_expert_parallel": False, "tensor_parallel_size": 1}
     return SimpleNamespace(
         parallel_config=SimpleNamespace(**found | parallel),
@@ -136,7 +135,6 @@ def check(config, given=GOOD):
     ("parallel", "sentence"),
     [
         ({"use_ubatching": True}, "dual batch overlap.*turn --enable-dbo off, or remove the xshare key"),
-        ({"pipeline_parallel_size": 2}, "pipeline parallel size 2: set it to 1, or remove"),
         ({"data_parallel_size": 2}, "data parallel size 2.*use tensor and expert parallelism, or remove"),
         ({"use_sequence_parallel_moe": True}, "sequence-parallel MoE.*or remove the xshare key"),
         ({"prefill_context_parallel_size": 2}, "prefill context parallelism: set its size to 1, or remove"),

@@ -9,11 +9,12 @@ import torch
 from torch import Tensor
 
 from xshare.engines.counting import FIGURES
+from xshare.engines.counting import PROTECTED as EXPERTS_PROTECTED
 from xshare.engines.vllm.alike import Alike
 from xshare.engines.vllm.step import Array
 
 SAMPLED = tuple(name for name in FIGURES if name not in ("top1_kept", "excluded"))  # what Alike.add counts
-PROTECTED = ("rows_protected", "experts_protected")  # of protected requests; the second by layer
+PROTECTED = ("rows_protected", EXPERTS_PROTECTED)  # of protected requests; the second by layer
 
 
 class Samples:

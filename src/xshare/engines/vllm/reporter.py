@@ -29,9 +29,12 @@ def warn_once(sentence: str) -> None:
         log.warning("xshare: no figures in /metrics: %s", sentence)
 
 
-def report_path(instance: str) -> Path:
-    """A file that the worker and the server of one engine both know, in a folder that only this user can write to."""
-    return Path(tempfile.gettempdir(), f"xshare-{os.getuid()}", re.sub(r"[^\w-]", "_", instance) + ".json")
+def report_path(instance: str, stage: int = 0, rank: int = 0) -> Path:
+    """A file that a worker and the server of one engine both know, in a folder that only this user can write to. Each
+    pipeline stage of each data-parallel rank has one."""
+    instance = instance.removesuffix(f"_dp{rank}")  # in some of vLLM's processes
+    name = re.sub(r"[^\w-]", "_", instance) + (f"-rank{rank}" if rank else "") + (f"-stage{stage}" if stage else "")
+    return Path(tempfile.gettempdir(), f"xshare-{os.getuid()}", f"{name}.json")
 
 
 def read_report(path: Path) -> dict[str, Any] | None:
@@ -130,7 +133,7 @@ def line(found: dict[str, Any]) -> str:
     bypassed = ", ".join(f"{reason} {count}" for reason, count in found["steps_bypassed"].items()) or "none"
     policy = found["policy"] + (" by cost" if found["cost"] else "") + ("" if found["on"] else " (off)")
     text = f"xshare {policy}: {found['steps_pruned']} steps pruned, bypassed: {bypassed}"
-    if found.get("samples"):
+    if found.get("samples") and found["layers"]:
         native, active, mass = (
             sum(found[name]) / len(found[name]) for name in ("experts_native", "experts_active", "mass_kept")
         )

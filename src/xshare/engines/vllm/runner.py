@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import logging
+from functools import wraps
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +14,16 @@ import torch
 from xshare.engines.gates import Tally
 from xshare.engines.vllm.alike import alike
 from xshare.engines.vllm.compatibility import check_config, check_signatures, verified, vllm_version
-from xshare.engines.vllm.finding import find_sites
+from xshare.engines.vllm.finding import find_layers
 from xshare.engines.vllm.layer import compile_layers, make_layers
 from xshare.engines.vllm.metrics import Samples
 from xshare.engines.vllm.place import where
 from xshare.engines.vllm.protection import Protection
+from xshare.engines.vllm.ranks import make_ranks, rank_of
 from xshare.engines.vllm.reporter import Reporter, remove_stale, report_path
 from xshare.engines.vllm.settings import Settings, names_score, settings_of
 from xshare.engines.vllm.sizes import Sizes
+from xshare.engines.vllm.stages import stage_number
 from xshare.engines.vllm.state import State, rows_within
 from xshare.engines.vllm.step import Step
 from xshare.kernels.control import Control
@@ -56,6 +59,8 @@ def attach(runner: Any, v2: bool) -> None:
     if state.samples is not None and state.device.type == "cuda":
         state.samples.compile()
     runner.xshare = state
+    if state.ranks is not None:
+        runner._dummy_run = _idling(runner, state)
     if v2:
         runner.prepare_inputs = _reading_v2(runner, state)
     else:
@@ -67,7 +72,8 @@ def attach(runner: Any, v2: bool) -> None:
     say_where_experts_are(state, config)
     if settings.cost is not None:
         log.info("xshare: sizes of sets are weighed by what they cost here: %s", settings.cost)
-    log.info("xshare: %s on %d layers (vLLM %s: %s)", state.policy, len(state.layers), vllm_version(), verified())
+    which = f"{len(state.layers)} of {len(state.model)}" if len(state.layers) < len(state.model) else len(state.layers)
+    log.info("xshare: %s on %s layers (vLLM %s: %s)", state.policy, which, vllm_version(), verified())
 
 
 def make_state(model: Any, settings: Settings, device: torch.device, config: Any) -> State:
@@ -76,8 +82,9 @@ def make_state(model: Any, settings: Settings, device: torch.device, config: Any
     max_requests = config.scheduler_config.max_num_seqs
     captured = (config.compilation_config.cudagraph_capture_sizes if device.type == "cuda" else None) or ()
     sizes = Sizes(min(settings.gates.max_rows, max_requests * (1 + drafts)), drafts, captured)
-    sites = find_sites(model, settings, device)
-    numbers, top_k = [site.number for site in sites], max(site.router.top_k for site in sites)
+    found = find_layers(model, settings, device)
+    sites = found.sites
+    numbers, top_k = [layer.number for layer in found.model], max(layer.top_k for layer in found.model)
     policy = settings.policy
     if settings.profile is not None:
         policy = read_profile(Path(settings.profile)).policy_on(numbers)
@@ -88,8 +95,9 @@ def make_state(model: Any, settings: Settings, device: torch.device, config: Any
         control.push()
     stairs = None if settings.cost is None else read_stairs(Path(settings.cost))
     now, tally = Step(device, control), Tally(log)
+    ranks = make_ranks(now)
     if stairs is not None:
-        stairs.check(where(config, sites))
+        stairs.check(where(config, found.model))
         now.costs = stairs.costs.to(device)
     groups = alike(sites, sizes.buckets[-1], device, sampled=settings.metrics.on)
     never_within = 0 if settings.at_every_size else rows_within(policy, numbers, top_k)
@@ -97,11 +105,11 @@ def make_state(model: Any, settings: Settings, device: torch.device, config: Any
     layers = make_layers(
         sites, policy, groups, now, sizes, tally,
         never_within=never_within, thresholds=thresholds, one_launch=settings.one_launch,
-        protects=settings.protect,
+        protects=settings.protect, ranks=ranks,
     )  # fmt: skip
     samples = Samples(groups, device) if settings.metrics.on else None
-    state = State(settings, policy, layers, now, sizes, tally, samples, stairs)
-    if state.why_not(True, sizes.max_rows) == "within_budget":
+    state = State(settings, policy, layers, now, sizes, tally, samples, stairs, found.model, ranks)
+    if ranks is None and state.why_not(True, sizes.max_rows) == "within_budget":
         log.warning(
             "xshare: %s can never act here: %d rows of top-%d load no more than the budget", policy, sizes.max_rows,
             top_k,
@@ -133,12 +141,24 @@ def say_where_experts_are(state: State, config: Any) -> None:
 def start_reporter(state: State, config: Any) -> None:
     from vllm.distributed import get_tensor_model_parallel_rank
 
-    if get_tensor_model_parallel_rank() == 0:
-        path = report_path(config.instance_id)
+    if get_tensor_model_parallel_rank() == 0:  # of each stage, with its own layers
+        path = report_path(config.instance_id, stage_number(), rank_of(config.parallel_config))
         remove_stale(path.parent)
         reporter = Reporter(state.snapshot, path, state.settings.metrics.interval)
         reporter.start()
         atexit.register(reporter.stop)
+
+
+def _idling(runner: Any, state: State) -> Any:
+    """An idle rank's pass goes by what it was told last, unless it is told that there is nothing."""
+    native = runner._dummy_run
+
+    @wraps(native)
+    def dummy_run(*args: Any, **kwargs: Any) -> Any:
+        state.idle()
+        return native(*args, **kwargs)
+
+    return dummy_run
 
 
 def _reading_v1(runner: Any, state: State) -> Any:

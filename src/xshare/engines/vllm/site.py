@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from xshare.batch import Placement
-from xshare.engines.vllm.weights import backend, expert_bytes, in_host_memory
+from xshare.engines.vllm.weights import backend, expert_bytes, in_host_memory, rows_unshared
 from xshare.kernels.limits import unsupported_shape
 from xshare.policy import Policy
 from xshare.router import RouterSpec
@@ -30,6 +30,10 @@ class Site:
         return bool(self.runner.routed_experts.quant_method.is_monolithic)
 
     @property
+    def top_k(self) -> int:
+        return self.router.top_k
+
+    @property
     def path(self) -> str:
         return "monolithic" if self.monolithic else "router"
 
@@ -45,10 +49,18 @@ class Site:
     def in_host_memory(self) -> bool:
         return in_host_memory(self.runner)
 
+    @property
+    def unshared(self) -> int:
+        """Rows up to which shared experts save nothing where they lie in host memory. With expert parallelism vLLM
+        sorts whatever there is."""
+        return 0 if self.placement else rows_unshared(self.num_experts, self.router.top_k)
+
     def unservable(self, policy: Policy, device: torch.device) -> str | None:
         """Why this layer cannot be served on its path, or None."""
         if self.monolithic and self.router.n_group > 1:
             return "its kernel judges groups by experts outside the set too; choose a modular --moe-backend"
+        if getattr(self.runner, "do_naive_dispatch_combine", False):
+            return "its experts are handed the logits of all data-parallel ranks; choose another --moe-backend"
         if self.monolithic and policy.method != "xshare":
             return f"method {policy.method!r} cannot reach into its kernel; choose a modular --moe-backend"
         return unsupported_shape(self.num_experts, 1, self.router.n_group) if device.type == "cuda" else None
