@@ -147,10 +147,8 @@ def check_config(config: Any, settings: Settings) -> None:
         raise SettingsError(f"xshare runs on CUDA, ROCm and the CPU, not on {device}: remove the xshare key")
     if device == "cuda" and (reason := unsupported_policy(settings.policy)):
         raise SettingsError(f"{reason}, {way_out}")
-    expert_parallel = (
-        parallel.enable_expert_parallel and parallel.tensor_parallel_size * parallel.data_parallel_size > 1
-    )
-    if settings.policy.device_budget is not None and not expert_parallel:
+    ranks = parallel.tensor_parallel_size * parallel.data_parallel_size
+    if settings.policy.device_budget is not None and not (parallel.enable_expert_parallel and ranks > 1):
         raise SettingsError(
             "device_budget (mg) in xshare needs expert parallelism: add --enable-expert-parallel and at least two ranks"
         )
