@@ -1,4 +1,4 @@
-"""Data parallelism over two ranks, with expert parallelism: one set for the rows of both, whatever each of them does."""
+"""Data parallelism over two ranks, with expert parallelism: one set for the rows of both, whatever each does."""
 
 import pytest
 import scenes

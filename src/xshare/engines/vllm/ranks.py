@@ -3,38 +3,24 @@
 Ranks run a model layer by layer in step, the idle ones on dummy batches, because their experts need one another. So at
 every MoE layer of every pass each rank sends a message, whatever its own gate says, and gets the sum of all messages.
 It holds the votes of the rank's rows, none where the rank reads prompts, idles or is switched off; and what every rank
-must know to come to the same decision about the step:
-
-ROWS, REQUESTS   of the ranks that vote: gates count them over all ranks
-VOTING           how many ranks do
-POLICY, SQUARED  a number for the policy, and its square: the ranks that vote have the same one exactly where
-                 VOTING * sum of squares = (sum)^2. While a change of policy is under way from rank to rank, they
-                 differ, and such steps are left alone on every rank.
+must know to come to the same decision about the step (kernels.words.Said): the rows and requests of the ranks that
+vote, which gates count, and whether these have the same policy. While a change is under way from rank to rank they have
+not, and such steps are left alone on every rank.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from enum import IntEnum
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from xshare.engines.vllm.step import Step
+from xshare.kernels.words import Said
 
 BITS = 20  # of a policy's number: squares of 2048 ranks' fit
-
-
-class Word(IntEnum):
-    """Places in a message after the votes."""
-
-    ROWS = 0
-    REQUESTS = 1
-    VOTING = 2
-    POLICY = 3
-    SQUARED = 4
 
 
 def number_of(*what: Any) -> int:
@@ -60,18 +46,18 @@ class Ranks:
 
     def exchange(self, votes: Tensor | None, size: int) -> Tensor | None:
         """Send this rank's votes, int64 [size], or None for none; the sum over all ranks, or None where this rank's
-        rows are left alone."""
-        message = torch.zeros(size + len(Word), dtype=torch.int64, device=self.step.device)
+        rows are left alone. The last of them is how many rows vote."""
+        message = torch.zeros(size + len(Said) - 1, dtype=torch.int64, device=self.step.device)
         if votes is not None:
             message[:size] = votes
             said = {
-                Word.ROWS: self.step.rows,
-                Word.REQUESTS: len(self.step.starts) - 1,
-                Word.VOTING: 1,
-                Word.POLICY: self.policy,
-                Word.SQUARED: self.policy**2,
+                Said.ROWS: self.step.rows,
+                Said.REQUESTS: len(self.step.starts) - 1,
+                Said.VOTING: 1,
+                Said.POLICY: self.policy,
+                Said.SQUARED: self.policy**2,
             }
-            message[size:] = torch.tensor([said[word] for word in Word])
+            message[size:] = torch.tensor(list(said.values()))
         self.add_up(message)
         if votes is None:
             return None
