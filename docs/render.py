@@ -46,6 +46,7 @@ PAGES = [
     "docs/kernels.md",
     "docs/nano.md",
     "docs/offload.md",
+    "docs/scale.md",
     "docs/transformers.md",
     "docs/tune.md",
     "docs/vllm.md",

@@ -35,3 +35,7 @@ def reduce_scatterv(self, input_, dim=-1, sizes=None):
 
 
 CpuCommunicator.all_gatherv, CpuCommunicator.reduce_scatterv = all_gatherv, reduce_scatterv
+
+
+class Joined:
+    """Mixed into the workers of a server, so that they import this."""

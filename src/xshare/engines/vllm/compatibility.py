@@ -40,7 +40,8 @@ SIGNATURES = {
     ("vllm.v1.engine.core", "EngineCore.reset_prefix_cache"): ("reset_running_requests",),
 }
 V1 = {
-    ("vllm.v1.worker.gpu_model_runner", "GPUModelRunner._prepare_inputs"): ("scheduler_output", "num_scheduled_tokens")
+    ("vllm.v1.worker.gpu_model_runner", "GPUModelRunner._prepare_inputs"): ("scheduler_output", "num_scheduled_tokens"),
+    ("vllm.v1.worker.gpu_model_runner", "GPUModelRunner._dummy_run"): ("num_tokens",),
 }
 V2 = {("vllm.v1.worker.gpu.model_runner", "GPUModelRunner.prepare_inputs"): ("scheduler_output",)}
 
