@@ -129,7 +129,8 @@ class RouterSpec:
         """
         if self.n_group == 1:
             return choice
-        groups = choice.view(*choice.shape[:-1], self.n_group, -1)  # [..., n, n_group, N / n_group]
+        *rows, N = choice.shape
+        groups = choice.view(*rows, self.n_group, N // self.n_group)  # [..., n, n_group, N / n_group]
         best = groups.topk(min(2, groups.shape[-1]), dim=-1).values
         present = best > ABSENT
         value = torch.where(present, best, 0).sum(-1).clamp(min=LOWEST)  # [..., n, n_group]; two of LOWEST overflow

@@ -64,6 +64,28 @@ def above(full: Row, topk: Row) -> Table:
     return titles, cells
 
 
+def scale(*deployments: Row) -> Table:
+    """One set for all ranks beside a set for each."""
+    titles = ["devices = ranks", "requests", "policy", "set", "active", "of a rank", "fullest device", "gating mass"]
+    cells = []
+    for found in deployments:
+        for row in found["rows"]:
+            native = row["policy"] == "native"
+            if native and row["shared"]:
+                continue  # the same as without
+            which = "" if native else "of all ranks" if row["shared"] else "of each rank"
+            line = [str(row["devices"]), str(row["batch"]), f"`{row['policy']}`", which]
+            cells.append([*line, *(f"{row[name]:.1f}" for name in ("active", "active_rank")), f"{row['max_load']:.2f}"])
+            cells[-1].append(f"{row['mass']:.3f}")
+    return titles, cells
+
+
+def checks(found: Row) -> Table:
+    titles = ["layout", "check", "passed", "detail"]
+    rows = found["rows"]
+    return titles, [[row["layout"], row["check"], "yes" if row["passed"] else "no", row["detail"]] for row in rows]
+
+
 def steps_of(found: Row) -> Steps:
     rows = (row for row in found["rows"] if row["regime"] == "independent")
     return {(row["rows"], row["method"], row["mg"]): row for row in rows}
@@ -80,6 +102,8 @@ def tables() -> dict[str, tuple[str, Callable[..., Table]]]:
     found: dict[str, tuple[str, Callable[..., Table]]] = {
         "ep_claims": ("paper_ep paper_ep_topk", claims),
         "ep_above": ("paper_ep paper_ep_topk", above),
+        "scale": ("scale_8 scale_16 scale_64", scale),
+        "parallel_check": ("parallel_check", checks),
     }
     for regime in ("independent", "skewed"):
         found[f"paper_ep_{regime}"] = ("paper_ep", partial(devices, regime=regime))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -24,7 +25,9 @@ from xshare.results import Row, check_replaced, provenance, write_result
 from xshare.results.columns import spelled_mean
 from xshare.trace import Batches, Trace, one_pass, overlap, sampled
 from xshare.trace import replay as replayed
+from xshare.trace.made_up import is_made_up, made_up
 from xshare.trace.packed import content_sha256
+from xshare.trace.ranks import replay_ranks
 from xshare.trace.rows import curve_rows, layer_rows, replay_row
 from xshare.trace.sample import Mix as Mixed
 
@@ -37,7 +40,9 @@ CHOSEN_ONLY = (
 
 
 def replay(
-    trace: Annotated[Path, typer.Argument(help="A trace file (see `xshare trace import`).")],
+    trace: Annotated[
+        Path, typer.Argument(help="A trace file (see `xshare trace import`), or made-up routing as random:256,8.")
+    ],
     policy: take.Policies = None,
     policies: Annotated[Path | None, typer.Option(help="A YAML file with a list of policies.")] = None,
     batch: Annotated[
@@ -46,6 +51,10 @@ def replay(
     drafts: take.Drafts = 0,
     devices: Annotated[
         int | None, typer.Option(min=1, help="Devices the experts are spread over, in blocks.", show_default="1")
+    ] = None,
+    ranks: Annotated[
+        int | None,
+        typer.Option(min=2, help="Data-parallel ranks of a batch: with one set for all, and with one each."),
     ] = None,
     mix: Annotated[
         Mix, typer.Option(help="Batches of any sequences, of several domains each, or of one each.")
@@ -65,16 +74,21 @@ def replay(
         raise XShareError("--curve and --overlap are two different tables: ask for one at a time")
     if protect and (curve or overlaps):
         raise XShareError("--protect is for policies at one batch size: leave --curve and --overlap out")
+    if ranks is not None and (curve or overlaps or by_layer or protect or plot is not None):
+        raise XShareError(
+            "--ranks is a table of its own: leave out --curve, --overlap, --by-layer, --protect and --plot"
+        )
     check_apart([out, plot], [trace, policies])
     if out is not None:
         check_replaced(out)
     if plot is not None:
         check_plot(plot)
     chosen = [Policy.parse("native"), *_policies(policy or [], policies)]
-    if devices is None and (spread := [each for each in chosen if each.device_budget is not None]):
+    if devices is None and ranks is None and (spread := [each for each in chosen if each.device_budget is not None]):
         raise XShareError(f"{spread[0]} fills devices (mg), and nobody said how many there are: name them by --devices")
-    devices = devices or 1
-    loaded = Trace.load(trace)
+    devices = devices or ranks or 1
+    invented = is_made_up(str(trace))
+    loaded = made_up(str(trace), seed) if invented else Trace.load(trace)
     header = loaded.header
     sequences = len(loaded.lengths)
     batch = batch or min(16, sequences)
@@ -91,7 +105,16 @@ def replay(
             return one_pass(loaded, size, drafts, how, seed)
         return sampled(loaded, size, drafts, how, batches, seed)
 
-    if overlaps:
+    if ranks is not None:
+        laid_out = batches_of(batch)
+        with progress_bar("batches", len(laid_out)) as advance:
+            found = replay_ranks(
+                loaded, _with_defaults(chosen, header.top_k), laid_out, placement, ranks, advance=advance
+            )
+        rows = [asdict(each) | setting | {"policy": str(each.policy), "ranks": ranks} for each in found]
+        where = f"batch {batch} over {ranks} ranks, {devices} devices"
+        print_table(_ranks_table(rows, f"{title}: {where}, {len(laid_out)} batches"))
+    elif overlaps:
         rows = overlap(loaded, seed=seed)
         print_table(_overlap_table(rows, title))
     elif curve:
@@ -125,7 +148,8 @@ def replay(
     if mix == "alike" and (least := min(Counter(header.domains).values())) < largest:
         console.print(f"A domain of this trace has {least} sequences: larger batches hold some of them several times.")
     if out is not None:
-        stamp = provenance(model=header.model, trace=trace.name, trace_sha256=content_sha256(trace), seed=seed)
+        about: Row = {} if invented else {"trace": trace.name, "trace_sha256": content_sha256(trace)}
+        stamp = provenance(model=header.model, **about, seed=seed)
         write_result(out, rows, stamp)
         console.print(f"rows written to {out}")
     if plot is not None:
@@ -167,6 +191,17 @@ def _replay_table(rows: list[Row], title: str) -> Table:
             protected = f"{row.get('protected_requests', 0)} of {row['batch']}"
             cells = [protected, *cells, spelled_mean(row, "mass_shared", 3)]
         table.add_row(row["policy"], *cells, kept, load)
+    return table
+
+
+def _ranks_table(rows: list[Row], title: str) -> Table:
+    table = number_table(title, "policy", "set", "active", "of a rank", "fullest device", "mass")
+    for row in rows:
+        if row["policy"] == "native" and row["shared"]:
+            continue  # the same without a set
+        which = "-" if row["policy"] == "native" else "of all ranks" if row["shared"] else "of each rank"
+        cells = (f"{row[name]:.2f}" for name in ("active", "active_rank", "max_load"))
+        table.add_row(row["policy"], which, *cells, f"{row['mass']:.3f}")
     return table
 
 

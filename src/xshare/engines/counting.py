@@ -23,6 +23,7 @@ FIGURES = (
 )
 
 PROTECTED = ("rows_protected", "experts_protected", "mass_shared")  # of protected requests, all but the first by layer
+BY_LAYER = tuple(dict.fromkeys((*FIGURES, *PROTECTED[1:])))
 
 
 def layer_numbers(names: Sequence[str]) -> tuple[int, ...]:
@@ -30,6 +31,32 @@ def layer_numbers(names: Sequence[str]) -> tuple[int, ...]:
     none."""
     found = [LAYER.search(name) for name in names]
     return tuple(place if number is None else int(number[1]) for place, number in enumerate(found))
+
+
+def over_workers(answers: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """One answer to `xshare_stats` from those of all workers: ranks of a pipeline stage have the same layers and have
+    counted the same, stages have layers of their own. Layers come in the model's order."""
+    stages: dict[tuple[str, ...], dict[str, Any]] = {}
+    for answer in answers:
+        stages.setdefault(tuple(answer["layers"]), answer)
+    if len(stages) == 1:
+        return dict(answers[0])
+    having = [stage for layers, stage in stages.items() if layers]
+    names = [name for stage in having for name in stage["layers"]]
+    order = sorted(range(len(names)), key=lambda place: layer_numbers(names)[place])
+    found = dict(answers[0]) | {"layers": [names[place] for place in order]}
+    for figure in BY_LAYER:
+        if all(figure in stage for stage in having):
+            values = [value for stage in having for value in stage[figure]]
+            found[figure] = [values[place] for place in order]
+    for name in ("experts", "top_k"):
+        found[name] = max(stage[name] for stage in having)
+    for name in ("expert_bytes", "host_layers", "routed_layers"):
+        each = [stage[name] for stage in having if name in stage]
+        found[name] = None if None in each else sum(each)
+    backends = {name for stage in having for name in (stage.get("backend") or "").split(", ") if name}
+    found["backend"] = ", ".join(sorted(backends)) or None
+    return found
 
 
 @dataclass

@@ -11,7 +11,16 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from xshare.policy import MOST
 
 Reason = Literal[
-    "off", "prefill", "many_rows", "many_requests", "few_rows", "within_budget", "unshared", "protected", "mismatch"
+    "off",
+    "prefill",
+    "many_rows",
+    "many_requests",
+    "few_rows",
+    "within_budget",
+    "unshared",
+    "protected",
+    "changing",  # another policy is on its way, and not all ranks have it yet
+    "mismatch",
 ]
 
 

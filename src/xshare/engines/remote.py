@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, ClassVar, Protocol
 
 from xshare.engines.client import Http, refusal
+from xshare.engines.counting import over_workers
 
 
 class Remote(Protocol):
@@ -29,7 +30,7 @@ class Vllm:
 
     def stats(self) -> dict[str, Any] | None:
         found = self._rpc("xshare_stats") or [None]
-        return found[0] if isinstance(found[0], dict) else None
+        return over_workers(found) if isinstance(found[0], dict) else None
 
     def call(self, method: str, value: Any) -> bool:
         return self._rpc(method, value) is not None

@@ -47,6 +47,7 @@ class Control:
         self._used = len(Word)  # how much of it this step needs
         self._changed = True  # since the last push
         self._host[Word.COST] = -1
+        self._host[Word.MOST_ROWS] = self._host[Word.MOST_REQUESTS] = np.iinfo(np.int32).max
         self._gate, self._step = (False, False), (0, np.zeros(1, np.int32))  # as set last
         on_gpu = self.memory.is_cuda
         # each with room for the marks of protected rows, which are sent only where there are any
@@ -104,6 +105,17 @@ class Control:
         self._marks[:] = 0
         self._marks[np.asarray(rows, np.int64)] = 1
         self._host[Word.PROTECTED], self._changed, self._marked = len(rows) > 0, True, len(rows) > 0
+
+    def set_group(
+        self, number: int, least_rows: int = 1, most_rows: int | None = None, most_requests: int | None = None
+    ) -> None:
+        """Where several ranks choose together: the policy's number, and for how many rows and requests of all ranks
+        selection acts. None: for any number."""
+        most = np.iinfo(np.int32).max
+        wanted = (least_rows, most_rows or most, most_requests or most, number)
+        words = slice(Word.LEAST_ROWS, Word.POLICY + 1)
+        if tuple(self._host[words]) != wanted:
+            self._host[words], self._changed = wanted, True
 
     def set_gate(self, on: bool, sample: bool = False) -> None:
         """Whether selection acts at all, and whether the logits are copied aside (FusedSelection.seen)."""

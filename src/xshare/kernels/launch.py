@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +15,7 @@ from xshare.errors import LayoutError, PolicyError
 from xshare.kernels import rows
 from xshare.kernels import selection as kernel
 from xshare.kernels.control import Control
+from xshare.kernels.halves import leave_message
 from xshare.kernels.limits import DTYPES, THRESHOLDS, thresholds_of, unsupported_shape
 from xshare.kernels.plan import Plan, Scratch
 from xshare.kernels.refinement import reroute_rows
@@ -46,6 +48,9 @@ class FusedSelection:
     thresholds: frozenset[str] = THRESHOLDS  # that policies may set: the others' code is left out, and costs nothing
     scratch: Scratch | None = None  # another layer's of the same plan, to share it
     tables: Tables | None = None  # where to leave all of routing, for 16-bit logits, in place of masked logits
+    # Puts the sum over all ranks in place of an int64 tensor: a set is then chosen from the votes of all of them. It is
+    # called at every launch, on every rank, and must be one that a graph can capture.
+    across: Callable[[Tensor], None] | None = None
 
     def __post_init__(self) -> None:
         self._check_rules()
@@ -58,7 +63,7 @@ class FusedSelection:
         devices = torch.zeros(N) if self.placement is None else self.placement.devices
         self.devices = devices.to(device, torch.int32).contiguous()
         self.num_devices = 1 if self.placement is None else self.placement.num_devices
-        self.plan = Plan.of(N, self.rows, self.rows_per_request, device)
+        self.plan = Plan.of(N, self.rows, self.rows_per_request, device, self.across is not None)
         self.scratch = Scratch(self.plan, device) if self.scratch is None else self.scratch
         if self.scratch.plan != self.plan:
             raise LayoutError("layers that share scratch memory must have the same rows, experts and requests")
@@ -116,12 +121,34 @@ class FusedSelection:
             return tables is not None
         shared = {name: value for name, value in vars(scratch).items() if name != "plan"}
         shared["hists"] = logits if tables is None else tables.hists
-        for part in (0,) if plan.on_gpu else (1, 2) if tables is None else (1, 2, 3):
+        together = self.across is not None
+        for part in (0,) if plan.on_gpu and not together else (1, 2) if tables is None else (1, 2, 3):
+            if part == 2 and together:
+                self._add_up(control)
             kernel.select_in_blocks[(plan.blocks,)](
                 **arguments, **shared, starts=control.starts,
                 BLOCKS=plan.blocks, PART=part, QUOTA=plan.quota, DIRECT=plan.direct, EACH=plan.each,
+                ACROSS=together,
             )  # fmt: skip
         return tables is not None
+
+    def _add_up(self, control: Control) -> None:
+        """Between the halves: the votes of the rows here become those of all ranks."""
+        plan, scratch = self.plan, self.scratch
+        assert scratch is not None
+        assert self.across is not None
+        early = {"EARLY": True, "launch_pdl": True} if plan.early else {"EARLY": False}
+        leave_message[(1,)](
+            scratch.sums, scratch.totals, control.words, scratch.message, BLOCKS=plan.blocks, BN=plan.block_n,
+            num_warps=plan.warps, **early,
+        )  # fmt: skip
+        self.across(scratch.message)
+
+    def only_listen(self) -> None:
+        """The part of a rank that has nothing to launch for: it brings no votes, and the others wait for it."""
+        assert self.scratch is not None
+        assert self.across is not None
+        self.across(self.scratch.message.zero_())
 
     def _check_logits(self, logits: Tensor) -> None:
         n, N = logits.shape if logits.ndim == 2 else (0, 0)

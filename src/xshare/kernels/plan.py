@@ -9,6 +9,8 @@ import torch
 import triton
 from torch import Tensor
 
+from xshare.kernels.words import Said
+
 FEW_ROWS = 16
 
 
@@ -27,9 +29,17 @@ class Plan:
     block_r: int  # rows that a program finishes
     on_gpu: bool
     early: bool  # programmatic dependent launch
+    in_halves: bool = False  # in two launches, with the votes of other ranks in between
 
     @classmethod
-    def of(cls, num_experts: int, rows: int, rows_per_request: int, device: torch.device | str) -> Self:
+    def of(
+        cls,
+        num_experts: int,
+        rows: int,
+        rows_per_request: int,
+        device: torch.device | str,
+        in_halves: bool = False,
+    ) -> Self:
         block_n = max(16, triton.next_power_of_2(num_experts))
         # Rows of a request that are read at once: those of a draft, as far as they fit the registers.
         fit = max(1, 512 // block_n)
@@ -37,7 +47,8 @@ class Plan:
         # One expert a thread where experts are ranked, one row a warp where rows are read.
         warps = min(16, max(1, block_n // 32))
         block_q = min(max(4, warps), triton.next_power_of_2(rows))
-        one_tile = not each and rows <= FEW_ROWS  # measured: at 24 rows several programs are faster by a third
+        # Measured: at 24 rows several programs are faster by a third.
+        one_tile = not each and rows <= FEW_ROWS and not in_halves
         # With few rows one program takes all requests; they may be as many as there are rows.
         quota = rows if one_tile or (each and rows <= FEW_ROWS) else block_q
         blocks = triton.cdiv(rows, quota)
@@ -55,12 +66,13 @@ class Plan:
             on_gpu=on_gpu,
             # AMD's capabilities are numbered from 9 on too, and its kernels cannot start early.
             early=on_gpu and not torch.version.hip and torch.cuda.get_device_capability(device) >= (9, 0),
+            in_halves=in_halves,
         )
 
     @property
     def direct(self) -> bool:
         """Whether rows are few enough for every program to add up all of them."""
-        return self.blocks * self.block_q <= FEW_ROWS
+        return self.blocks * self.block_q <= FEW_ROWS and not self.in_halves
 
 
 class Scratch:
@@ -77,3 +89,4 @@ class Scratch:
         self.sums, self.totals = zeros(columns, torch.int64), zeros(columns, torch.int32)
         self.order = zeros(columns, torch.int64)  # sums in the order of greedy, each program's own
         self.arrivals = zeros(1, torch.int64)  # counted up for as long as an engine serves
+        self.message = zeros(2 * plan.block_n + len(Said), torch.int64)  # between two halves, for all ranks

@@ -12,12 +12,13 @@ import triton
 import triton.language as tl
 
 from xshare.kernels.columns import add_up, choose, leave_votes
+from xshare.kernels.halves import all_act, votes_of_all
 from xshare.kernels.rows import LOWEST_FLOAT, SIGMOID, SOFTMAX, addresses, as_rows, fold, read_rows, vote, votes
 from xshare.kernels.sorting import bits_set, leave_rows, marks_of, masked, top_inside, weigh, write_pairs, write_tables
 from xshare.kernels.words import Own, Word
 
 GATE, ROWS, REQUESTS, K0, MR, MG, ROUNDS, TOPK, POWER, PROTECTED, COST_TABLE, SAMPLE = (
-    tl.constexpr(int(word)) for word in Word
+    tl.constexpr(int(word)) for word in list(Word)[: Word.SAMPLE + 1]
 )
 M, TAU, RHO, LAM = (tl.constexpr(int(own)) for own in Own)
 
@@ -203,8 +204,8 @@ def select_in_one_tile(
 def select_in_blocks(
     logits, stride, present, bias_ptr, starts, control, own, protected_ptr, cost, devices, num_devices, keep,
     masked_bias, share, seen, stats, halves, counts, sums, totals, order, arrivals, pairs, weights, hist, offsets,
-    tiles, most_tiles, keys, marks, places, hists,
-    BLOCKS: tl.constexpr, PART: tl.constexpr, QUOTA: tl.constexpr, DIRECT: tl.constexpr,
+    tiles, most_tiles, keys, marks, places, hists, message,
+    BLOCKS: tl.constexpr, PART: tl.constexpr, QUOTA: tl.constexpr, DIRECT: tl.constexpr, ACROSS: tl.constexpr,
     N: tl.constexpr, BR: tl.constexpr, BQ: tl.constexpr, BN: tl.constexpr, SPAN: tl.constexpr, EACH: tl.constexpr,
     TOP_K: tl.constexpr, SCORING: tl.constexpr, RENORMALIZE: tl.constexpr,
     GROUPS: tl.constexpr, KEEP_GROUPS: tl.constexpr,
@@ -219,7 +220,8 @@ def select_in_blocks(
 
     They meet by counting arrivals, for which the few programs of a launch, all on the chip at once, can wait. Where
     they cannot (Triton's interpreter runs one after another), PART 1 votes, PART 2 chooses, and with ROUTE PART 3 sorts
-    the rows, in launches of their own; PART 0 is all of it.
+    the rows, in launches of their own; PART 0 is all of it. So with ACROSS, on any device: in between the votes of all
+    ranks are added up, and PART 2 reads them (halves.py).
     """
     block = tl.program_id(0)
     cols = tl.arange(0, BN)
@@ -235,6 +237,8 @@ def select_in_blocks(
     if EARLY:
         tl.extra.cuda.gdc_wait()
     gate = tl.load(control + GATE)  # of the words' cache line; asked for ahead, ptxas waits for it before the logits
+    if ACROSS and PART > 1:
+        gate = gate * all_act(control, message, BN)
     rows, place, there, x = _rows_at(logits, stride, block * BR, present, N, BR, BN, SPAN)
     S = cols < N
     if gate == 0:
@@ -267,7 +271,9 @@ def select_in_blocks(
         if PART == 0 or PART == 2:
             if PART == 0:
                 _meet(arrivals, BLOCKS)
-            if DIRECT:
+            if ACROSS:
+                u, count = votes_of_all(message, BN)
+            elif DIRECT:
                 u, count = add_up(halves, counts, BLOCKS * BQ, BN, False)
             else:
                 u, count = tl.zeros([BN], tl.int64), tl.zeros([BN], tl.int32)

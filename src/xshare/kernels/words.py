@@ -18,6 +18,24 @@ class Word(IntEnum):
     PROTECTED = 9  # whether any row is
     COST = 10  # which cost table counts for this step; below zero: none
     SAMPLE = 11  # whether the logits are copied aside
+    # Where several ranks choose together: rows and requests of all of them for which selection acts, and a number for
+    # the policy, which must be everybody's.
+    LEAST_ROWS = 12
+    MOST_ROWS = 13
+    MOST_REQUESTS = 14
+    POLICY = 15
+
+
+class Said(IntEnum):
+    """Places in what ranks that choose together add up, int64, after each expert's votes and wants. All are zero from a
+    rank that does not vote."""
+
+    VOTERS = 0  # rows that can be read
+    ROWS = 1
+    REQUESTS = 2
+    VOTING = 3  # ranks
+    POLICY = 4  # the policy's number, and its square: VOTING * sum of squares = (sum)^2 exactly where all have the same
+    SQUARED = 5
 
 
 class Own(IntEnum):

@@ -1,6 +1,6 @@
 """XShare: Algorithms 1 to 6, and price, chosen by what the policy sets."""
 
-import torch
+from torch import Tensor
 
 from xshare.algorithms import (
     fill_level,
@@ -13,6 +13,7 @@ from xshare.algorithms import (
     worth,
     worth_by_cost,
 )
+from xshare.batch import Placement
 from xshare.methods.registry import register
 from xshare.methods.step import Selection, Step
 from xshare.policy import Policy
@@ -23,19 +24,28 @@ def xshare(step: Step, policy: Policy) -> Selection:
     return Selection(keep=selected(step, policy))
 
 
-def selected(step: Step, policy: Policy) -> torch.Tensor:
+def selected(step: Step, policy: Policy) -> Tensor:
     """S, bool [..., N]."""
+    return chosen(*votes(step, policy), policy, step.placement, step.cost)
+
+
+def votes(step: Step, policy: Policy) -> tuple[Tensor, Tensor]:
+    """What the rows bring: u int64 [..., N], their summed votes, and S0 bool [..., N], what S holds anyway. Of rows in
+    several places the sums can be added and the sets united; requests must not be torn apart."""
     u, own = step.sums(policy.score, policy.power), step.own(policy)
     if policy.request_budget:
         slots, R = step.layout.slots.expand(step.voting.shape), step.layout.num_slots
         fixed = step.fixed(policy.score, policy.power)
-        S0 = per_request(fixed, own, step.voting, slots, R, policy.request_budget)
-    else:
-        S0 = warm_up(own, step.voting)
+        return u, per_request(fixed, own, step.voting, slots, R, policy.request_budget)
+    return u, warm_up(own, step.voting)
+
+
+def chosen(u: Tensor, S0: Tensor, policy: Policy, placement: Placement, cost: Tensor | None) -> Tensor:
+    """S from what all rows bring, bool [..., N]."""
     if policy.device_budget is not None:
         fill = fill_level if policy.fill == "level" else fill_rounds
-        return fill(u, S0, step.placement.devices, step.placement.num_devices, policy.device_budget)
+        return fill(u, S0, placement.devices, placement.num_devices, policy.device_budget)
     if policy.price is not None:
-        return worth(u, S0, policy.price) if step.cost is None else worth_by_cost(u, S0, policy.price, step.cost)
+        return worth(u, S0, policy.price) if cost is None else worth_by_cost(u, S0, policy.price, cost)
     S = greedy(u, S0, policy.batch_budget) if policy.mass is None else greedy_mass(u, S0, policy.mass)
-    return S if step.cost is None else snap(u, S, step.cost)
+    return S if cost is None else snap(u, S, cost)

@@ -1,5 +1,6 @@
 import importlib.util
 import json
+import signal
 
 import pytest
 import staircases
@@ -66,3 +67,17 @@ def server(small, stairs, tmp_path_factory):
 def key(monkeypatch):
     """The server's, where every client looks for it."""
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
+
+
+@pytest.fixture
+def time_limit():
+    """Processes that wait for one another must not wait for ever: a test of theirs fails after four minutes."""
+
+    def fail(*_):
+        raise TimeoutError("four minutes have passed: do ranks wait for one another?")
+
+    before = signal.signal(signal.SIGALRM, fail)
+    signal.alarm(240)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)

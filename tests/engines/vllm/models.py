@@ -49,6 +49,11 @@ def configuration(kind: str):
         return t.Qwen3MoeConfig(
             **SHARED, head_dim=32, num_experts=32, num_experts_per_tok=4, moe_intermediate_size=32, norm_topk_prob=True
         )
+    if kind == "partly_dense":  # the first of three layers has no experts
+        return t.Qwen3MoeConfig(
+            **SHARED | {"num_hidden_layers": 3}, head_dim=32, num_experts=32, num_experts_per_tok=4,
+            moe_intermediate_size=32, intermediate_size=64, norm_topk_prob=True, mlp_only_layers=[0],
+        )  # fmt: skip
     if kind == "olmoe":
         return t.OlmoeConfig(**SHARED, num_experts=16, num_experts_per_tok=4, intermediate_size=32)
     if kind == "mixtral":

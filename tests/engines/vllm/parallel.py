@@ -11,6 +11,11 @@ from cpu_ranks import Repaired
 
 
 class Watched(Repaired):
+    def make_room(self) -> None:
+        """For what a pipeline stage gets from the one before: vLLM makes it in a dummy run, which an engine that does
+        not compile leaves out on a CPU."""
+        self.model_runner.profile_run()
+
     def watch(self) -> None:
         """From now on, keep what every layer decides by."""
         self.decided = []

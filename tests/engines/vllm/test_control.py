@@ -212,6 +212,40 @@ def test_over_http_a_refusal_is_an_answer():
         assert answer["error"].startswith("what 'xshare_count' is given cannot be sent: ")
 
 
+class Ranks:
+    """The client of several engine cores: each has a policy, and refuses what it is told to."""
+
+    def __init__(self, *refuses):
+        self.core_engines, self.refuses, self.policies = [*range(len(refuses))], refuses, ["old"] * len(refuses)
+
+    async def _call_utility_async(self, utility, method, timeout, args, kwargs, *, engine):
+        assert utility == "collective_rpc"
+        if method == "xshare_stats":
+            return [{"policy": self.policies[engine]}]
+        if args[0] in self.refuses[engine]:
+            return [{"error": f"no {args[0]}"}]
+        changed, self.policies[engine] = self.policies[engine] != args[0], args[0]
+        return [changed]
+
+
+@pytest.mark.parametrize(
+    ("refuses", "answer", "left"),
+    [
+        (((), ()), [True, True], ["new", "new"]),
+        ((("new",), ("new",)), [{"error": "no new"}] * 2, ["old", "old"]),
+        (((), ("new",)), [{"error": "no new (some ranks refused this, so it was undone on all of them)"}], ["old"] * 2),
+    ],
+)
+def test_a_change_reaches_the_engines_of_all_ranks_or_none(refuses, answer, left):
+    class Wrapped(AsyncEngine):
+        engine_core = Ranks(*refuses)
+
+    answer_refusals(Wrapped)
+    assert asyncio.run(Wrapped().collective_rpc("xshare_set", None, ("new",), {})) == answer
+    assert Wrapped.engine_core.policies == left
+    assert asyncio.run(Wrapped().collective_rpc("xshare_stats")) == [{"policy": each} for each in left]
+
+
 def test_the_report_goes_on_when_its_folder_was_cleaned(tmp_path):
     class State:
         pruned = 0

@@ -102,7 +102,7 @@ def test_the_second_model_runner_is_read_as_well():
         ]
     )
     model = Model()
-    site = SimpleNamespace(router=SimpleNamespace(top_k=4), number=0, in_host_memory=False)
+    site = SimpleNamespace(top_k=4, number=0, in_host_memory=False)
     layer = SimpleNamespace(site=site, follow_replicas=lambda: None)
     state = State(
         Settings(policy=PRUNED),

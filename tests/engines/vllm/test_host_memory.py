@@ -11,7 +11,9 @@ from xshare.batch import Placement
 from xshare.engines.gates import Gates
 from xshare.engines.serving.state import State
 from xshare.engines.vllm.runner import say_where_experts_are
+from xshare.engines.vllm.site import Site
 from xshare.engines.vllm.weights import in_host_memory
+from xshare.router import RouterSpec
 
 pytestmark = pytest.mark.engine
 
@@ -36,9 +38,10 @@ def test_a_layer_lies_in_host_memory_if_its_large_weights_do():
 
 def layers_of(*places, experts=128, placement=None):
     """A layer of top-8 for each place: whether its experts lie in host memory."""
-    router = SimpleNamespace(top_k=8)
-    site = {"num_experts": experts, "router": router, "placement": placement}
-    return [SimpleNamespace(site=SimpleNamespace(in_host_memory=place, **site)) for place in places]
+    sites = [Site(0, "", None, RouterSpec.softmax(8), experts, placement) for _ in places]
+    for site, place in zip(sites, places, strict=True):
+        site.in_host_memory = place
+    return sites
 
 
 @pytest.mark.parametrize(
@@ -52,8 +55,7 @@ def layers_of(*places, experts=128, placement=None):
     ],
 )
 def test_steps_in_which_nothing_is_shared_are_left_alone(layers, rows):
-    host_layers = sum(layer.site.in_host_memory for layer in layers)
-    assert State.unshared.func(SimpleNamespace(layers=layers, host_layers=host_layers)) == rows
+    assert State.unshared.func(SimpleNamespace(model=layers)) == rows
     reasons = [Gates().why_not(voting, within=2, unshared=rows) for voting in (2, max(3, rows), rows + 3)]
     assert reasons == ["within_budget", "unshared" if rows else None, None]
     assert Gates(bypass=False).why_not(max(1, rows), within=2, unshared=rows) is None

@@ -1,10 +1,8 @@
 """Expert parallelism over two processes: both choose the same set from the same logits, level over the ranks."""
 
-import multiprocessing
-from pathlib import Path
-
 import pytest
 import torch
+from forking import forked
 from models import cleaned_up, generate, prompts
 
 import xshare
@@ -19,15 +17,7 @@ PLACEMENT = xshare.Placement.contiguous(32, 2)
 
 @pytest.fixture(scope="module")
 def llm(checkpoint, started):
-    # Each rank would compile how it looks up its part of the words. By torch's own means: a patch of pytest's leaves no
-    # such setting behind, and nothing that is compiled later in this process would run.
-    with torch._dynamo.config.patch(disable=True), pytest.MonkeyPatch.context() as patched:
-        # In a new interpreter each rank would import vLLM again, which takes longer than all of these tests. A fork
-        # waits for ever for threads that this process had.
-        torch._C.set_num_threads(1)  # torch's own: where vLLM ran, it has put another in its place
-        ranks = "vllm.v1.executor.multiproc_executor"
-        patched.setattr(f"{ranks}.get_mp_context", lambda: multiprocessing.get_context("fork"))
-        patched.syspath_prepend(str(Path(__file__).parent))
+    with forked():
         found = started(
             checkpoint("qwen3"),
             {"policy": "k0=1,mg=2", "gates": {"bypass": False}, "metrics": {"every": 1}},

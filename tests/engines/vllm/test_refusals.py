@@ -118,7 +118,6 @@ def test_a_control_is_served_where_that_is_asked_for():
 
 def engine_with(**parallel):
     found = {"use_ubatching": False, "data_parallel_size": 1, "use_sequence_parallel_moe": False}
-    found["pipeline_parallel_size"] = 1
     found |= {"prefill_context_parallel_size": 1, "enable_expert_parallel": False, "tensor_parallel_size": 1}
     return SimpleNamespace(
         parallel_config=SimpleNamespace(**found | parallel),
@@ -137,8 +136,6 @@ def check(config, given=GOOD):
     ("parallel", "sentence"),
     [
         ({"use_ubatching": True}, "dual batch overlap.*turn --enable-dbo off, or remove the xshare key"),
-        ({"pipeline_parallel_size": 2}, "pipeline parallel size 2: set it to 1, or remove"),
-        ({"data_parallel_size": 2}, "data parallel size 2.*use tensor and expert parallelism, or remove"),
         ({"use_sequence_parallel_moe": True}, "sequence-parallel MoE.*or remove the xshare key"),
         ({"prefill_context_parallel_size": 2}, "prefill context parallelism: set its size to 1, or remove"),
     ],
@@ -147,6 +144,21 @@ def test_a_feature_with_which_it_cannot_be_right_is_refused(parallel, sentence):
     check(engine_with())
     with pytest.raises(SettingsError, match=sentence) as error:
         check(engine_with(**parallel))
+    one_sentence(error)
+
+
+def test_data_parallel_ranks_choose_together_on_a_cpu_and_by_our_own_policies():
+    check(engine_with(data_parallel_size=2))
+    check(engine_with(data_parallel_size=2, enable_expert_parallel=True), {"warmup": 1, "device_budget": 2})
+    on_gpu = engine_with(data_parallel_size=2)
+    on_gpu.device_config.device_type = "cuda"
+    with pytest.raises(
+        SettingsError, match=r"data parallel size 2 on a GPU.*use tensor and expert.*or remove"
+    ) as error:
+        check(on_gpu)
+    one_sentence(error)
+    with pytest.raises(SettingsError, match="method 'lynx' in xshare does not choose one set for several") as error:
+        check(engine_with(data_parallel_size=2), {"policy": "lynx:drop=2"})
     one_sentence(error)
 
 

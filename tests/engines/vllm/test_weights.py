@@ -90,8 +90,7 @@ def test_the_kernel_is_named_by_what_computes_or_will():
 @pytest.mark.parametrize(("sizes", "whole"), [([10, 20], 30), ([10, None], None)])
 def test_all_layers_together(sizes, whole):
     settings = settings_of({"xshare": {"policy": "k0=1,m=2"}})
-    rule = SimpleNamespace(top_k=4)
-    sites = [SimpleNamespace(expert_bytes=size, number=place, router=rule) for place, size in enumerate(sizes)]
+    sites = [SimpleNamespace(expert_bytes=size, number=place, top_k=4) for place, size in enumerate(sizes)]
     layers = [SimpleNamespace(site=site) for site in sites]
     state = State(
         settings, settings.policy, layers, Step(torch.device("cpu")), Sizes(4), Tally(logging.getLogger("xshare"))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -11,7 +11,9 @@ import torch
 
 from xshare.engines.gates import Tally
 from xshare.engines.serving.alike import Alike, alike
+from xshare.engines.serving.facts import Facts
 from xshare.engines.serving.metrics import Samples
+from xshare.engines.serving.ranks import Ranks
 from xshare.engines.serving.settings import Settings
 from xshare.engines.serving.site import Site
 from xshare.engines.serving.sizes import Sizes
@@ -43,6 +45,7 @@ class MakesLayers(Protocol[AnySite]):
         thresholds: frozenset[str],
         one_launch: bool,
         protects: bool,
+        ranks: Ranks | None,
     ) -> Sequence[Attached]: ...
 
 
@@ -55,9 +58,13 @@ def build_state(
     stairs: Stairs | None,
     make_layers: MakesLayers[Any],
     log: logging.Logger,
+    model: Sequence[Facts] | None = None,
+    make_ranks: Callable[[Step], Ranks | None] = lambda step: None,
 ) -> State:
-    """One worker's, with layers that are not attached yet. `stairs` were checked to be this machine's."""
-    numbers, top_k = [site.number for site in sites], max(site.router.top_k for site in sites)
+    """One worker's, with layers that are not attached yet. `stairs` were checked to be this machine's. `model`: the
+    layers of all pipeline stages, None where these are all. `make_ranks`: those that choose together, if any."""
+    whole = [Facts.of(site) for site in sites] if model is None else model
+    numbers, top_k = [layer.number for layer in whole], max(layer.top_k for layer in whole)
     policy = settings.policy
     if settings.profile is not None:
         policy = read_profile(Path(settings.profile)).policy_on(numbers)
@@ -67,6 +74,7 @@ def build_state(
         control.set_policy(policy)
         control.push()
     now, tally = Step(device, control), Tally(log)
+    ranks = make_ranks(now)
     if stairs is not None:
         now.costs = stairs.costs.to(device)
     groups = alike(sites, sizes.buckets[-1], device, sampled=settings.metrics.on)
@@ -75,11 +83,11 @@ def build_state(
     layers = make_layers(
         sites, policy, groups, now, sizes, tally,
         never_within=never_within, thresholds=thresholds, one_launch=settings.one_launch,
-        protects=settings.protect,
+        protects=settings.protect, ranks=ranks,
     )  # fmt: skip
     samples = Samples(groups, device) if settings.metrics.on else None
-    state = State(settings, policy, layers, now, sizes, tally, samples, stairs)
-    if state.why_not(True, sizes.max_rows) == "within_budget":
+    state = State(settings, policy, layers, now, sizes, tally, samples, stairs, whole, ranks)
+    if ranks is None and state.why_not(True, sizes.max_rows) == "within_budget":
         log.warning(
             "xshare: %s can never act here: %d rows of top-%d load no more than the budget", policy, sizes.max_rows,
             top_k,

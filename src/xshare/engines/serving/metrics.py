@@ -117,7 +117,7 @@ def line(found: dict[str, Any]) -> str:
     bypassed = ", ".join(f"{reason} {count}" for reason, count in found["steps_bypassed"].items()) or "none"
     policy = found["policy"] + (" by cost" if found["cost"] else "") + ("" if found["on"] else " (off)")
     text = f"xshare {policy}: {found['steps_pruned']} steps pruned, bypassed: {bypassed}"
-    if found.get("samples"):
+    if found.get("samples") and found["layers"]:
         native, active, mass = (
             sum(found[name]) / len(found[name]) for name in ("experts_native", "experts_active", "mass_kept")
         )

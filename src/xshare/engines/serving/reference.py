@@ -8,20 +8,24 @@ from torch import Tensor
 from xshare.engines.gates import Tally
 from xshare.engines.serving import ops
 from xshare.engines.serving.alike import Buffers
+from xshare.engines.serving.ranks import Ranks
 from xshare.engines.serving.site import Site
 from xshare.engines.serving.step import Step
 from xshare.kernels import cpu
 from xshare.policy import Policy
 from xshare.routing import Routing, route, routed
+from xshare.together import choose, size_of_votes, vote
 
 
 class ReferenceSelector:
     routes: torch.dtype | None = None
 
-    def __init__(self, site: Site, buffers: Buffers, step: Step, tally: Tally, policy: Policy) -> None:
+    def __init__(
+        self, site: Site, buffers: Buffers, step: Step, tally: Tally, policy: Policy, ranks: Ranks | None = None
+    ) -> None:
         self.name, self.router, self.placement = site.name, site.router, site.placement
         self.buffers, self.step, self.tally = buffers, step, tally
-        self.policy = policy
+        self.policy, self.ranks = policy, ranks
         self.steps: dict[int | None, cpu.Steps] = {}  # by cost table: made ready by the first step that takes it
         self.key = ops.enroll(self, site.name)
         bias = site.router.correction_bias
@@ -30,10 +34,12 @@ class ReferenceSelector:
     def decide(self, logits: Tensor) -> Routing | None:
         """S and the routing inside it, or None where this step is left alone."""
         step = self.step
-        if not step.gate:
-            return None
-        if len(logits) < step.rows:
+        fits = step.gate and len(logits) >= step.rows
+        if step.gate and not fits:
             self.tally.mismatch(len(logits), step.rows)
+        if self.ranks is not None:
+            return self._decide_together(logits, self.ranks, fits)
+        if not fits:
             return None
         layout = step.layout(len(logits))
         if cpu.serves(logits, self.policy):
@@ -42,10 +48,29 @@ class ReferenceSelector:
             routing = routed(logits, self.steps[step.table], layout)
         else:
             routing = route(logits, self.router, self.policy, layout=layout, placement=self.placement, cost=step.cost)
-        self.buffers.keep.copy_(routing.selected)
-        if step.sampling and self.buffers.seen is not None:
-            self.buffers.seen[: len(logits)] = logits
+        self._leave(logits, routing)
         return routing
+
+    def _decide_together(self, logits: Tensor, ranks: Ranks, votes: bool) -> Routing | None:
+        """The same with the votes of all ranks. Every rank comes here at every layer, and none may leave before it has
+        sent its message."""
+        mine, step = None, self.step
+        if votes:
+            layout = step.layout(len(logits))
+            mine = vote(logits, self.router, self.policy, layout=layout, placement=self.placement)
+        counts = ranks.exchange(None if mine is None else mine.counts, size_of_votes(logits.shape[-1]))
+        if mine is None or counts is None:
+            return None
+        S = choose(counts, self.router, self.policy, self.placement, step.cost)
+        routing = mine.routed(S, torch.promote_types(logits.dtype, torch.float32))
+        self._leave(logits, routing)
+        return None if step.only_votes else routing
+
+    def _leave(self, logits: Tensor, routing: Routing) -> None:
+        """What is counted of a step."""
+        self.buffers.keep.copy_(routing.selected)
+        if self.step.sampling and self.buffers.seen is not None:
+            self.buffers.seen[: len(logits)] = logits
 
     def masked(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         masked, share = torch.ops.xshare.mask_logits(logits, self.key)

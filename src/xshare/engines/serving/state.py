@@ -13,7 +13,9 @@ import torch
 from torch import Tensor
 
 from xshare.engines.gates import Gates, Reason, Tally
+from xshare.engines.serving.facts import Facts
 from xshare.engines.serving.metrics import Samples
+from xshare.engines.serving.ranks import Ranks, number_of
 from xshare.engines.serving.selector import Selector
 from xshare.engines.serving.settings import Settings, SettingsError
 from xshare.engines.serving.site import Site
@@ -64,19 +66,28 @@ class State:
         tally: Tally,
         samples: Samples | None = None,
         stairs: Stairs | None = None,
+        model: Sequence[Facts] | None = None,
+        ranks: Ranks | None = None,
     ) -> None:
         """`policy`: what it starts with, the settings' or their profile's. `now` and `tally` are the layers' too.
-        `stairs`: whose costs the layers were made with."""
+        `stairs`: whose costs the layers were made with. `model`: the layers of all pipeline stages, None where these
+        are all. `ranks`: the data-parallel ones, with which the layers choose."""
         self.settings, self.policy, self.layers = settings, policy, layers
         self.now, self.sizes, self.tally, self.samples = now, sizes, tally, samples
         self.gates: Gates = settings.gates.model_copy(update={"max_rows": sizes.max_rows})
         self.on = True
         self.stairs, self.by_cost = stairs, stairs is not None
         self.every = settings.metrics.every  # steps between two of which experts are counted
-        self.numbers = [layer.site.number for layer in layers]
-        self.top_k = max((layer.site.router.top_k for layer in layers), default=1)
+        # Gates and budgets are about the whole model, so that all stages act on the same steps.
+        self.model = [Facts.of(layer.site) for layer in layers] if model is None else model
+        self.numbers = [layer.number for layer in self.model]
+        self.top_k = max((layer.top_k for layer in self.model), default=1)
         self.first_within = self.within = rows_within(policy, self.numbers, self.top_k)
         self.forcing: Any = None  # an engine's own, while tokens are forced
+        self.ranks = ranks
+        if ranks is not None:
+            ranks.acts = self._act_together
+            ranks.policy = self._policy_number
         self._one_row_each = now.starts
         self._protected: tuple[Marks, Array, Array] | None = None  # requests, their boundaries, their rows
         self._flags: tuple[Marks, Tensor] | None = None  # protected requests, and the same in device memory
@@ -104,8 +115,9 @@ class State:
     @cached_property
     def unshared(self) -> int:
         """Rows up to which shared experts save nothing, where most layers' lie in host memory."""
-        sites = [layer.site for layer in self.layers]
-        return min(site.rows_unshared for site in sites) if self.host_layers * 2 > len(sites) else 0
+        if sum(layer.in_host_memory for layer in self.model) * 2 <= len(self.model):
+            return 0
+        return min(layer.rows_unshared for layer in self.model)
 
     # Every step
 
@@ -131,6 +143,9 @@ class State:
         are protected, None for nobody. The device may be waiting for
         the host, so this takes microseconds, and sends nothing where nothing changed.
         """
+        if self.ranks is not None:
+            self._vote(decoding, starts, exact, self.ranks)
+            return
         now, control = self.now, self.now.control
         if self.samples is not None:
             self.samples.settle()
@@ -178,6 +193,66 @@ class State:
             control.push()
         now.gate = now.sampling = False
 
+    # Every step, where several ranks choose together
+
+    def _vote(self, decoding: bool, starts: Array, exact: Marks | None, ranks: Ranks) -> None:
+        """A step begins: whether this rank's rows vote. Whether selection acts is known in the first layer."""
+        now = self.now
+        if self.samples is not None:
+            self.samples.settle()
+        now.rows, now.starts, now.sampling, now.table = int(starts[-1]), starts, False, None
+        now.laid_out.clear()
+        ranks.begin()
+        reason: Reason | None = None if decoding else "prefill"
+        if not self.on:
+            reason = "off"
+        elif decoding and now.rows > self.sizes.max_rows:
+            reason = "many_rows"
+        elif exact is not None and not self.settings.protect:
+            reason = "protected"
+        # Where all rows are protected they vote for what they need, and are left alone.
+        now.only_votes = exact is not None and bool(exact.all())
+        now.protected = None if exact is None or reason is not None else self.rows_protected(exact, starts)
+        now.gate = reason is None
+        if reason is not None:
+            self.tally.bypassed[reason] += 1
+
+    def idle(self) -> None:
+        """A dummy pass begins, on a rank that has nothing to do: it has no rows of its own."""
+        if self.samples is not None:
+            self.samples.settle()
+        self.now.gate, self.now.sampling, self.now.rows = False, False, 0
+        self.now.laid_out.clear()
+        if self.ranks is not None:
+            self.ranks.begin()
+
+    def _act_together(self, rows: int, requests: int, agree: bool) -> bool:
+        """The first layer of a step in which this rank votes: what all ranks have, and whether they agree."""
+        now = self.now
+        gates = self.settings.gates
+        if "max_rows" not in gates.model_fields_set:  # otherwise it is what a kernel takes, of one rank
+            gates = gates.model_copy(update={"max_rows": None})
+        reason = gates.why_not(rows, self.within, requests, self.unshared) if agree else "changing"
+        now.gate = reason is None
+        if reason is not None:
+            self.tally.bypassed[reason] += 1
+            return False
+        for layer in self.layers:
+            layer.follow_replicas()  # at every step: ranks must not know different ones
+        now.table = self.stairs.table_for(rows) if self.stairs is not None and self.by_cost else None
+        if now.only_votes:
+            self.tally.bypassed["protected"] += 1
+            return True
+        self.tally.pruned += 1
+        now.sampling = self.samples is not None and self.samples.due(self.every)
+        if now.sampling and self.samples is not None:
+            self.samples.begin(now.rows, now.protected)
+        return True
+
+    @property
+    def _policy_number(self) -> int:
+        return number_of(str(self.policy), self.by_cost)
+
     def _marked_on_device(self, exact: Marks, starts: Tensor) -> Tensor:
         """Which rows are protected, int32 [MAX_ROWS], by boundaries that only the device knows."""
         if self._flags is None or self._flags[0] is not exact:
@@ -201,7 +276,8 @@ class State:
         policy, control = Policy.of(given), self.now.control
         if policy.method != self.policy.method:
             raise PolicyError(f"method cannot change while serving, from {self.policy.method!r} to {policy.method!r}")
-        own = policy.by_layer(self.numbers)
+        policy.by_layer(self.numbers)  # may refuse
+        own = [policy.for_layer(layer.site.number) for layer in self.layers]
         for layer, mine in zip(self.layers, own, strict=True):
             check_policy(mine, layer.site.placement, layer.site.num_experts)
             layer.selector.check(mine)
@@ -214,6 +290,8 @@ class State:
         if control is not None:
             control.set_policy(policy)  # may refuse
         changed, self.policy, self.within = policy != self.policy, policy, within
+        if self.ranks is not None:
+            self.ranks.policy = self._policy_number
         for layer, mine in zip(self.layers, own, strict=True):
             layer.selector.set_policy(mine)
         if self.samples is not None:
@@ -233,6 +311,8 @@ class State:
         if self.stairs is None:
             raise SettingsError("xshare_cost needs an engine that was started with cost in its xshare key")
         changed, self.by_cost = on != self.by_cost, on
+        if self.ranks is not None:
+            self.ranks.policy = self._policy_number
         if self.samples is not None:
             self.samples.restart(clear=changed)
         return changed

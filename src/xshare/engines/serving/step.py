@@ -27,6 +27,8 @@ class Step:
     protected: Array | None = None  # its rows that keep their native experts, by number; None: there are none
     table: int | None = None  # which of them counts for it; None: none
 
+    only_votes: bool = False  # its rows vote, and are left alone: all of them are protected
+
     laid_out: dict[int, BatchLayout] = field(default_factory=dict)  # by rows: of this step, for all its layers
 
     @property

@@ -16,6 +16,7 @@ from torch import Tensor
 from xshare.engines.gates import Tally
 from xshare.engines.serving.alike import Alike, Buffers
 from xshare.engines.serving.hooks import MaskLogits, Reroute, rescales
+from xshare.engines.serving.ranks import Ranks
 from xshare.engines.serving.reference import ReferenceSelector
 from xshare.engines.serving.selector import Selector
 from xshare.engines.serving.sizes import Sizes
@@ -84,8 +85,9 @@ def make_layers(
     thresholds: frozenset[str],
     one_launch: bool,
     protects: bool,
+    ranks: Ranks | None,
 ) -> list[Layer]:
-    """As MakesLayers has it. Routing is left to SGLang, whatever `one_launch` says."""
+    """As MakesLayers has it. Routing is left to SGLang, whatever `one_launch` says; there are no `ranks` yet."""
     buffers = {place: mine for group in groups for place, mine in group.buffers().items()}
     pool: Any = None
     layers = []

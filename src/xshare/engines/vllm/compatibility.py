@@ -40,7 +40,8 @@ SIGNATURES = {
     ("vllm.v1.engine.core", "EngineCore.reset_prefix_cache"): ("reset_running_requests",),
 }
 V1 = {
-    ("vllm.v1.worker.gpu_model_runner", "GPUModelRunner._prepare_inputs"): ("scheduler_output", "num_scheduled_tokens")
+    ("vllm.v1.worker.gpu_model_runner", "GPUModelRunner._prepare_inputs"): ("scheduler_output", "num_scheduled_tokens"),
+    ("vllm.v1.worker.gpu_model_runner", "GPUModelRunner._dummy_run"): ("num_tokens",),
 }
 V2 = {("vllm.v1.worker.gpu.model_runner", "GPUModelRunner.prepare_inputs"): ("scheduler_output",)}
 
@@ -110,19 +111,20 @@ def check_config(config: Any, settings: Settings) -> None:
         raise SettingsError(
             f"xshare does not run with dual batch overlap, which splits a step in two: turn --enable-dbo off, {way_out}"
         )
-    if parallel.data_parallel_size > 1:
+    if parallel.data_parallel_size > 1 and config.device_config.device_type != "cpu":
         raise SettingsError(
-            f"xshare does not run with data parallel size {parallel.data_parallel_size}: each rank would choose a set "
-            f"of its own and the experts' ranks load them all; use tensor and expert parallelism, {way_out}"
+            f"xshare does not run with data parallel size {parallel.data_parallel_size} on a GPU: there its ranks "
+            f"cannot choose one set together yet; use tensor and expert parallelism, {way_out}"
+        )
+    if parallel.data_parallel_size > 1 and settings.policy.method != "xshare":
+        raise SettingsError(
+            f"method {settings.policy.method!r} in xshare does not choose one set for several data-parallel ranks: use "
+            f"one of XShare's own policies, {way_out}"
         )
     if parallel.use_sequence_parallel_moe:
         raise SettingsError(
             f"xshare does not run with sequence-parallel MoE, in which a rank sees a part of the rows only: "
             f"set data or tensor parallel size to 1, {way_out}"
-        )
-    if parallel.pipeline_parallel_size > 1:
-        raise SettingsError(
-            f"xshare does not run with pipeline parallel size {parallel.pipeline_parallel_size}: set it to 1, {way_out}"
         )
     if getattr(parallel, "prefill_context_parallel_size", 1) > 1:
         raise SettingsError(f"xshare does not run with prefill context parallelism: set its size to 1, {way_out}")
@@ -146,8 +148,8 @@ def check_config(config: Any, settings: Settings) -> None:
         raise SettingsError(f"xshare runs on CUDA, ROCm and the CPU, not on {device}: remove the xshare key")
     if device == "cuda" and (reason := unsupported_policy(settings.policy)):
         raise SettingsError(f"{reason}, {way_out}")
-    expert_parallel = parallel.enable_expert_parallel and parallel.tensor_parallel_size > 1
-    if settings.policy.device_budget is not None and not expert_parallel:
+    ranks = parallel.tensor_parallel_size * parallel.data_parallel_size
+    if settings.policy.device_budget is not None and not (parallel.enable_expert_parallel and ranks > 1):
         raise SettingsError(
             "device_budget (mg) in xshare needs expert parallelism: add --enable-expert-parallel and at least two ranks"
         )

@@ -15,9 +15,10 @@ on or off or changes it resets that cache, in the engine core, and running reque
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from functools import wraps
 from typing import Any
 
@@ -185,19 +186,50 @@ def raise_refusals(engine_class: Any) -> None:
 
 
 def answer_refusals(engine_class: Any) -> None:
-    """Wrap AsyncLLM.collective_rpc, which is the server's: what cannot be sent on is answered."""
+    """Wrap AsyncLLM.collective_rpc, which is the server's: what cannot be sent on is answered. With data parallelism
+    there is an engine for each rank, and vLLM hands on what the first of them says: here it is what all say."""
     native = engine_class.collective_rpc
 
     @wraps(native)
-    async def collective_rpc(self: Any, method: Any, *args: Any, **kwargs: Any) -> Any:
-        if is_ours(method):
-            try:
-                check_sendable(f"what {shown(method)} is given", [*args, *kwargs.values()])
-            except XShareError as error:
-                return [{"error": str(error)}]
-        return await native(self, method, *args, **kwargs)
+    async def collective_rpc(
+        self: Any, method: Any, timeout: Any = None, args: Any = (), kwargs: Any = None, **more: Any
+    ) -> Any:
+        if not is_ours(method):
+            return await native(self, method, timeout, args, kwargs, **more)
+        try:
+            check_sendable(f"what {shown(method)} is given", [timeout, args, kwargs])
+        except XShareError as error:
+            return [{"error": str(error)}]
+        core: Any = getattr(self, "engine_core", None)
+        engines = getattr(core, "core_engines", ())
+        if len(engines) < 2:
+            return await native(self, method, timeout, args, kwargs, **more)
+
+        async def ask(method: str, timeout: Any, args: Any, kwargs: Any) -> list[list[Any]]:
+            """-> by engine, what its workers answer"""
+            calls = [
+                core._call_utility_async("collective_rpc", method, timeout, args, kwargs, engine=each)
+                for each in engines
+            ]
+            return list(await asyncio.gather(*calls))
+
+        return await of_all_engines(ask, method, timeout, args, kwargs)
 
     engine_class.collective_rpc = collective_rpc
+
+
+async def of_all_engines(ask: Callable[..., Awaitable[list[list[Any]]]], method: str, *given: Any) -> list[Any]:
+    """The answers of the workers of all data-parallel ranks. A change that some of them refuse is undone on the others:
+    it reaches all or none."""
+    before = await ask("xshare_stats", None, (), {}) if method in CHANGES else []
+    answers = await ask(method, *given)
+    refused = [sentence for each in answers if (sentence := refusal(each)) is not None]
+    if refused and len(refused) < len(answers) and before:
+        was = before[0][0]
+        undo = {"xshare_set": "policy", "xshare_switch": "on", "xshare_cost": "cost"}[method]
+        await ask(method, None, (was[undo],), {})
+        return [{"error": f"{refused[0]} (some ranks refused this, so it was undone on all of them)"}]
+    return [answer for each in answers for answer in each]
 
 
 def loses_output(config: Any) -> bool:

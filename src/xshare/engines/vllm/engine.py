@@ -11,7 +11,7 @@ from typing import Any
 
 from xshare.engines.base import NO_STAIRS, About, Answer, BeforeStep, Divergence, Run, StepTime, leaving
 from xshare.engines.chat import Messages, chat_ids
-from xshare.engines.counting import Stats, layer_numbers, since
+from xshare.engines.counting import Stats, layer_numbers, over_workers, since
 from xshare.errors import ModelError, XShareError
 from xshare.policy import Policy
 from xshare.profile import model_hash
@@ -71,9 +71,7 @@ class VllmEngine:
         self.use(None)
 
     def _counted(self) -> dict[str, Any]:
-        """By the first worker: all have counted the same."""
-        found: dict[str, Any] = self.llm.collective_rpc("xshare_stats")[0]
-        return found
+        return over_workers(self.llm.collective_rpc("xshare_stats"))
 
     def use(self, policy: Policy | None, timed: bool = False, cost: bool | None = None) -> None:
         if cost and self._before["stairs"] is None:

@@ -40,7 +40,8 @@ def diverge(
                 decode(llm, prompts[some], answers[some], start)
             advance(len(prompts[some]))
     finally:
-        sums = llm.collective_rpc("xshare_forced")[0]  # all workers have the same logits
+        # All workers of the last pipeline stage have the same logits; the others have none.
+        sums = max(llm.collective_rpc("xshare_forced"), key=lambda found: found["tokens"])
     return Divergence(**sums)
 
 

@@ -19,6 +19,7 @@ from torch import Tensor
 from xshare.engines.gates import Tally
 from xshare.engines.serving.alike import Alike, Buffers
 from xshare.engines.serving.hooks import Hook, MaskLogits, Reroute, Routed, rescales
+from xshare.engines.serving.ranks import Ranks
 from xshare.engines.serving.reference import ReferenceSelector
 from xshare.engines.serving.selector import Selector
 from xshare.engines.serving.sizes import Sizes
@@ -92,15 +93,17 @@ def make_layers(
     thresholds: frozenset[str],
     one_launch: bool,
     protects: bool,
+    ranks: Ranks | None = None,
 ) -> list[Layer]:
     """A layer for each site, with the memory that its group has for it. `never_within`, `thresholds`: FusedSelector.
-    `one_launch`: whether all of routing is done in the selection's, where that can be."""
+    `one_launch`: whether all of routing is done in the selection's, where that can be. `ranks`: the data-parallel ones,
+    with which a set is chosen."""
     buffers = {place: mine for group in groups for place, mine in group.buffers().items()}
     pool: Any = None
     layers = []
     refused: dict[str | None, int] = {}  # layers that are not routed in one launch, by reason
-    for place, (site, own) in enumerate(zip(sites, policy.by_layer([site.number for site in sites]), strict=True)):
-        mode = mode_of(site, policy, step.device)
+    for place, site in enumerate(sites):
+        mode, own = mode_of(site, policy, step.device), policy.for_layer(site.number)
         selector: Selector
         if step.device.type == "cuda":
             from xshare.engines.serving.fused import FusedSelector, Pool  # needs Triton
@@ -128,7 +131,7 @@ def make_layers(
                 one_launch=launches,
             )
         else:
-            selector = ReferenceSelector(site, buffers[place], step, tally, own)
+            selector = ReferenceSelector(site, buffers[place], step, tally, own, ranks)
         hook = make_hook(mode, site, selector, step.device)
         layers.append(Layer(site, selector, hook, buffers[place]))
     for reason, count in refused.items():

@@ -7,31 +7,31 @@ from typing import Any
 
 import torch
 
+from xshare.engines.serving.facts import Facts
 from xshare.engines.serving.settings import SettingsError
-from xshare.engines.vllm.site import Site
 from xshare.profile import model_hash
 
 
-def where(config: Any, sites: Sequence[Site] = ()) -> dict[str, Any]:
-    """Of vLLM's configuration and the layers it acts on. Without layers, what is known before a model is loaded: to
-    ask for the GPU's name in a process that starts workers would keep them from using it."""
+def where(config: Any, layers: Sequence[Facts] = ()) -> dict[str, Any]:
+    """Of vLLM's configuration and the layers it acts on, of all pipeline stages. Without layers, what is known before a
+    model is loaded: to ask for the GPU's name in a process that starts workers would keep them from using it."""
     found = {
         "engine": "vllm",
         "dtype": dtype_name(config),
         "config": model_hash(config.model_config.hf_text_config),
         "tensor_parallel": config.parallel_config.tensor_parallel_size,
     }
-    if not sites:
+    if not layers:
         return found
-    experts = {site.num_experts for site in sites}
+    experts = {layer.experts for layer in layers}
     if len(experts) > 1:
         raise SettingsError(f"cost in xshare needs layers of as many experts each, and these have {sorted(experts)}")
     return found | {
         "device": device_name(config),
-        "backend": sites[0].backend,
+        "backend": layers[0].backend,
         "experts": experts.pop(),
-        "top_k": max(site.router.top_k for site in sites),
-        "layers": len(sites),
+        "top_k": max(layer.top_k for layer in layers),
+        "layers": len(layers),
     }
 
 

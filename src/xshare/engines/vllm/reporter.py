@@ -30,9 +30,12 @@ def warn_once(sentence: str) -> None:
         log.warning("xshare: no figures in /metrics: %s", sentence)
 
 
-def report_path(instance: str) -> Path:
-    """A file that the worker and the server of one engine both know, in a folder that only this user can write to."""
-    return Path(tempfile.gettempdir(), f"xshare-{os.getuid()}", re.sub(r"[^\w-]", "_", instance) + ".json")
+def report_path(instance: str, stage: int = 0, rank: int = 0) -> Path:
+    """A file that a worker and the server of one engine both know, in a folder that only this user can write to. Each
+    pipeline stage of each data-parallel rank has one."""
+    instance = instance.removesuffix(f"_dp{rank}")  # in some of vLLM's processes
+    name = re.sub(r"[^\w-]", "_", instance) + (f"-rank{rank}" if rank else "") + (f"-stage{stage}" if stage else "")
+    return Path(tempfile.gettempdir(), f"xshare-{os.getuid()}", f"{name}.json")
 
 
 def read_report(path: Path) -> dict[str, Any] | None:

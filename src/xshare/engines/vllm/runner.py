@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import logging
+from functools import wraps
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,14 @@ from xshare.engines.serving.settings import Settings
 from xshare.engines.serving.sizes import Sizes
 from xshare.engines.serving.state import State
 from xshare.engines.vllm.compatibility import check_config, check_signatures, verified, vllm_version
-from xshare.engines.vllm.finding import find_sites
+from xshare.engines.vllm.finding import find_layers
 from xshare.engines.vllm.layer import compile_layers, make_layers
 from xshare.engines.vllm.place import where
 from xshare.engines.vllm.protection import Protection
+from xshare.engines.vllm.ranks import make_ranks, rank_of
 from xshare.engines.vllm.reporter import Reporter, remove_stale, report_path
 from xshare.engines.vllm.settings import names_score, settings_of
+from xshare.engines.vllm.stages import stage_number
 from xshare.stairs import read_stairs
 
 log = logging.getLogger("vllm.xshare")
@@ -51,6 +54,8 @@ def attach(runner: Any, v2: bool) -> None:
     if state.samples is not None and state.device.type == "cuda":
         state.samples.compile()
     runner.xshare = state
+    if state.ranks is not None:
+        runner._dummy_run = _idling(runner, state)
     if v2:
         runner.prepare_inputs = _reading_v2(runner, state)
     else:
@@ -62,7 +67,8 @@ def attach(runner: Any, v2: bool) -> None:
     say_where_experts_are(state, config)
     if settings.cost is not None:
         log.info("xshare: sizes of sets are weighed by what they cost here: %s", settings.cost)
-    log.info("xshare: %s on %d layers (vLLM %s: %s)", state.policy, len(state.layers), vllm_version(), verified())
+    which = f"{len(state.layers)} of {len(state.model)}" if len(state.layers) < len(state.model) else len(state.layers)
+    log.info("xshare: %s on %s layers (vLLM %s: %s)", state.policy, which, vllm_version(), verified())
 
 
 def make_state(model: Any, settings: Settings, device: torch.device, config: Any) -> State:
@@ -71,11 +77,13 @@ def make_state(model: Any, settings: Settings, device: torch.device, config: Any
     max_requests = config.scheduler_config.max_num_seqs
     captured = (config.compilation_config.cudagraph_capture_sizes if device.type == "cuda" else None) or ()
     sizes = Sizes(min(settings.gates.max_rows, max_requests * (1 + drafts)), drafts, captured)
-    sites = find_sites(model, settings, device)
+    found = find_layers(model, settings, device)
     stairs = None if settings.cost is None else read_stairs(Path(settings.cost))
     if stairs is not None:
-        stairs.check(where(config, sites))
-    return build_state(sites, settings, device, sizes, max_requests, stairs, make_layers, log)
+        stairs.check(where(config, found.model))
+    return build_state(
+        found.sites, settings, device, sizes, max_requests, stairs, make_layers, log, found.model, make_ranks
+    )
 
 
 def say_where_experts_are(state: State, config: Any) -> None:
@@ -102,12 +110,24 @@ def say_where_experts_are(state: State, config: Any) -> None:
 def start_reporter(state: State, config: Any) -> None:
     from vllm.distributed import get_tensor_model_parallel_rank
 
-    if get_tensor_model_parallel_rank() == 0:
-        path = report_path(config.instance_id)
+    if get_tensor_model_parallel_rank() == 0:  # of each stage, with its own layers
+        path = report_path(config.instance_id, stage_number(), rank_of(config.parallel_config))
         remove_stale(path.parent)
         reporter = Reporter(state.snapshot, path, state.settings.metrics.interval)
         reporter.start()
         atexit.register(reporter.stop)
+
+
+def _idling(runner: Any, state: State) -> Any:
+    """An idle rank's pass goes by what it was told last, unless it is told that there is nothing."""
+    native = runner._dummy_run
+
+    @wraps(native)
+    def dummy_run(*args: Any, **kwargs: Any) -> Any:
+        state.idle()
+        return native(*args, **kwargs)
+
+    return dummy_run
 
 
 def _reading_v1(runner: Any, state: State) -> Any:

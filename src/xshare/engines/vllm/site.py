@@ -30,6 +30,10 @@ class Site:
         return bool(self.runner.routed_experts.quant_method.is_monolithic)
 
     @property
+    def top_k(self) -> int:
+        return self.router.top_k
+
+    @property
     def path(self) -> str:
         return "monolithic" if self.monolithic else "router"
 
@@ -54,6 +58,8 @@ class Site:
         """Why this layer cannot be served on its path, or None."""
         if self.monolithic and self.router.n_group > 1:
             return "its kernel judges groups by experts outside the set too; choose a modular --moe-backend"
+        if getattr(self.runner, "do_naive_dispatch_combine", False):
+            return "its experts are handed the logits of all data-parallel ranks; choose another --moe-backend"
         if self.monolithic and policy.method != "xshare":
             return f"method {policy.method!r} cannot reach into its kernel; choose a modular --moe-backend"
         return unsupported_shape(self.num_experts, 1, self.router.n_group) if device.type == "cuda" else None

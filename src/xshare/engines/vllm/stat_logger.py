@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,27 +11,29 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 from vllm.v1.metrics.loggers import StatLoggerBase
 
-from xshare.engines.counting import PROTECTED
+from xshare.engines.counting import PROTECTED, layer_numbers, over_workers
 from xshare.engines.serving.metrics import HELP, SAMPLED
 from xshare.engines.vllm.reporter import read_report, report_path, warn_once
 from xshare.engines.vllm.settings import settings_of
 
 
 class Figures(Collector):
-    """Reads the worker's file whenever /metrics is scraped."""
+    """Reads the workers' files whenever /metrics is scraped: one of each pipeline stage."""
 
-    def __init__(self, path: Path, engine: int) -> None:
-        self.path, self.engine = path, str(engine)
+    def __init__(self, path: Path, engine: int, stages: Sequence[Path] = ()) -> None:
+        """`stages`: the files of those after the first."""
+        self.path, self.engine, self.stages = path, str(engine), stages
 
     def describe(self) -> Iterator[Any]:
         return iter(())  # nothing to read yet when this is registered
 
     def collect(self) -> Iterator[Any]:
-        found = read_report(self.path)
-        if found is None:
+        found = [read_report(path) for path in (self.path, *self.stages)]
+        told = [each for each in found if each is not None]
+        if len(told) < len(found):  # not of some layers alone
             return
         try:
-            yield from list(self.families(found))
+            yield from list(self.families(over_workers(told) if self.stages else told[0]))
         except (KeyError, TypeError, ValueError, AttributeError):
             warn_once(f"{self.path} holds none of this version's figures")
 
@@ -54,7 +56,7 @@ class Figures(Collector):
         if found.get("samples"):
             for name in (*SAMPLED, *PROTECTED[1:]):
                 family = GaugeMetricFamily(f"xshare:{name}", HELP[name], labels=["engine", "layer"])
-                for layer, value in enumerate(found[name]):
+                for layer, value in zip(layer_numbers(found["layers"]), found[name], strict=True):
                     family.add_metric([self.engine, str(layer)], value)
                 yield family
             for name in (PROTECTED[0], "samples"):
@@ -67,7 +69,10 @@ class XShareStatLogger(StatLoggerBase):
     def __init__(self, vllm_config: Any, engine_index: int = 0) -> None:
         settings = settings_of(vllm_config.additional_config)
         if settings is not None and settings.metrics.on:
-            REGISTRY.register(Figures(report_path(vllm_config.instance_id), engine_index))
+            parallel, instance = vllm_config.parallel_config, vllm_config.instance_id
+            stages = range(parallel.pipeline_parallel_size)
+            first, *others = (report_path(instance, stage, engine_index) for stage in stages)
+            REGISTRY.register(Figures(first, engine_index, others))
 
     def record(self, *args: Any, **kwargs: Any) -> None:
         """Nothing a step: figures are read when they are asked for."""

@@ -1,0 +1,164 @@
+"""Is selection right over several ranks: data parallel, with expert parallel, and pipeline parallel?
+
+    python benchmarks/parallel_check.py [--json evidence/parallel_check.json]
+
+On a CPU, with the real vLLM over gloo, a tiny model of random weights, and what vLLM lacks there put in by
+tests/engines/vllm/collectives.py. Each layout runs without the key and with it. `hashes` of a row are of S, by step and
+rank (all layers of a step together); null where the rank was left alone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+import tempfile
+from importlib import import_module
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+
+import xshare
+from xshare.cli.output import number_table, wide_console
+from xshare.results import Results, Row
+
+HERE = Path(__file__).resolve().parent.parent / "tests" / "engines" / "vllm"
+ROUTER = xshare.RouterSpec.softmax(top_k=4)
+LAYOUTS: dict[str, dict[str, Any]] = {"DP 2": {}, "DP 2 + EP": {"enable_expert_parallel": True}}
+SECONDS = 280  # after which ranks that still run are taken to hang
+Sets = dict[tuple[int, int], dict[int, Any]]  # by step and layer, by rank
+
+
+def sets_hash(sets: list[list[int] | None]) -> str | None:
+    """Of all layers of a step."""
+    return None if None in sets else hashlib.sha256(repr(sets).encode()).hexdigest()[:12]
+
+
+def hashes(found: Sets) -> list[list[str | None]]:
+    """By step, by rank."""
+    steps: dict[int, dict[int, list[list[int] | None]]] = {}
+    for (step, _), ranks in sorted(found.items()):
+        for rank, each in ranks.items():
+            steps.setdefault(step, {}).setdefault(rank, []).append(each.S)
+    return [[sets_hash(ranks[rank]) for rank in sorted(ranks)] for ranks in steps.values()]
+
+
+def data_parallel(layout: str, options: dict[str, Any], model: Path) -> list[Row]:
+    scenes, run_ranks = import_module("scenes"), import_module("ranked").run_ranks
+    spread = options.get("enable_expert_parallel", False)
+    placement = xshare.Placement.contiguous(32, 2) if spread else None
+    policies = (scenes.PRUNED, "k0=1,mr=1", "rho=0.6", *(["k0=1,mg=6"] if spread else []))
+    native = run_ranks(2, scenes.native, model, options, seconds=SECONDS)
+    ranks = run_ranks(2, scenes.pruned, model, options, policies, seconds=SECONDS)
+    rows: list[Row] = []
+
+    def add(check: str, passed: bool, detail: str, **more: Any) -> None:
+        rows.append({"layout": layout, "check": check, "passed": bool(passed), "detail": detail, **more})
+
+    same = [mine["everything"][0] == without for mine, without in zip(ranks, native, strict=True)]
+    add("budget N: tokens of the same layout without the key", all(same), f"{len(same)} ranks, two scenes")
+    for policy in (*policies, "busy"):
+        rule = xshare.Policy.parse(policies[-1] if policy == "busy" else policy)
+        found: Sets = scenes.together([rank[policy][1] for rank in ranks])
+        acted = [each for each in found.values() if any(rank.S is not None for rank in each.values())]
+        equal = [len({tuple(rank.S) for rank in each.values() if rank.S is not None}) == 1 for each in acted]
+        right = [
+            scenes.wanted(each, ROUTER, rule, placement) in [rank.S for rank in each.values() if rank.S is not None]
+            for each in acted
+        ]
+        joined = all(len(each) == 2 for each in found.values())
+        name = f"{rule}, requests come and go on one rank" if policy == "busy" else policy
+        detail = f"{len(acted)} layers of steps, {sum(right)} as xshare.route on the rows of all ranks"
+        passed = bool(acted) and all(equal) and all(right) and joined
+        add(f"one set: {name}", passed, detail, hashes=hashes(found))
+    busy = [rank["busy"][0] for rank in ranks]
+    whole = [len(busy[0][f"0-{i}"]) == 18 + i for i in range(6)] + [len(busy[1][f"1-{i}"]) == 3 for i in range(3, 6)]
+    add("no request is lost where others join, end and abort", all(whole), f"{sum(whole)} of {len(whole)} requests")
+    found = scenes.together([rank["changing"][1] for rank in ranks])
+    mixed = [
+        each
+        for each in found.values()
+        if (voting := [rank.S for rank in each.values() if rank.voted]) and any(voting[0] != S for S in voting)
+    ]
+    left = [rank["after"]["steps_bypassed"].get("changing", 0) for rank in ranks]
+    ended = all(len(tokens) == 22 for rank in ranks for tokens in rank["changing"][0].values())
+    passed = not mixed and all(left) and ended
+    detail = f"left alone while ranks differ: {left} steps, then acted on by all"
+    add("a live change acts on all ranks at once", passed, detail, hashes=hashes(found))
+    return rows
+
+
+def pipeline(model: Path) -> list[Row]:
+    forked, models = import_module("forking").forked, import_module("models")
+    asked, lengths = models.prompts(12), [6 + i for i in range(12)]
+    options = {
+        "pipeline_parallel_size": 2,
+        "distributed_executor_backend": "mp",
+        "worker_extension_cls": "parallel.Watched",
+    }
+    policy, tokens, decided, stats = "k0=1,m=3", {}, [], []
+    os.environ["VLLM_PP_LAYER_PARTITION"] = "2,1"  # vLLM wants a MoE layer on every stage
+    with forked():
+        for key in (None, {"policy": "k0=1,m=32", "gates": {"bypass": False}}):
+            llm = models.engine(model, key, **options)
+            llm.collective_rpc("make_room")
+            tokens[key is None] = models.generate(llm, asked, lengths)
+            if key is not None:
+                llm.collective_rpc("xshare_set", args=(policy,))
+                llm.reset_prefix_cache()
+                llm.collective_rpc("watch")
+                models.generate(llm, asked, lengths)
+                decided, stats = llm.collective_rpc("decisions"), llm.collective_rpc("xshare_stats")
+            llm.llm_engine.engine_core.shutdown()
+            del llm
+            models.cleaned_up()
+    del os.environ["VLLM_PP_LAYER_PARTITION"]
+    right = [
+        xshare.route(torch.tensor(logits), ROUTER, policy).selected.nonzero().flatten().tolist() == S
+        for stage in decided
+        for logits, S in stage
+    ]
+    steps = [len(stage) for stage in decided]
+    digests = [[sets_hash([S]) for _, S in step] for step in zip(*decided, strict=True)]
+    layers = [name for each in stats for name in each["layers"]]
+    return [
+        {
+            "layout": "PP 2",
+            "check": "budget N: tokens of the same layout without the key",
+            "passed": tokens[True] == tokens[False],
+            "detail": f"{len(asked)} requests",
+        },
+        {
+            "layout": "PP 2",
+            "check": f"each stage has the set of its own layer: {policy}",
+            "passed": bool(right) and all(right) and steps[0] == steps[1],
+            "detail": f"{steps} steps by stage, {sum(right)} as xshare.route; layers {', '.join(layers)}",
+            "hashes": digests,
+        },
+    ]
+
+
+def main(json: Annotated[Path | None, typer.Option(help="Write the rows here.")] = None) -> None:
+    sys.path.insert(0, str(HERE))
+    models = import_module("models")
+    import vllm
+
+    results = Results(json, None, {"vllm": vllm.__version__, "device": "cpu", "seed": 0}, lists=())
+    with tempfile.TemporaryDirectory() as folder:
+        for layout, options in LAYOUTS.items():
+            results.rows += data_parallel(layout, options, models.make("qwen3", Path(folder)))
+            results.write()
+        results.rows += pipeline(models.make("partly_dense", Path(folder)))
+    results.write()
+    table = number_table("selection over several ranks", "layout", "check", "passed", "detail")
+    for row in results.rows:
+        table.add_row(row["layout"], row["check"], "yes" if row["passed"] else "NO", row["detail"])
+    wide_console().print(table)
+    if not all(row["passed"] for row in results.rows):
+        raise typer.Exit(1)
+
+
+if __name__ == "__main__":
+    typer.run(main)
