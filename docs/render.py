@@ -40,6 +40,7 @@ PAGES = [
     "docs/evidence/replay.md",
     "docs/evidence/rivals.md",
     "docs/evidence/runs.md",
+    "docs/evidence/scale.md",
     "docs/evidence/selecting.md",
     "docs/evidence/speed.md",
     "docs/evidence/staircase.md",
