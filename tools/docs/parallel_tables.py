@@ -80,6 +80,20 @@ def scale(*deployments: Row) -> Table:
     return titles, cells
 
 
+def scale_short(*deployments: Row) -> Table:
+    """What all devices load and the fullest one, natively, with a budget for the batch and with one for each device."""
+    titles = ["devices = ranks", "native", "`m=24`, one set", "`m=24`, one each", "`mg`, one set", "`mg`, one each"]
+    cells = []
+    for found in deployments:
+        by_policy = {(row["policy"], row["shared"]): row for row in found["rows"]}
+        spread = next(name for name, _ in by_policy if "mg=" in name)
+        wanted = [("native", False), *((name, shared) for name in ("k0=1,m=24", spread) for shared in (True, False))]
+        texts = [f"{by_policy[key]['active']:.0f}, {by_policy[key]['max_load']:.1f}" for key in wanted]
+        texts[-2:] = [f"{text} (`{spread.rsplit(',', 1)[-1]}`)" for text in texts[-2:]]
+        cells.append([str(found["rows"][0]["devices"]), *texts])
+    return titles, cells
+
+
 def checks(found: Row) -> Table:
     titles = ["layout", "check", "passed", "detail"]
     rows = found["rows"]
@@ -103,6 +117,7 @@ def tables() -> dict[str, tuple[str, Callable[..., Table]]]:
         "ep_claims": ("paper_ep paper_ep_topk", claims),
         "ep_above": ("paper_ep paper_ep_topk", above),
         "scale": ("scale_8 scale_16 scale_64", scale),
+        "scale_short": ("scale_8 scale_16 scale_64", scale_short),
         "parallel_check": ("parallel_check", checks),
     }
     for regime in ("independent", "skewed"):

@@ -44,7 +44,7 @@ def over_workers(answers: Sequence[dict[str, Any]]) -> dict[str, Any]:
     having = [stage for layers, stage in stages.items() if layers]
     names = [name for stage in having for name in stage["layers"]]
     order = sorted(range(len(names)), key=lambda place: layer_numbers(names)[place])
-    found = dict(answers[0]) | {"layers": [names[place] for place in order]}
+    found = dict(having[0]) | {"layers": [names[place] for place in order]}
     for figure in BY_LAYER:
         if all(figure in stage for stage in having):
             values = [value for stage in having for value in stage[figure]]

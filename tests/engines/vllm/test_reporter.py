@@ -79,6 +79,26 @@ def test_what_is_written_is_read(folder, told):
     assert not told
 
 
+def test_stages_and_ranks_have_files_of_their_own(folder):
+    pytest.importorskip("vllm")
+    from xshare.engines.vllm.metrics import SAMPLED
+    from xshare.engines.vllm.stat_logger import Figures
+
+    first, second = (reporter.report_path("one", stage, rank=2) for stage in (0, 1))
+    assert (first.name, second.name) == ("one-rank2.json", "one-rank2-stage1.json")
+    assert reporter.report_path("one_dp2", rank=2) == first
+    more = {"experts": 8, "top_k": 2, "expert_bytes": None, "samples": 3, "rows_protected": 0.0}
+    for path, number in ((first, 4), (second, 9)):
+        assert list(Figures(first, 2, [second]).collect()) == []  # not of some layers alone
+        figures = {name: [float(number)] for name in (*SAMPLED, "experts_protected")}
+        found = SNAPSHOT | more | figures | {"layers": [f"model.layers.{number}.mlp"], "host_layers": 0}
+        reporter.write_report(path, json.dumps(found | {"routed_layers": 0, "backend": "A"}))
+    families = {each.name: each for each in Figures(first, 2, [second]).collect()}
+    samples = {each.labels["layer"]: each.value for each in families["xshare:experts_active"].samples}
+    assert samples == {"4": 4.0, "9": 9.0}
+    assert len(families["xshare:steps_pruned"].samples) == 1
+
+
 def test_a_link_in_place_of_the_file_is_not_followed(folder, told, tmp_path):
     victim = tmp_path / "victim.json"
     victim.write_text(json.dumps(SNAPSHOT))
