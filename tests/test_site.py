@@ -92,7 +92,7 @@ def test_the_reference_has_every_field_of_the_stats():
         (made,) = (node.value for node in ast.walk(found) if isinstance(node, ast.Return))
         return {key.value for key in made.keys if key is not None}
 
-    code = keys("vllm/state.py", "snapshot") | keys("gates.py", "snapshot") | keys("vllm/metrics.py", "means")
+    code = keys("serving/state.py", "snapshot") | keys("gates.py", "snapshot") | keys("serving/metrics.py", "means")
     assert code == set(meanings.STATS)
 
 

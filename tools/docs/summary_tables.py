@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import frontier_tables
@@ -211,8 +212,10 @@ def _gain(ratio: float) -> str:
     return f"{100 * (ratio - 1):+.1f} %"
 
 
-def soak(found: Row) -> Table:
-    cells = [[row["check"], "yes" if row["passed"] else "**no**", row["detail"]] for row in found["rows"]]
+def soak(found: Row, processes: bool = False) -> Table:
+    """What must hold of requests and steps, or of the server's processes: the last three."""
+    rows = found["rows"][-3:] if processes else found["rows"][:-3]
+    cells = [[row["check"], "yes" if row["passed"] else "**no**", row["detail"]] for row in rows]
     return ["what must hold", "holds", "what was seen"], cells
 
 
@@ -228,4 +231,5 @@ def tables() -> dict[str, tuple[str, Callable[..., Table]]]:
         "mates": ("neighbours", mates),
         "followed": ("cost_aware", followed),
         "soak": ("soak", soak),
+        "soak_processes": ("soak", partial(soak, processes=True)),
     }
