@@ -1,4 +1,4 @@
-"""monitoring/: what starts together fits together. That its metrics exist: tests/engines/vllm/test_server_watched.py."""
+"""monitoring/: what starts together fits together. That its metrics exist: test_server_watched."""
 
 import json
 import re
