@@ -19,6 +19,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # the same for the commands they 
 if platform.machine() == "aarch64":  # oneDNN's small products are slow there: nano decodes 1.8 times as fast without
     torch.backends.mkldnn.enabled = False
 
+# Servers of the tests are on this machine, whatever proxy leads out of it.
+os.environ["NO_PROXY"] = os.environ["no_proxy"] = ",".join(filter(None, [os.environ.get("NO_PROXY"), "127.0.0.1"]))
+
 # Fresh examples at every run, but the same ones in continuous integration: red must mean the change, not the dice.
 settings.register_profile("default", deadline=None)
 settings.register_profile("ci", deadline=None, derandomize=True)

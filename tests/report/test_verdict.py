@@ -44,6 +44,15 @@ def test_speed_of_few_runs_has_a_range_and_no_interval(tmp_path):
     assert tables.count(">95 %</th>") == 1  # the change's
 
 
+def test_speed_of_one_task_is_not_held_against_answers_of_another(tmp_path):
+    both = [a | b for a, b in zip(timed(SPEEDS), answered(LOSSES), strict=True)]
+    write(tmp_path, "r.json", [row | {"task": task} for task in ("sums", "sorting") for row in both])
+    found = settings(read_folder(tmp_path)[0])
+    assert [(each.speed.regime["task"], each.answers.regime["task"]) for each in found] == [
+        (t, t) for t in ("sums", "sorting")
+    ]
+
+
 def test_what_may_lose_more_is_perhaps(tmp_path):
     write(tmp_path, "r.json", [a | b for a, b in zip(timed(SPEEDS), answered(LOSSES, 0.03), strict=True)])
     found = judged(tmp_path)

@@ -76,10 +76,10 @@ class Group:
         return 100 * middle, 100 * low, 100 * high
 
     def fits(self, other: Group) -> bool:
-        """The same batch and drafts, as far as both say."""
+        """The same batch, drafts and task, as far as both say."""
         return all(
             self.regime.get(name, other.regime.get(name)) == other.regime.get(name, self.regime.get(name))
-            for name in ("batch", "drafts", "draft")
+            for name in ("batch", "drafts", "draft", "task")
         )
 
 
