@@ -1,7 +1,7 @@
 # XShare in vLLM's own image; the entrypoint stays vLLM's, `vllm serve`.
 #
 #     docker build --tag vllm-xshare .
-#     docker run --gpus all --ipc=host --publish 127.0.0.1:8000:8000 vllm-xshare MODEL \
+#     docker run --gpus all --ipc=host --publish 127.0.0.1:8000:8000 vllm-xshare --model MODEL \
 #       --additional-config '{"xshare": {"policy": "balanced"}}'
 #
 # Another version: --build-arg VLLM=v0.32.0; docs/vllm.md says which were run and which were read.

@@ -24,7 +24,7 @@ serve() {
     echo "the server at $url is used as it runs"
   else
     url=http://127.0.0.1:${PORT:-8000} log=$(mktemp)
-    if curl --silent --output /dev/null "$url"; then
+    if (exec 3<>"/dev/tcp/127.0.0.1/${PORT:-8000}") 2>/dev/null; then
       echo "something listens on $url already: name another PORT, or use that server with URL=$url" >&2
       exit 1
     fi
@@ -34,7 +34,7 @@ serve() {
     trap 'exit 143' TERM
     vllm serve "$@" --host 127.0.0.1 --port "${PORT:-8000}" >"$log" 2>&1 &
     server=$!
-    until curl --silent --fail --output /dev/null "$url/health"; do
+    until curl --silent --fail --max-time 5 --output /dev/null "$url/health"; do
       kill -0 "$server" 2>/dev/null || { tail -n 30 "$log" >&2 && exit 1; }
       sleep 0.5
     done
