@@ -13,19 +13,18 @@ Table = tuple[list[str], list[list[str]]]
 
 
 def cost(found: Row) -> Table:
-    """By policy and share: experts, and what the others keep."""
-    rows = [row for row in found["rows"] if row["layer"] is None and row["method"] != "native"]
-    cells = [
-        [
-            f"`{named(row['policy'])}`",
-            f"{row.get('protected_requests', 0)} of {row['batch']}",
-            spelled_mean(row, "active", 1),
-            f"{row['active'] / row['active_native']:.0%}",
-            "" if row.get("protected") == 1 else spelled_mean(row, "mass_shared", 3),
-        ]
-        for row in rows
-    ]
-    return ["policy", "protected", "experts per layer", "of native", "weight kept by the others"], cells
+    """By share, a column a policy: experts per layer, and in brackets what the others keep."""
+    rows = [row for row in found["rows"] if row["layer"] is None]
+    policies = list(dict.fromkeys(row["policy"] for row in rows if row["method"] != "native"))
+    cells = []
+    for protected in dict.fromkeys(row.get("protected_requests", 0) for row in rows):
+        line = [f"{protected} of {rows[0]['batch']}"]
+        for policy in policies:
+            row = next(r for r in rows if (r["policy"], r.get("protected_requests", 0)) == (policy, protected))
+            kept = "" if protected == row["batch"] else f" ({row['mass_shared']:.3f})"
+            line.append(spelled_mean(row, "active", 1) + kept)
+        cells.append(line)
+    return ["protected", *(f"`{named(policy)}`" for policy in policies)], cells
 
 
 def batches(*files: Row | None) -> Table:
