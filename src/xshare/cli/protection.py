@@ -20,7 +20,7 @@ def show_protection(rows: list[Row]) -> None:
     if not shown:
         return
     within, marks = interval_names([count_of(row, "ratio") for row in shown])
-    columns = ["protected", "experts", "others keep", "beside native", within, "beside nobody protected", within]
+    columns = ["protected", "experts", "others keep", "vs native", within, "vs nobody", within]
     table = number_table("what protected requests cost", "policy", *columns)
     for row, mark in zip(shown, marks, strict=True):
         kept = row["mass_shared"] if row["mass_shared"] is not None else row["mass"]
@@ -34,8 +34,8 @@ def show_protection(rows: list[Row]) -> None:
         )
     print_table(table)
     wide_console().print(
-        "experts: per layer and step. others keep: of their native weight, the requests that are not protected. The "
-        "ratios are of speed, each taken in one repeat."
+        "experts: per layer and step. others keep: of their native weight, the requests that are not protected. Speed "
+        "as a ratio in the same repeat: vs native, and vs the same policy with nobody protected."
     )
     for row in guarded:
         if row.get("protected_identical") is not None and row["protected_identical"] < 1:
