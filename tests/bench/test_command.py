@@ -234,6 +234,7 @@ def test_what_protected_requests_cost(small, tmp_path, bench):
     code, out, err = bench(*words)
     assert code == 0, err
     assert "what protected requests cost" in out
+    assert "vs nobody" in out
     assert "k0=0,m=4, 100% protected left 100% of its decode steps alone, mostly by protected" in out
     rows = json.loads(path.read_text())["rows"]
     native, _, nobody, some, half, everybody = rows

@@ -7,6 +7,7 @@ from played import played  # noqa: F401
 from typer.testing import CliRunner
 
 from xshare.cli import app
+from xshare.cli.protection import settled
 from xshare.errors import XShareError
 
 WORDS = ["quality", "--questions", "1", "--batch", "4", "--engine-args", '{"dtype": "float32"}']
@@ -169,6 +170,7 @@ def test_protected_answers_do_not_move(small, tmp_path):
     assert "fixed batches of 4, 40% of the requests protected" in result.output
     assert "With XShare off no answer changes with other mates." in result.output
     assert "With XShare off no answer changes in batches half as large." in result.output
+    assert "of the answers of native were cut off at 8 tokens" in result.output
     found = json.loads(path.read_text())
     native, mates, half, pruned = found["rows"]
     assert [row["control"] for row in found["rows"]] == [None, "other mates", "half the batch", None]
@@ -183,6 +185,14 @@ def test_protected_answers_do_not_move(small, tmp_path):
     again = ask(*words)
     assert again.exit_code == 0, again.output
     assert json.loads(path.read_text())["samples"] == found["samples"]  # not decoded again
+
+
+def test_what_the_engine_does_by_itself_is_said():
+    row = {"control": "half the batch", "protected_questions": 4, "protected_same": 3, "questions": 12, "same": 12}
+    assert settled(row).startswith(
+        "With XShare off 1 of 16 answers change in batches half as large: that is the engine's"
+    )
+    assert settled(row | {"protected_same": 4}) == "With XShare off no answer changes in batches half as large."
 
 
 @pytest.mark.parametrize("words", [["--protect", "0"], ["--protect", "0.5", "--neighbours"]])

@@ -6,25 +6,25 @@ from collections.abc import Callable
 from typing import Any
 
 from xshare.report.words import named
+from xshare.results.columns import spelled_mean
 
 Row = dict[str, Any]
 Table = tuple[list[str], list[list[str]]]
 
 
 def cost(found: Row) -> Table:
-    """By policy and protected requests of a batch: experts per layer, and what the others keep of their weight."""
-    rows = [row for row in found["rows"] if row["layer"] is None and row["method"] != "native"]
-    shares = sorted({row.get("protected_requests", 0) for row in rows})
+    """By share, a column a policy: experts per layer, and in brackets what the others keep."""
+    rows = [row for row in found["rows"] if row["layer"] is None]
+    policies = list(dict.fromkeys(row["policy"] for row in rows if row["method"] != "native"))
     cells = []
-    for policy in dict.fromkeys(row["policy"] for row in rows):
-        at = {row.get("protected_requests", 0): row for row in rows if row["policy"] == policy}
-        cells.append([f"`{named(policy)}`", *(_cell(at[share]) if share in at else "" for share in shares)])
-    return ["policy", *(f"{share} of {rows[0]['batch']}" for share in shares)], cells
-
-
-def _cell(row: Row) -> str:
-    kept = "" if row.get("protected") == 1 else f", {row['mass_shared']:.0%}"
-    return f"{row['active']:.1f}{kept}"
+    for protected in dict.fromkeys(row.get("protected_requests", 0) for row in rows):
+        line = [f"{protected} of {rows[0]['batch']}"]
+        for policy in policies:
+            row = next(r for r in rows if (r["policy"], r.get("protected_requests", 0)) == (policy, protected))
+            kept = "" if protected == row["batch"] else f" ({row['mass_shared']:.3f})"
+            line.append(spelled_mean(row, "active", 1) + kept)
+        cells.append(line)
+    return ["protected", *(f"`{named(policy)}`" for policy in policies)], cells
 
 
 def batches(*files: Row | None) -> Table:

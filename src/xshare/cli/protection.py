@@ -3,7 +3,7 @@ does."""
 
 from __future__ import annotations
 
-from xshare.cli.output import number_table, print_table, wide_console
+from xshare.cli.output import cut_off, number_table, print_table, wide_console
 from xshare.engines.base import About
 from xshare.quality.protected import HALF, MATES
 from xshare.results import Row
@@ -20,7 +20,7 @@ def show_protection(rows: list[Row]) -> None:
     if not shown:
         return
     within, marks = interval_names([count_of(row, "ratio") for row in shown])
-    columns = ["protected", "experts", "others keep", "beside native", within, "beside nobody protected", within]
+    columns = ["protected", "experts", "others keep", "vs native", within, "vs nobody", within]
     table = number_table("what protected requests cost", "policy", *columns)
     for row, mark in zip(shown, marks, strict=True):
         kept = row["mass_shared"] if row["mass_shared"] is not None else row["mass"]
@@ -34,8 +34,8 @@ def show_protection(rows: list[Row]) -> None:
         )
     print_table(table)
     wide_console().print(
-        "experts: per layer and step. others keep: of their native weight, the requests that are not protected. The "
-        "ratios are of speed, each taken in one repeat."
+        "experts: per layer and step. others keep: of their native weight, the requests that are not protected. Speed "
+        "as a ratio in the same repeat: vs native, and vs the same policy with nobody protected."
     )
     for row in guarded:
         if row.get("protected_identical") is not None and row["protected_identical"] < 1:
@@ -56,15 +56,7 @@ def show_protected(rows: list[Row], about: About, setting: Row) -> None:
     first = rows[0]
     title = f"{about.model} on {about.engine}, {setting['tasks']}, fixed batches of {first['batch']}, "
     title += f"{first['protected']:.0%} of the requests protected"
-    columns = [
-        "batches",
-        "protected as native's",
-        "others as native's",
-        "others' accuracy",
-        "change",
-        "95 %",
-        "experts",
-    ]
+    columns = ["batches", "protected same", "others same", "others right", "change", "95 %", "experts"]
     table = number_table(title, "", *columns)
     for row in rows:
         name = row["policy"] if row["control"] is None else f"native, {row['control']}"
@@ -82,18 +74,20 @@ def show_protected(rows: list[Row], about: About, setting: Row) -> None:
     print_table(table, "experts", "batches")
     console = wide_console()
     console.print(
-        "as native's: answers that are token for token native's in the same batches. Native routing is held against "
-        "itself twice, with XShare off: with other mates in the batch, and in batches half as large."
+        "same: answers that are token for token native's in the same batches. Native routing is held against itself "
+        "twice, with XShare off: with other mates in the batch, and in batches half as large."
     )
+    for note in cut_off(first["cut"], first["policy"], setting["tokens"]):
+        console.print(note)
     for row in (row for row in rows if row["control"] is not None):
-        console.print(_settled(row))
+        console.print(settled(row))
     for row in rows:
         moved = row["protected_questions"] - row["protected_same"]
         if moved and row["method"] != "native":
             console.print(f"{row['policy']} moved {moved} of {row['protected_questions']} protected answers.")
 
 
-def _settled(row: Row) -> str:
+def settled(row: Row) -> str:
     """What the batch alone does, with XShare off."""
     asked = row["protected_questions"] + row["questions"]
     moved = asked - row["protected_same"] - row["same"]

@@ -81,7 +81,7 @@ def test_what_is_written_is_read(folder, told):
 
 def test_stages_and_ranks_have_files_of_their_own(folder):
     pytest.importorskip("vllm")
-    from xshare.engines.vllm.metrics import SAMPLED
+    from xshare.engines.serving.metrics import SAMPLED
     from xshare.engines.vllm.stat_logger import Figures
 
     first, second = (reporter.report_path("one", stage, rank=2) for stage in (0, 1))
