@@ -61,7 +61,7 @@ class Server:
                 command(model, port, key, more), env=environment(), stdout=out, stderr=out, start_new_session=True
             )
 
-    def wait_until_ready(self, seconds: float = 300) -> None:
+    def wait_until_ready(self, seconds: float = 600) -> None:
         end = time.monotonic() + seconds
         while time.monotonic() < end and self.process.poll() is None:
             with suppress(httpx.TransportError):

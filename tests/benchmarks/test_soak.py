@@ -1,5 +1,6 @@
 """The campaign: a few seconds of it against a real server, and each of its checks on what it must not let pass."""
 
+import asyncio
 import importlib.util
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 pytest.importorskip("psutil", reason="comes with vLLM")
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
+import httpx
 import soak
 from soak_checks import ENDED, TOKENS, Scrapes, growth, listed, steps_of, sums
 from soak_load import Outcomes
@@ -86,10 +88,6 @@ def test_memory_counts_after_the_warm_up():
 
 
 def test_a_lost_request_is_none_that_was_answered_wrongly():
-    import asyncio
-
-    import httpx
-
     async def fail(error):
         raise error
 
@@ -105,6 +103,14 @@ def test_a_lost_request_is_none_that_was_answered_wrongly():
     assert outcomes.examples[0] == "whole, wrong: 7 tokens, expected 8"
     assert listed(["a", "b", "c", "d"], "fine") == "a; b; c; and 1 more"
     assert listed([], "fine") == "fine"
+
+
+def test_a_load_that_breaks_off_is_told():
+    async def broken():
+        raise Wrong("status 500: EngineCore encountered an issue")
+
+    assert soak.broken_by(broken()) == "Wrong: status 500: EngineCore encountered an issue"
+    assert soak.broken_by(asyncio.sleep(0)) is None
 
 
 def test_tracebacks_of_bodies_that_vllm_refuses_are_its_own(tmp_path):

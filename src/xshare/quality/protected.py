@@ -102,7 +102,7 @@ class ProtectedStudy:
             "protected_questions": len(self.protected),
             "protected_same": sum(same[place] for place in self.protected),
             "same": sum(same[place] for place in others),
-            "cut": sum(len(tokens) >= self.limit for tokens in found.tokens) / len(found.tokens),
+            "cut": sum(len(tokens) >= self.asked.tokens for tokens in found.tokens) / len(found.tokens),
             "mass_shared": found.stats.mean.get("mass_shared"),
         }
 
