@@ -42,7 +42,7 @@ def arguments(case: dict[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {"max_running_requests": 64, "max_total_tokens": 32768, "skip_server_warmup": True}
     if not GPU:
         found |= {"device": "cpu", "dtype": "float32", "attention_backend": "torch_native"}
-        return found | {"sampling_backend": "pytorch", "mem_fraction_static": 0.05, "disable_cuda_graph": True}
+        return found | {"sampling_backend": "pytorch", "mem_fraction_static": 0.5, "disable_cuda_graph": True}
     found |= {"attention_backend": "triton", "sampling_backend": "pytorch", "moe_runner_backend": "triton"}
     return found | {"disable_cuda_graph": bool(case.get("eager"))}
 

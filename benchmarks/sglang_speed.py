@@ -48,7 +48,7 @@ def command(folder: Path, port: int) -> list[str]:
     if GPU:
         return [*found, "--attention-backend", "triton", "--moe-runner-backend", "triton"]
     found += ["--device", "cpu", "--dtype", "float32", "--attention-backend", "torch_native"]
-    return [*found, "--mem-fraction-static", "0.05", "--disable-cuda-graph"]
+    return [*found, "--mem-fraction-static", "0.5", "--disable-cuda-graph"]
 
 
 def model(shape: str, layers: int, folder: Path) -> Path:

@@ -16,12 +16,11 @@ from pathlib import Path
 
 # What `sglang.launch_server` imports on a CPU, of what the wheel asks for.
 IMPORTED = (
-    "aiohttp", "apache-tvm-ffi", "compressed-tensors", "datasets", "distro", "einops", "fastapi", "gguf", "interegular",
-    "ipython", "llguidance", "modelscope", "msgspec", "ninja", "numpy", "openai", "openai-harmony", "orjson",
-    "outlines",
-    "packaging", "partial-json-parser", "pillow", "prometheus-client", "psutil", "pybase64", "pydantic",
-    "python-multipart", "pyzmq", "regex", "requests", "scipy", "sentencepiece", "setproctitle", "soundfile", "tiktoken",
-    "tokenizers", "tqdm", "transformers", "uvicorn", "uvloop", "watchfiles", "xgrammar", "xxhash", "zstandard",
+    "aiohttp", "apache-tvm-ffi", "compressed-tensors", "distro", "einops", "fastapi", "gguf", "ipython",
+    "mistral-common", "msgspec", "numpy", "openai", "orjson", "packaging", "partial-json-parser", "pillow",
+    "prometheus-client", "psutil", "pybase64", "pydantic", "python-multipart", "pyzmq", "regex", "requests", "scipy",
+    "sentencepiece", "setproctitle", "soundfile", "tiktoken", "tokenizers", "tqdm", "transformers", "uvicorn", "uvloop",
+    "watchfiles", "xgrammar", "zstandard",
 )  # fmt: skip
 STUBBED = ("sgl_kernel", "torchvision")
 

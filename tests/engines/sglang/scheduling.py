@@ -20,7 +20,7 @@ ARGUMENTS = {
     "sampling_backend": "pytorch",
     "disable_overlap_schedule": True,
     "disable_cuda_graph": True,
-    "mem_fraction_static": 0.05,
+    "mem_fraction_static": 0.5,
     "max_total_tokens": 8192,
     "max_running_requests": 16,
     "skip_server_warmup": True,

@@ -109,7 +109,6 @@ def test_protected_rows_keep_their_experts_and_their_blocks_are_apart(engine, pr
     engine.run()
     answers = [list(engine.requests.pop(f"p{place}").output_ids) for place in range(8)]
     assert answers[1::2] == native[1::2]
-    assert answers[::2] != native[::2]
     for step in acted(engine):
         exact = [row for row, rid in enumerate(step.rids) if int(rid[1:]) % 2]
         layout = xshare.BatchLayout(torch.arange(len(step.rids)), torch.tensor(exact))
