@@ -173,31 +173,35 @@ def test_live_control_refuses_with_a_sentence(server):
     engine.close()
 
 
-HIDE = """
-import sys
-from importlib.abc import MetaPathFinder
+# Another plugin, with which one hook cannot be put in place.
+BREAKS = """
+from sglang.srt.plugins.hook_registry import HookRegistry
 
-class Breaks(MetaPathFinder):
-    def find_spec(self, name, path, target=None):
-        if name == "sglang.srt.plugins.hook_registry":
-            sys.meta_path.remove(self)
-            import sglang.srt.plugins.hook_registry as found
-            native = found.HookRegistry._apply_target.__func__
-            def apply(cls, target, hooks):
-                if target.endswith("ModelRunner.load_model"):
-                    raise ValueError("made up")
-                native(cls, target, hooks)
-            found.HookRegistry._apply_target = classmethod(apply)
-        return None
+def register():
+    native = HookRegistry._apply_target.__func__
 
-sys.meta_path.insert(0, Breaks())
+    def apply(cls, target, hooks):
+        if target.endswith("ModelRunner.load_model"):
+            raise ValueError("made up")
+        native(cls, target, hooks)
+
+    HookRegistry._apply_target = classmethod(apply)
 """
+
+
+def add_plugin(folder):
+    (folder / "breaks.py").write_text(BREAKS)
+    (folder / "breaks-1.dist-info").mkdir()
+    (folder / "breaks-1.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: breaks\nVersion: 1\n")
+    entry = "[sglang.srt.plugins]\nbreaks = breaks:register\n"
+    (folder / "breaks-1.dist-info" / "entry_points.txt").write_text(entry)
 
 
 @pytest.mark.parametrize("broken", ["settings", "hook"])
 def test_a_start_that_is_not_right_is_refused(nano, tmp_path, broken):
     """A wrong setting; and a hook that SGLang does not put in place, which it logs and goes on."""
-    (tmp_path / "sitecustomize.py").write_text(HIDE if broken == "hook" else "")
+    if broken == "hook":
+        add_plugin(tmp_path)
     settings = SETTINGS | ({"gates": {"min_rows": 0}} if broken == "settings" else {})
     env = environment(XSHARE=json.dumps(settings), PYTHONPATH=str(tmp_path))
     ended = subprocess.run(command(nano, 1), env=env, capture_output=True, text=True, timeout=300, check=False)
