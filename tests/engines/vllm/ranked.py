@@ -14,8 +14,9 @@ from pathlib import Path
 import torch
 
 
-def run_ranks(count, work, *given, seconds=200):
-    """-> what `work(rank, *given)` returns on each rank. Fails, and ends them all, after so many seconds."""
+def run_ranks(count, work, *given, seconds=200, leaving=()):
+    """-> what `work(rank, *given)` returns on each rank. Fails, and ends them all, after so many seconds. Those in
+    `leaving` are not waited for, and return None."""
     sys.path.insert(0, str(Path(__file__).parent))
     import vllm.entrypoints.llm  # noqa: F401  (once, and not in every process)
     from models import prepared
@@ -32,7 +33,7 @@ def run_ranks(count, work, *given, seconds=200):
         rank.start()
     found, end = {}, time.monotonic() + seconds
     try:
-        while len(found) < count:
+        while len(found) < count - len(leaving):
             try:
                 rank, ok, value = answers.get(timeout=1)
             except queue.Empty:
@@ -44,10 +45,10 @@ def run_ranks(count, work, *given, seconds=200):
             found[rank] = value
     finally:
         for process in ranks:
-            process.join(10 if len(found) == count else 0)
+            process.join(10 if len(found) == count - len(leaving) else 0)
             if process.is_alive():
                 process.kill()
-    return [found[rank] for rank in range(count)]
+    return [found.get(rank) for rank in range(count)]
 
 
 def _rank(rank, count, port, answers, work, given):

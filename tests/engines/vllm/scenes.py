@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import torch
 from driven import Plan, Rank
 from models import engine, prompts
@@ -59,6 +61,20 @@ def pruned(rank, model, options, policies=(PRUNED,)):
     told["changing"] = found.run(changing(rank), LAST), found.taken()
     told["after"] = found.llm.collective_rpc("xshare_stats")[0]
     return told
+
+
+def dying(rank, model, options):
+    """Rank 1 ends in the middle of a step, in front of its message. -> what the others' engines end with"""
+    found = Rank(engine(model, ALL | {"policy": PRUNED}, distributed_executor_backend="uni", **options))
+    if rank == 1:
+        selector = found.state.layers[1].selector
+        native, calls = selector.decide, iter(range(6))
+        selector.decide = lambda logits: native(logits) if next(calls) < 5 else os._exit(0)
+    try:
+        found.run(plain(rank), 0)
+    except RuntimeError as error:
+        return str(error)
+    return None
 
 
 def together(decided):

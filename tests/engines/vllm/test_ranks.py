@@ -85,3 +85,8 @@ def test_figures_count_the_set_of_all_ranks(ranks):
         assert stats["steps_pruned"] > 10
         for selected, load in zip(stats["experts_selected"], stats["max_load"], strict=True):
             assert selected / 2 <= load < selected
+
+
+def test_a_rank_that_dies_ends_the_others(checkpoint):
+    error, _ = run_ranks(2, scenes.dying, checkpoint("qwen3"), OPTIONS, leaving=(1,))
+    assert "remote worker" in error  # gloo's word for a connection that was closed or reset

@@ -136,6 +136,7 @@ def check(config, given=GOOD):
     ("parallel", "sentence"),
     [
         ({"use_ubatching": True}, "dual batch overlap.*turn --enable-dbo off, or remove the xshare key"),
+        ({"enable_elastic_ep": True}, "elastic expert parallelism.*turn --enable-elastic-ep off, or remove"),
         ({"use_sequence_parallel_moe": True}, "sequence-parallel MoE.*or remove the xshare key"),
         ({"prefill_context_parallel_size": 2}, "prefill context parallelism: set its size to 1, or remove"),
     ],

@@ -232,7 +232,6 @@ def test_layers_of_different_sizes_share_no_table():
         parallel_config=SimpleNamespace(tensor_parallel_size=1),
         device_config=SimpleNamespace(device_type="cpu"),
     )
-    router = xshare.RouterSpec.softmax(2)
-    sites = [SimpleNamespace(num_experts=number, router=router) for number in (8, 16)]
+    layers = [SimpleNamespace(experts=number, top_k=2) for number in (8, 16)]
     with pytest.raises(SettingsError, match=r"needs layers of as many experts each, and these have \[8, 16\]"):
-        where(config, sites)
+        where(config, layers)

@@ -121,6 +121,11 @@ def check_config(config: Any, settings: Settings) -> None:
             f"method {settings.policy.method!r} in xshare does not choose one set for several data-parallel ranks: use "
             f"one of XShare's own policies, {way_out}"
         )
+    if getattr(parallel, "enable_elastic_ep", False):
+        raise SettingsError(
+            f"xshare does not run with elastic expert parallelism, whose ranks change while it serves: "
+            f"turn --enable-elastic-ep off, {way_out}"
+        )
     if parallel.use_sequence_parallel_moe:
         raise SettingsError(
             f"xshare does not run with sequence-parallel MoE, in which a rank sees a part of the rows only: "
