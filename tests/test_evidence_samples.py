@@ -26,9 +26,12 @@ NO_SAMPLES = {
     "nano_curve_single": "everything", "nano_load": "everything", "nano_overlap": "everything",
     "one_launch": "everything", "overlap": "everything", "paper_ep": "everything", "paper_ep_topk": "everything",
     "replay": "everything", "replay_devices": "everything", "replay_draft": "everything", "replay_mixed": "everything",
-    "replay_single": "everything", "select": "everything", "vllm_check": "everything",
+    "replay_single": "everything", "replay_protected": "everything", "scale_8": "everything", "scale_16": "everything",
+    "scale_64": "everything", "parallel_check": "everything", "sglang_check": "everything",
+    "select": "everything", "vllm_check": "everything",
 }  # fmt: skip
 ANSWERED = ("frontier", "paper_quality", "paper_quality_lab", "assumptions", "assumptions_lab")
+FIXED = ("protected", "protected_vllm")
 TIMED = ("paper_speed", "paper_speed_slow_host", "cost_aware", "offload", "staircase")
 # The paper's gains in percent, as printed, a line for each of its data sets.
 PRINTED = {
@@ -55,7 +58,19 @@ def content(name):
 
 def test_every_file_is_computed_again_or_listed():
     there = {path.stem for path in EVIDENCE.glob("*.json")}
-    assert there == set(NO_SAMPLES) | set(ANSWERED) | set(TIMED) | {"neighbours"}
+    assert there == set(NO_SAMPLES) | set(ANSWERED) | set(TIMED) | set(FIXED) | {"neighbours"}
+
+
+@pytest.mark.parametrize("name", FIXED)
+def test_fixed_batches_are_counted_again(name):
+    found = content(name)
+    (row,), batches = found["rows"], found["samples"]
+    assert len(batches) == row["batches"] == 100
+    for column in ("protected_same", "others_moved", "everybody_same", "nobody_same", "halves_same"):
+        assert sum(each[column] for each in batches) == row[column]
+    assert sum(len(each["protected"]) for each in batches) == row["answers_protected"]
+    for column in ("active_some", "active_native", "active_nobody"):
+        assert row[column] == pytest.approx(sum(each[column] for each in batches) / len(batches))
 
 
 # Medians

@@ -49,10 +49,11 @@ def test_it_is_small(nano):
 
 
 def test_the_repository_stays_small():
+    """28.5 MB of it are nano and its trace; the rest is text."""
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=False).stdout
     if not listed:
         pytest.skip("no git repository")
-    assert sum((ROOT / name).stat().st_size for name in listed.split("\0") if (ROOT / name).is_file()) < 34_000_000
+    assert sum((ROOT / name).stat().st_size for name in listed.split("\0") if (ROOT / name).is_file()) < 36_000_000
 
 
 def test_its_results_are_of_its_trace():

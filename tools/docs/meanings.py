@@ -96,6 +96,7 @@ COLUMNS = {
     "rounds": "rounds that the medians are of",
     "expert_mb": "size of one expert, MB",
     "mass_shared": "gating mass of the rows of requests that are not protected",
+    "protected_requests": "how many of a batch's requests that is",
     "protected": "with `--protect`: share of the requests that are protected; nothing in plain rows",
     "nobody_ratio": "of such a row: speed against the same policy with nobody protected",
     "protected_identical": "of such a row: share of the protected answers that are native's, token for token",
@@ -112,22 +113,26 @@ PREFIX = "accuracy "  # with a kind of question behind it
 BENCH = (
     "policy cost equals method batch requests rate prompt_tokens tokens prompts seed drafts repeats otps otps_total "
     "ratio total_ratio step_ratio equal_ratio ttft_ms_p50 ttft_ms_p99 itl_ms_p50 itl_ms_p99 step_ms rows_per_step "
-    "accepted_length active active_native mass acted acted_all left_alone identical"
+    "accepted_length active active_native mass mass_shared acted acted_all left_alone identical protected "
+    "protected_requests nobody_ratio protected_identical"
 )
 QUALITY = (
     "policy method questions active active_native mass accuracy change p lost won agreement diverged diverged_at "
     "tokens tokens_per_s experts_active experts_native accepted mixed batch drafts cut unsettled kl perplexity "
-    "same_token"
+    "same_token task metric control protected protected_questions protected_same same mass_shared"
 )
 REPLAY = (
     "policy method batch draft devices mix seed layer active active_native mass top1_kept below_half smallest_kept "
-    "max_load batches"
+    "max_load batches mass_shared protected protected_requests"
 )
 # By command, in the order in which a reader looks for them.
 FILES = {
     "xshare bench": BENCH,
     "xshare quality": QUALITY,
-    "xshare doctor": "policy batch step_ms active active_native mass predicted ratio",
+    "xshare doctor": (
+        "policy batch step_ms active active_native mass predicted ratio mass_shared protected protected_requests "
+        "nobody_ratio requests repeats"
+    ),
     "xshare doctor --stairs": "batch experts ms active cost backend layers rounds",
     "xshare doctor --backends": f"moe_backend backend {BENCH}",
     "xshare tune": (

@@ -29,6 +29,7 @@ KINDS = (
     ("time of routing on a GPU", {"rows", "native_us", "one_us", "compared", "differ"}),
     ("time of the selection on a CPU", {"policy", "rows", "selection_us", "reference_us"}),
     ("cost of the selection on a CPU", {"question", "policy", "n", "ratio"}),
+    ("protected requests in fixed batches", {"policy", "protected_same", "others_moved", "batches"}),
     ("checks", {"check", "passed"}),
 )
 

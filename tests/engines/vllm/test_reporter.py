@@ -90,7 +90,7 @@ def test_stages_and_ranks_have_files_of_their_own(folder):
     more = {"experts": 8, "top_k": 2, "expert_bytes": None, "samples": 3, "rows_protected": 0.0}
     for path, number in ((first, 4), (second, 9)):
         assert list(Figures(first, 2, [second]).collect()) == []  # not of some layers alone
-        figures = {name: [float(number)] for name in (*SAMPLED, "experts_protected")}
+        figures = {name: [float(number)] for name in (*SAMPLED, "experts_protected", "mass_shared")}
         found = SNAPSHOT | more | figures | {"layers": [f"model.layers.{number}.mlp"], "host_layers": 0}
         reporter.write_report(path, json.dumps(found | {"routed_layers": 0, "backend": "A"}))
     families = {each.name: each for each in Figures(first, 2, [second]).collect()}

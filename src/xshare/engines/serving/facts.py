@@ -30,7 +30,7 @@ class Facts:
             number=site.number,
             name=site.name,
             experts=site.num_experts,
-            top_k=site.router.top_k,
+            top_k=site.top_k,
             backend=site.backend,
             placed=site.placement is not None,
             in_host_memory=site.in_host_memory,

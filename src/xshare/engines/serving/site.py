@@ -16,6 +16,10 @@ class Site(Protocol):
     placement: Placement | None
 
     @property
+    def top_k(self) -> int:
+        """Experts of a row."""
+
+    @property
     def expert_bytes(self) -> int | None:
         """Of one expert on this rank, or None where that is not known."""
 

@@ -79,7 +79,7 @@ class State:
         self.stairs, self.by_cost = stairs, stairs is not None
         self.every = settings.metrics.every  # steps between two of which experts are counted
         # Gates and budgets are about the whole model, so that all stages act on the same steps.
-        self.model = [Facts.of(layer.site) for layer in layers] if model is None else model
+        self.model: Sequence[Facts | Site] = [layer.site for layer in layers] if model is None else model
         self.numbers = [layer.number for layer in self.model]
         self.top_k = max((layer.top_k for layer in self.model), default=1)
         self.first_within = self.within = rows_within(policy, self.numbers, self.top_k)

@@ -32,6 +32,10 @@ class Site:
     in_host_memory: bool = False
     rows_unshared: int = 0
 
+    @property
+    def top_k(self) -> int:
+        return self.router.top_k
+
     @cached_property
     def expert_bytes(self) -> int | None:
         """Of one expert on this rank: all that lies there one behind the other."""
