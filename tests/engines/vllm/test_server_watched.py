@@ -91,7 +91,7 @@ def test_tokens_and_steps_per_second_while_it_serves(served):
         found = json.loads(CliRunner().invoke(app, ["watch", served.url, "--once", "--json", "--interval", "3"]).output)
         assert [each.result()["usage"]["completion_tokens"] for each in asked] == [60] * 4
     tokens = found["tokens_per_s"] * found["window_s"]
-    assert 0 < tokens <= 240
+    assert 0 < tokens < 241  # the window is rounded
     assert found["steps_acted_on"] > before
     assert found["steps_acted_on_per_s"] > 0
 
