@@ -17,7 +17,7 @@ from typing import Any
 
 from parallel_tables import Steps, steps_of
 from speed_tables import REGIMES, bare, deepest
-from summary_tables import found_row
+from summary_tables import between_policies, found_row, of_first_layer, within_policies
 
 from xshare.trace.rows import closed_form
 
@@ -398,20 +398,9 @@ def threshold(e: Evidence) -> list[Claim]:
 def assumptions(e: Evidence) -> list[Claim]:
     models = {"nano": e["assumptions"], "lab": e["assumptions_lab"]}
 
-    def between(found: Row) -> float:
-        rows = found["correlation"]
-        return float(next(r for r in rows if r["policy"] is None and r["layer"] is None and r["steps"])["spearman"])
-
-    def within(found: Row) -> float:
-        rows = found["correlation"]
-        return float(max(row["spearman"] for row in rows if row["policy"] is not None and row["layer"] is None))
-
-    def first(found: Row) -> float:
-        policy = found["layers"][0]["policy"]
-        kl = {row["layer"]: row["kl"] for row in found["layers"] if row["policy"] == policy}
-        return float(kl[0] / kl[None])
-
-    shares = {name: first(found) for name, found in models.items()}
+    between = {name: float(between_policies(found)["spearman"]) for name, found in models.items()}
+    within = {name: max(within_policies(found)) for name, found in models.items()}
+    shares = {name: of_first_layer(found) for name, found in models.items()}
     even = {name: 1 / max(1, len({row["layer"] for row in found["layers"]}) - 1) for name, found in models.items()}
     warm = [-100 * row["change"] for row in models["nano"]["matched"]]
     rivals = {
@@ -435,10 +424,10 @@ def assumptions(e: Evidence) -> list[Claim]:
             "gating scores tell which experts matter",
             "assumed",
             "mass lost and KL, Spearman, between policies: "
-            + ", ".join(f"{name} {between(found):.2f}" for name, found in models.items())
+            + ", ".join(f"{name} {value:.2f}" for name, value in between.items())
             + "; between steps of one policy at most "
-            + ", ".join(f"{name} {within(found):.2f}" for name, found in models.items()),
-            tuple(test(found) >= 0.5 for found in models.values() for test in (between, within)),
+            + ", ".join(f"{name} {value:.2f}" for name, value in within.items()),
+            tuple(value >= 0.5 for value in (*between.values(), *within.values())),
             "assumptions assumptions_lab",
         ),
         Claim(

@@ -142,21 +142,38 @@ def assumed(nano: Row, lab: Row | None) -> Table:
     return ["", "nano", "lab"], cells
 
 
+def between_policies(found: Row) -> Row:
+    """Mass lost and KL with all layers pruned, over the steps of all policies."""
+    rows = found["correlation"]
+    row: Row = next(row for row in rows if row["policy"] is None and row["layer"] is None and row["steps"])
+    return row
+
+
+def within_policies(found: Row) -> list[float]:
+    """The same over the steps of each policy."""
+    rows = found["correlation"]
+    return [row["spearman"] for row in rows if row["policy"] is not None and row["layer"] is None]
+
+
+def of_first_layer(found: Row) -> float:
+    """KL of the first layer pruned alone, of that of all."""
+    policy = found["layers"][0]["policy"]
+    kl = {row["layer"]: row["kl"] for row in found["layers"] if row["policy"] == policy}
+    return float(kl[0] / kl[None])
+
+
 def _between(found: Row) -> str:
-    """With all layers pruned, over the steps of all policies."""
-    row = next(r for r in found["correlation"] if r["policy"] is None and r["layer"] is None and r["steps"])
+    row = between_policies(found)
     return f"{row['spearman']:.2f} ({row['spearman_low']:.2f} to {row['spearman_high']:.2f})"
 
 
 def _within(found: Row) -> str:
-    each = [row["spearman"] for row in found["correlation"] if row["policy"] is not None and row["layer"] is None]
+    each = within_policies(found)
     return f"{min(each):.2f} to {max(each):.2f}"
 
 
 def _first(found: Row) -> str:
-    policy = found["layers"][0]["policy"]
-    kl = {row["layer"]: row["kl"] for row in found["layers"] if row["policy"] == policy}
-    return f"{kl[0] / kl[None]:.0%}"
+    return f"{of_first_layer(found):.0%}"
 
 
 def _shared(found: Row, domains: bool = False) -> float:
