@@ -20,6 +20,7 @@ GAP = "…"
 PAGES: dict[str, tuple[str, ...]] = {
     "troubleshooting/start.md": (
         "engines/serving/settings.py",
+        "engines/serving/signatures.py",
         "engines/vllm/settings.py",
         "engines/vllm/compatibility.py",
         "engines/vllm/finding.py",
@@ -52,6 +53,7 @@ PAGES: dict[str, tuple[str, ...]] = {
         "engines/vllm/dummy.py",
     ),
     "troubleshooting/sglang.md": (
+        "engines/serving/signatures.py",
         "engines/sglang/settings.py",
         "engines/sglang/compatibility.py",
         "engines/sglang/finding.py",

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import inspect
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from xshare.engines.serving import signatures
 from xshare.engines.serving.settings import Settings, SettingsError
 from xshare.engines.sglang.settings import VARIABLE
 from xshare.kernels.limits import unsupported_policy
@@ -90,19 +89,7 @@ def verified() -> str:
 
 def check_signatures() -> None:
     verified()
-    for (module, name), wanted in SIGNATURES.items():
-        try:
-            found: Any = import_module(module)
-            for part in name.split("."):
-                found = getattr(found, part)
-            missing = [each for each in wanted if each not in inspect.signature(found).parameters]
-        except (ImportError, AttributeError):
-            missing = ["the function itself"]
-        if missing:
-            raise SettingsError(
-                f"{module}.{name} of SGLang {sglang_version()} lacks {', '.join(missing)}, which xshare relies on: "
-                f"report this version, {WAY_OUT}"
-            )
+    signatures.check_signatures(SIGNATURES, f"SGLang {sglang_version()}", WAY_OUT)
 
 
 def check_server(args: Any, settings: Settings) -> None:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import inspect
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from xshare.engines.serving import signatures
 from xshare.engines.serving.settings import Settings, SettingsError
 from xshare.engines.vllm.place import where
 from xshare.kernels.limits import unsupported_policy
@@ -63,19 +62,8 @@ def verified() -> str:
 
 
 def check_signatures(v2: bool) -> None:
-    for (module, name), wanted in (SIGNATURES | (V2 if v2 else V1)).items():
-        try:
-            found: Any = import_module(module)
-            for part in name.split("."):
-                found = getattr(found, part)
-            missing = [each for each in wanted if each not in inspect.signature(found).parameters]
-        except (ImportError, AttributeError):
-            missing = ["the function itself"]
-        if missing:
-            raise SettingsError(
-                f"{module}.{name} of vLLM {vllm_version()} lacks {', '.join(missing)}, which xshare relies on: "
-                f"report this version, or remove the xshare key"
-            )
+    wanted = SIGNATURES | (V2 if v2 else V1)
+    signatures.check_signatures(wanted, f"vLLM {vllm_version()}", "or remove the xshare key")
 
 
 def check_layers(model: Any, settings: Settings) -> None:
