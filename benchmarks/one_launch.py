@@ -3,11 +3,12 @@
     python benchmarks/one_launch.py [--json evidence/one_launch.json]
 
 Needs a GPU and a vLLM with that path (0.26). A graph of LAYERS layers of [router GEMM -> routing] is replayed, with the
-experts left out, in six forms, in turns; `..._us` are medians of a layer, the router's GEMM included:
+experts left out, in seven forms, in turns; `..._us` are medians of a layer, the router's GEMM included:
 
   native   vLLM's routing() as it is: top-k, histogram, offsets, sort
   masked   selection in front of it, which masks logits
   one      selection and routing in one launch of ours
+  noop     the same with the no-op control, which keeps every expert and ranks all of them for it
   closed   the same, gate closed: native routing in one launch
   bare     `one` without the code for protected rows, as a server has it with `protect: false`
   guarded  `one` with two protected rows, where there are two
@@ -97,7 +98,7 @@ def times(rows: int, each: int) -> Row:
     closed.push()
     guarded = control_of(policy, rows, each, protected=2)
     launched = {"one": (routing, is_open), "closed": (routing, closed), "bare": (bare, is_open)}
-    launched["guarded"] = (routing, guarded)
+    launched |= {"guarded": (routing, guarded), "noop": (routing, control_of(f"k0=1,m={EXPERTS}", rows, each))}
     hidden = torch.randn(rows, HIDDEN, device="cuda", dtype=torch.bfloat16)
     weights = [torch.randn(EXPERTS, HIDDEN, device="cuda", dtype=torch.bfloat16) / 27 for _ in range(LAYERS)]
     logits = torch.empty(rows, EXPERTS, device="cuda", dtype=torch.bfloat16)
@@ -137,7 +138,7 @@ def main(
     about = {"gpu": torch.cuda.get_device_name(), "triton": triton.__version__, "vllm": vllm.__version__, "seed": 0}
     results = Results(json, None, about | {"layers": LAYERS, "experts": EXPERTS, "top_k": TOP_K}, lists=())
     dice = torch.Generator("cuda").manual_seed(0)
-    forms = ["GEMM alone", "native", "masked", "one launch", "gate closed", "bare", "guarded"]
+    forms = ["GEMM alone", "native", "masked", "one launch", "gate closed", "bare", "guarded", "no-op"]
     title = "routing of a layer, us, its router's GEMM included"
     table = number_table(title, "rows", "of a request", *forms, "compared", "differ")
     with progress_bar("cells", len(CELLS)) as advance:

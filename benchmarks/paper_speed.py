@@ -8,14 +8,15 @@ Two engines with the same random weights (`xshare_dummy`: this measures speed, n
 unmodified vLLM (`native`: the plugin is not loaded), and one with selection, whose policy is changed live. They decode
 in turns, so that a slow spell of the machine hits both. A decode is a fixed batch, timed over whole steps. Ratios are
 of step times, native's over the policy's: medians of the pairs with bootstrap 95 % intervals, which of fewer than six
-pairs are their range. The control (`noop`) is
-selection with a budget of N, bypasses off: it really runs, and keeps everything. With drafts acceptance is synthetic,
+pairs are their range. The control (`noop`) is selection with a budget of N, bypasses off: it really runs, and keeps
+everything. With drafts acceptance is synthetic,
 2.5 tokens a step, so ratios of steps are ratios of tokens; `token_ratio` is as it happened to come out.
 
-A piece is one start of the two engines; its cells are regimes times batches, with so many layers. All routing regimes
-are measured in one start, because routers, embedding and head are filled again where they are. Rows are written after
-every cell, and cells that are there already are skipped, so it may be stopped and run again; `--again` measures them
-once more. With all 36 layers an engine takes 62 GiB, so both fit on a card of 141 GB; fewer (`--layers`) on others.
+The cells of a piece are regimes times batches, with so many layers. Pieces that want the same engines share one start
+of the two. All routing regimes are measured in one start, because routers, embedding and head are filled again where
+they are. Rows are written after every cell, and cells that are there already are skipped, so it may be stopped and run
+again; `--again` measures them once more. With all 36 layers an engine takes 62 GiB, so both fit on a card of 141 GB;
+fewer (`--layers`) on others.
 
   plain, fixed, eagle3   the paper's policies with score=full: without drafts; with drafts that cost nothing but run on
                          the host; with a head of EAGLE-3's shape, on vLLM's V2 runner (eagle3-v1: on V1, 0.26's default
@@ -73,6 +74,7 @@ GROWTH = 4  # long prompts are read again when one part of so many has been deco
 BEGAN = time.perf_counter()
 
 Cell = tuple[str, int, int]  # regime, batch, tokens of a prompt
+Task = tuple["Piece", Cell, int]  # a cell of a piece, and the pairs that each policy gets
 
 
 @dataclass(frozen=True)
@@ -99,6 +101,10 @@ class Piece:
             return [{"logit-sum": LOGIT_SUM, "unused": UNUSED}[self.method]]
         paper = [f"{name}{FULL}" for name in PAPER.get((self.drafts, batch), BESIDE)]
         return [NOOP, *(self.measured or paper)] if regime in self.only else [NOOP]
+
+    def engines(self) -> tuple[Any, ...]:
+        """What two pieces must have in common to share a start of the engines."""
+        return self.drafter, self.drafts, self.method, self.runner
 
     def second(self, experts: int) -> Row:
         """How the second engine differs from unmodified vLLM."""
@@ -178,7 +184,6 @@ class Pair:
 
     native: Engine
     second: Engine
-    piece: Piece
     control: str
     regime: str  # whose weights both have
 
@@ -186,22 +191,20 @@ class Pair:
         """Fill the routers of both again, if they have others."""
         if regime == self.regime:
             return
-        say(f"{self.piece.name}: routing becomes {regime}, {weights}")
+        say(f"routing becomes {regime}, {weights}")
         filled = {engine.ask("weights", weights=weights) for engine in (self.native, self.second)}
         if len(filled) > 1:
             raise XShareError(f"the engines have filled {filled} routers, which should be as many in both")
         self.regime = regime
 
-    def twice(self, prompt: int) -> int:
-        """Policies that have two pairs a round: the control, which decides about half a percent."""
-        return int(bool(self.piece.pairs) and prompt == PROMPT)
-
     def measure(
-        self, cell: Cell, steps: int, repeats: int, layers: int, tiny: bool
+        self, piece: Piece, cell: Cell, steps: int, repeats: int, layers: int, tiny: bool
     ) -> tuple[dict[str, Any], dict[str, Counted]]:
         regime, batch, prompt = cell
-        policies = self.piece.policies(batch, regime)
-        rounds = repeats if self.piece.pairs or self.piece.method == "logit-sum" else CONTROLS * repeats
+        policies = piece.policies(batch, regime)
+        # The control decides about half a percent, and has two pairs a round.
+        twice = policies[:1] if piece.pairs and prompt == PROMPT else []
+        rounds = repeats if piece.pairs or piece.method == "logit-sum" else CONTROLS * repeats
         pairs: dict[str, list[Any]] = {policy: [] for policy in policies}
         counted: dict[str, list[Row]] = {policy: [] for policy in policies}
         how: Row = {"batch": batch}
@@ -216,13 +219,13 @@ class Pair:
             order = policies if repeat % 2 == 0 else policies[::-1]
             seed = 2 + (repeat if prompt == PROMPT else repeat // last)
             order = order if repeat < repeats else policies[:1]
-            for policy in [*order, *policies[: self.twice(prompt)]]:
-                if self.piece.method == "xshare":
+            for policy in [*order, *twice]:
+                if piece.method == "xshare":
                     self.second.ask("policy", policy=self.control if policy == NOOP else policy)
                 two = (self.native, self.second) if repeat % 2 == 0 else (self.second, self.native)
                 found = {engine: engine.ask("decode", **how, steps=steps, warm=WARM, seed=seed) for engine in two}
                 pairs[policy].append((found[self.native], found[self.second]))
-                if self.piece.method != "unused":
+                if piece.method != "unused":
                     counted[policy].append(self.second.ask("counted", batch=batch))
         return pairs, {policy: Counted.of(each) for policy, each in counted.items() if each}
 
@@ -264,35 +267,46 @@ def decodes(pairs: dict[str, Any]) -> dict[str, list[list[float]]]:
     }
 
 
-def run_piece(piece: Piece, layers: int, cells: list[Cell], kept: Kept, steps: int, repeats: int, start: int) -> None:
-    """Start the two engines and measure these cells, one after another."""
-    tiny, regimes = kept.settings["tiny"], kept.settings["regimes"]
-    shape = gpt_oss_120b(layers, tiny)
-    first = cells[0][0]
+def start_options(tasks: list[Task], settings: Row, layers: int, steps: int) -> Row:
+    """What both engines are started with, so that all these cells can be measured."""
+    piece, tiny = tasks[0][0], settings["tiny"]
     options: Row = {"tiny": tiny, "layers": layers, "drafter": piece.drafter, "drafts": piece.drafts}
     options["runner"] = piece.runner
     # A drafting head runs on one row a request after its first pass.
     rows_each = {1 + piece.drafts} | ({1} if piece.drafter == "eagle3" else set())
-    options["sizes"] = sorted({batch * each for batch in piece.batches for each in rows_each})
-    options["weights"] = regimes[first]
-    if piece.prompts != (PROMPT,):
-        every = [Long.of(cell, len(piece.policies(cell[1], cell[0])), steps, repeats, layers, tiny) for cell in cells]
-        options["length"] = max(cell[2] + long.decoded for cell, long in zip(cells, every, strict=True))
-        options |= {"chunk": CHUNK, "cache": max(long.bytes for long in every)}
-    say(f"{piece.name}: starting two engines of {layers} layers")
+    options["sizes"] = sorted({batch * each for piece, *_ in tasks for batch in piece.batches for each in rows_each})
+    options["weights"] = settings["regimes"][tasks[0][1][0]]
+    long = [
+        (cell[2], Long.of(cell, len(piece.policies(cell[1], cell[0])), steps, pairs, layers, tiny))
+        for piece, cell, pairs in tasks
+        if cell[2] != PROMPT
+    ]
+    if long:
+        options["length"] = max(prompt + each.decoded for prompt, each in long)
+        options |= {"chunk": CHUNK, "cache": max(each.bytes for _, each in long)}
+    return options
+
+
+def run_together(tasks: list[Task], layers: int, kept: Kept, steps: int, start: int) -> None:
+    """Start the two engines and measure these cells, one after another."""
+    tiny, regimes = kept.settings["tiny"], kept.settings["regimes"]
+    shape = gpt_oss_120b(layers, tiny)
+    options = start_options(tasks, kept.settings, layers, steps)
+    names = " and ".join(dict.fromkeys(piece.name for piece, *_ in tasks))
+    say(f"{names}: starting two engines of {layers} layers")
     with ExitStack() as stack:
         native = stack.enter_context(Engine("native", options | {"rule": None}))
-        second = stack.enter_context(Engine("second", options | piece.second(shape["num_local_experts"])))
+        second = stack.enter_context(Engine("second", options | tasks[0][0].second(shape["num_local_experts"])))
         about = [engine.answer() for engine in (native, second)][1]
         bandwidth = native.ask("bandwidth")
-        say(f"{piece.name}: started, {about}" + (f", copies at {bandwidth / 1e9:.0f} GB/s" if bandwidth else ""))
-        pair = Pair(native, second, piece, f"k0=1,m={shape['num_local_experts']}", first)
+        say(f"{names}: started, {about}" + (f", copies at {bandwidth / 1e9:.0f} GB/s" if bandwidth else ""))
+        pair = Pair(native, second, f"k0=1,m={shape['num_local_experts']}", tasks[0][1][0])
         moved = Bytes(layers * expert_bytes(shape), bandwidth)
-        for each in cells:
+        for piece, each, repeats in tasks:
             regime, batch, prompt = each
             began = time.perf_counter()
             pair.reach(regime, regimes[regime])
-            pairs, counted = pair.measure(each, steps, repeats, layers, tiny)
+            pairs, counted = pair.measure(piece, each, steps, repeats, layers, tiny)
             cell: Row = {"piece": piece.name, "regime": regime, "batch": batch, "layers": layers}
             cell |= {"start": start} if piece.pairs else {}
             setting = cell | {"drafts": piece.drafts, "drafter": piece.drafter}
@@ -358,6 +372,7 @@ def main(
     layers = layers or (4 if tiny else LAYERS)
     try:
         kept = Kept(json, {"tiny": tiny, "regimes": regimes})
+        together: dict[tuple[Any, ...], list[Task]] = {}
         for name in [] if summary else pieces or PIECES:
             piece = PIECES[name]
             wanted = [
@@ -370,8 +385,9 @@ def main(
             say(f"{name}: {len(cells)} cells to measure of {len(wanted)} that are asked for")
             pairs = repeats or piece.pairs or REPEATS
             cells = fitting(piece, cells, steps, pairs, layers, tiny)
-            if cells:
-                run_piece(piece, layers, cells, kept, steps, pairs, start)
+            together.setdefault(piece.engines(), []).extend((piece, cell, pairs) for cell in cells)
+        for tasks in filter(None, together.values()):
+            run_together(tasks, layers, kept, steps, start)
     except XShareError as error:
         raise SystemExit(str(error)) from None
     every = [row for row in kept.rows if "start" not in row] + kept.lists["pooled"]

@@ -23,6 +23,7 @@ import typer
 from xshare.results import Results, Row
 
 BATCHES = (16, 13, 9, 32, 27)  # on the grid of captured sizes, and off it
+PROTECTED = 4  # requests of 16
 # Pairs that run the same kernels, so that their tokens must be alike. Compilation changes roundings, so an eager engine
 # is held against graphs of uncompiled code, and kinds of graph against each other.
 SAME = [
@@ -191,6 +192,8 @@ def run_case(name: str, tiny: bool) -> dict[str, Any]:
         )
         check("S with protected requests equals the reference", compared > 0 and not differ, detail)
         if not drafts:
+            guarded = generate(llm, 16, protected=PROTECTED)
+            witness.take()
             experts = state.layers[0].site.num_experts
             llm.collective_rpc("xshare_set", args=(f"k0=1,m={experts}",))
             state.gates = state.gates.model_copy(update={"bypass": False})  # so that selection really runs
@@ -202,6 +205,12 @@ def run_case(name: str, tiny: bool) -> dict[str, Any]:
             pruned_differ = sum(a != b for a, b in zip(found["tokens"]["16"], native, strict=True))
             check("a budget of N gives the native tokens", same == 16 and ran > 0, f"{same} of 16, {ran} sets chosen")
             check("the policy's does not", pruned_differ > 0, f"{pruned_differ} of 16 differ from native")
+            smaller = generate(llm, 8)
+            kept, own = (
+                sum(a == b for a, b in zip(some[:PROTECTED], native, strict=False)) for some in (guarded, smaller)
+            )
+            detail = f"{kept} of {PROTECTED}; of native routing in a batch of 8, {own}: what batch size alone changes"
+            check("protected requests give native's tokens in a batch of 16", kept >= own, detail)
         found["seconds"] = time.monotonic() - begun
     return found
 

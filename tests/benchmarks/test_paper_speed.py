@@ -256,8 +256,20 @@ class Asked:
 
 def measured(name, cell, repeats=8):
     native, second = Asked(), Asked()
-    pair = paper_speed.Pair(native, second, paper_speed.PIECES[name], "k0=1,m=128", cell[0])
-    return native, second, *pair.measure(cell, 16, repeats, 36, False)
+    pair = paper_speed.Pair(native, second, "k0=1,m=128", cell[0])
+    return native, second, *pair.measure(paper_speed.PIECES[name], cell, 16, repeats, 36, False)
+
+
+def test_pieces_that_want_the_same_engines_share_one_start():
+    presets, contexts = (paper_speed.PIECES[name] for name in ("presets", "contexts"))
+    assert presets.engines() == contexts.engines() != paper_speed.PIECES["presets-eagle3"].engines()
+    settings = {"tiny": False, "regimes": {"carried": {"skew": 0.5}}}
+    tasks = [(presets, ("carried", 16, 8), 8), (contexts, ("carried", 4, 8192), 8)]
+    options = paper_speed.start_options(tasks, settings, 36, 16)
+    assert options["sizes"] == [4, 8, 16, 32, 64]  # of both
+    assert options["length"] > 8192
+    assert options["chunk"] == paper_speed.CHUNK
+    assert "cache" not in paper_speed.start_options(tasks[:1], settings, 36, 16)
 
 
 def test_pairs_are_of_one_set_of_requests():
