@@ -23,7 +23,7 @@ fewer (`--layers`) on others.
                          for this model)
   logit-sum              the rule of vLLM pull request 35551
   budgets                sets of exactly m experts, for many m: how straight the law is
-  presence               the plugin there and not used
+  presence               the plugin there and not used; presence-eagle3: with drafts
   presets                what is recommended; presets-fixed, presets-eagle3: with drafts
   contexts               the same with prompts of 1024 and 8192 tokens, as far as their keys and values fit
 
@@ -130,6 +130,7 @@ PIECES = {
         Piece("logit-sum", (16, 32, 8, 4), method="logit-sum"),
         Piece("budgets", (16,), regimes=("independent",), measured=BUDGETS),
         Piece("presence", (16, 32), method="unused", regimes=("fitted",)),
+        Piece("presence-eagle3", (16, 4), "eagle3", 3, "unused", "V2", regimes=("fitted",)),
         presets("presets", (16, 32, 8, 4)),
         presets("presets-fixed", (16, 4), "fixed", 3),
         presets("presets-eagle3", (16, 4), "eagle3", 3, runner="V2"),

@@ -24,13 +24,16 @@ NO_SAMPLES = {
     "cpu_decode": "everything", "cpu_selection": "everything", "curve": "everything", "demo": "everything",
     "fit_routing": "everything", "kernel": "everything", "kernel_score": "everything", "nano_curve": "everything",
     "nano_curve_single": "everything", "nano_load": "everything", "nano_overlap": "everything",
-    "one_launch": "everything", "overlap": "everything", "paper_ep": "everything", "paper_ep_topk": "everything",
+    "one_launch": "everything", "parallel_kernel": "everything",
+    "overlap": "everything", "paper_ep": "everything", "paper_ep_topk": "everything",
     "replay": "everything", "replay_devices": "everything", "replay_draft": "everything", "replay_mixed": "everything",
     "replay_single": "everything", "replay_protected": "everything", "scale_8": "everything", "scale_16": "everything",
     "scale_64": "everything", "parallel_check": "everything", "sglang_check": "everything",
     "select": "everything", "vllm_check": "everything",
 }  # fmt: skip
-ANSWERED = ("frontier", "paper_quality", "paper_quality_lab", "assumptions", "assumptions_lab")
+ANSWERED = (
+    "frontier", "paper_quality", "paper_quality_lab", "assumptions", "assumptions_lab", "further_quality"
+)  # fmt: skip
 FIXED = ("protected", "protected_vllm")
 TIMED = ("paper_speed", "paper_speed_slow_host", "cost_aware", "offload", "staircase")
 # The paper's gains in percent, as printed, a line for each of its data sets.
@@ -58,7 +61,7 @@ def content(name):
 
 def test_every_file_is_computed_again_or_listed():
     there = {path.stem for path in EVIDENCE.glob("*.json")}
-    assert there == set(NO_SAMPLES) | set(ANSWERED) | set(TIMED) | set(FIXED) | {"neighbours"}
+    assert there == set(NO_SAMPLES) | set(ANSWERED) | set(TIMED) | set(FIXED) | {"neighbours", "one_model"}
 
 
 @pytest.mark.parametrize("name", FIXED)
@@ -119,6 +122,15 @@ def check_interval(values, middle, low, high, within):
     luck = 0.011  # three standard errors of 2000 draws
     assert quantile(found, 0.025 - luck) - within <= low <= quantile(found, 0.025 + luck) + within
     assert quantile(found, 0.975 - luck) - within <= high <= quantile(found, 0.975 + luck) + within
+
+
+def test_ratios_of_one_model_follow_from_its_rounds():
+    rows = {row["preset"]: row for row in content("one_model")["rows"]}
+    native = rows["native"]["samples_tokens_per_s"]
+    for row in rows.values():
+        ratios = [mine / base for mine, base in zip(row["samples_tokens_per_s"], native, strict=True)]
+        check_interval(ratios, row["ratio"], row["ratio_low"], row["ratio_high"], 1e-9)
+        assert len(ratios) == row["rounds"]
 
 
 def test_the_distribution_of_resampled_medians():

@@ -14,6 +14,7 @@ from typing import Annotated, Any
 
 import claim_tables
 import frontier_tables
+import further_tables
 import parallel_tables
 import protected_tables
 import quality_tables
@@ -232,7 +233,7 @@ TABLES: dict[str, Callable[[str], str]] = {
 }
 
 FILES = quality_tables.tables() | speed_tables.tables() | parallel_tables.tables() | frontier_tables.tables()
-FILES |= summary_tables.tables() | protected_tables.tables()
+FILES |= summary_tables.tables() | protected_tables.tables() | further_tables.tables()
 FILES["accepted_speed"] = ("paper_speed paper_quality", claim_tables.accepted)
 
 

@@ -99,6 +99,7 @@ class FusedSelector:
                 tables=None if routes is None else pool.tables(plan, *shape, routes, step.device),
             )
         self.routes, self.one_launch = routes, one_launch
+        self.cannot_route: str | None = None  # logits that came and could not be routed
         self._ready: dict[int, Any] = {}  # by rows: the tables, as the engine asks for them
         self.set_policy(policy)
 
@@ -113,8 +114,14 @@ class FusedSelector:
         return selection
 
     def routed(self, logits: Tensor) -> Any:
-        if self.one_launch is None or logits.dtype != self.routes or not self.one_launch.aligned(logits):
+        if self.one_launch is None or self.routes is None:
             return None  # masked instead
+        if logits.dtype != self.routes or not self.one_launch.aligned(logits):
+            strides = list(logits.stride())
+            self.cannot_route = (
+                f"logits {list(logits.shape)} of {logits.dtype} and strides {strides}, not aligned {self.routes}"
+            )
+            return None
         selection = self.launch(logits, route=True)
         if selection is None:
             return None

@@ -19,6 +19,7 @@ from xshare.together import choose, size_of_votes, vote
 
 class ReferenceSelector:
     routes: torch.dtype | None = None
+    cannot_route: str | None = None
 
     def __init__(
         self, site: Site, buffers: Buffers, step: Step, tally: Tally, policy: Policy, ranks: Ranks | None = None

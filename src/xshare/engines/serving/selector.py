@@ -11,6 +11,7 @@ from xshare.policy import Policy
 
 
 class Selector(Protocol):
+    cannot_route: str | None  # logits that it should have routed by itself and could not
     routes: torch.dtype | None  # of logits that it routes by itself; None: it leaves routing to the engine
 
     def masked(self, logits: Tensor) -> tuple[Tensor, Tensor | None]:

@@ -8,6 +8,7 @@ reroute  the engine's ids and weights replaced by ours: groups, which the engine
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Any, ClassVar
 
@@ -21,6 +22,8 @@ from xshare.engines.serving.state import ROUTED
 from xshare.engines.vllm.site import Site
 from xshare.policy import Policy
 
+log = logging.getLogger("vllm.xshare")
+
 
 class Route(MaskLogits):
     """Where the kernel has done all of routing, the experts are handed that; otherwise as above."""
@@ -32,10 +35,16 @@ class Route(MaskLogits):
 
         super().__init__(site, selector)
         self.stand_in = stand_in()
+        self.said = False  # that some logits could not be routed here
 
     def compute(self, native: Callable[[Tensor], Any], logits: Tensor) -> Any:
         ready = self.selector.routed(logits)
-        return super().compute(native, logits) if ready is None else self.stand_in.during(ready, native, logits)
+        if ready is not None:
+            return self.stand_in.during(ready, native, logits)
+        if self.selector.cannot_route is not None and not self.said:
+            self.said = True
+            log.warning("xshare: %s is routed by vLLM itself for %s", self.name, self.selector.cannot_route)
+        return super().compute(native, logits)
 
 
 class MaskBias:
