@@ -169,7 +169,7 @@ def run_case(name: str, tiny: bool) -> dict[str, Any]:
         if case.get("host") and not tiny:
             # vLLM 0.26's V2 runner takes the option and keeps them on the GPU; the start says so.
             there = 0 if case.get("v2") and vllm_version().startswith("0.26.") else 4
-            what = "experts are in host memory" if there else "its V2 runner keeps experts on the GPU, as the start says"
+            what = "experts are in host memory" if there else "its V2 runner keeps experts on the GPU, and says so"
             check(what, state.host_layers == there, f"those of {state.host_layers} of 4 layers are in host memory")
         witness = Witness(state)
         witness.take()  # what warming up the engine left

@@ -11,6 +11,7 @@ from xshare import RouterSpec
 pytest.importorskip("triton", reason="Triton has no wheel for this platform")
 
 from xshare.engines.vllm import one_launch
+from xshare.engines.vllm.hooks import Route
 from xshare.engines.vllm.one_launch import StandIn, aligned, as_asked, parts, same, why_not
 from xshare.kernels.launch import FusedSelection
 from xshare.kernels.plan import Plan
@@ -129,3 +130,18 @@ def test_every_start_looks_whether_both_route_alike(monkeypatch):
     assert one_launch.differs(SimpleNamespace(selections={2: made(2)}, own=torch.zeros(1))) == (
         "2 rows, the gate closed"
     )
+
+
+def test_logits_that_cannot_be_routed_are_masked_and_named_once(monkeypatch, caplog):
+    monkeypatch.setattr(one_launch, "stand_in", lambda: StandIn(module()))
+    reason = "logits [2, 16] of torch.float32 and strides [16, 1], not aligned torch.bfloat16"
+    selector = SimpleNamespace(
+        routed=lambda logits: None, masked=lambda logits: (logits + 1, None), cannot_route=reason, routes=torch.bfloat16
+    )
+    hook = Route(SimpleNamespace(name="layer 3", router=RouterSpec.softmax(4)), selector)
+    with caplog.at_level("WARNING", "vllm.xshare"):
+        for _ in range(2):
+            assert torch.equal(hook.compute(lambda logits: logits, torch.zeros(2, 16)), torch.ones(2, 16))
+    assert [record.getMessage() for record in caplog.records] == [
+        f"xshare: layer 3 is routed by vLLM itself for {reason}"
+    ]
