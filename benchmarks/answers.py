@@ -16,14 +16,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from xshare.engines.opening import open_engine
+from xshare.engines.by_name import open_engine
 from xshare.engines.transformers import Prompt, record
 from xshare.engines.transformers.engine import TransformersEngine
-from xshare.engines.transformers.forced import Compared, Texts, in_turn
+from xshare.engines.transformers.teacher_forcing import Compared, Texts, in_turn
 from xshare.policy import Policy
 from xshare.progress import Advance, quiet
-from xshare.quality.files import Task
-from xshare.quality.measure import Outcome, answer, ordered, row_of
+from xshare.quality.answering import Outcome, answer, ordered, row_of
+from xshare.quality.task_files import Task
 from xshare.results import Row
 from xshare.trace import Trace
 

@@ -33,7 +33,7 @@ from paper_policies import policy, scaled, without_warmup
 from study import KEY, LISTS, Cell, Study, Wanted, run, show, tasks_of
 
 from xshare.cli.output import engine_arguments, number_table, progress_bar, wide_console
-from xshare.engines.counting import FIGURES
+from xshare.engines.counters import FIGURES
 from xshare.engines.transformers import apply
 from xshare.policy import Policy
 from xshare.results import Row
@@ -196,7 +196,7 @@ def main(
             workers.close()
     show(kept.rows, len(job.tasks))
     show_correlation(kept.lists["correlation"])
-    typer.echo(f"results: {json}" + ("" if kept.complete else "; not all of it: the same command goes on"))
+    typer.echo(f"small_result_files: {json}" + ("" if kept.complete else "; not all of it: the same command goes on"))
 
 
 def show_correlation(rows: list[Row]) -> None:

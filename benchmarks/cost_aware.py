@@ -34,7 +34,7 @@ from xshare.policy import PRESETS, Policy
 from xshare.progress import Advance
 from xshare.results import Results, Row
 from xshare.results.columns import count_of
-from xshare.stairs import Stairs, edges, never_falling, read_stairs
+from xshare.staircase import Stairs, edges, never_falling, read_stairs
 from xshare.statistics import interval_names, median_interval
 
 REGIME = "carried"
@@ -190,7 +190,7 @@ def main(
             show([row for row in results.rows if row["batch"] == size])
     except XShareError as error:
         raise SystemExit(str(error)) from None
-    print(f"results: {json}, {time.perf_counter() - began:.0f} s")
+    print(f"small_result_files: {json}, {time.perf_counter() - began:.0f} s")
 
 
 if __name__ == "__main__":

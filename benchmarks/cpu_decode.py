@@ -16,15 +16,15 @@ from typing import Annotated
 import typer
 from study import run
 
-from xshare.bench.turns import in_turns
+from xshare.bench.speedups import in_turns
 from xshare.cli.output import number_table, progress_bar, wide_console
-from xshare.engines.opening import open_engine
+from xshare.engines.by_name import open_engine
 from xshare.policy import RECOMMENDED, Policy
-from xshare.quality.files import built_in
-from xshare.quality.measure import ordered
+from xshare.quality.answering import ordered
+from xshare.quality.task_files import built_in
 from xshare.results import Results, Row, check_replaced
 from xshare.statistics import interval_names
-from xshare.tune.products import HIDDEN, WIDTH, product_ms
+from xshare.tune.cpu_products import HIDDEN, WIDTH, product_ms
 
 ROWS = (1, 2, 3, 4, 6, 8, 9, 12, 16)
 

@@ -90,7 +90,7 @@ class Child:
 
             self.pruning = install(options["budget"])
         if options["rule"] != "xshare":  # the weights all the same
-            from xshare.engines.vllm.dummy import register_dummy_loader
+            from xshare.engines.vllm.dummy_weights import register_dummy_loader
 
             register_dummy_loader()
         from vllm import LLM
@@ -146,7 +146,7 @@ class Child:
         if self.pruning:  # the last step only
             found = [each.active(batch, 4) for each in self.pruning]
             return {"samples": 1, "active": sum(found) / len(found), "native": None}
-        from xshare.engines.counting import since
+        from xshare.engines.counters import since
 
         now = since(self.before, self.llm.collective_rpc("xshare_stats")[0])
         left = sum(count for reason, count in now.steps_bypassed.items() if reason != "prefill")
@@ -172,7 +172,7 @@ class Child:
         return bus_gbps(COPIED) if torch.cuda.is_available() else None
 
     def weights(self, weights: dict[str, float]) -> int:
-        from xshare.engines.vllm.dummy import refill
+        from xshare.engines.vllm.dummy_weights import refill
 
         routers: int = self.llm.collective_rpc(refill, args=(weights,))[0]
         return routers
@@ -220,7 +220,7 @@ class Child:
     def begin(self, batch: int, seed: int, prompt: int, most: int) -> None:
         from vllm import SamplingParams
 
-        from xshare.engines.vllm.dummy import BLOCK
+        from xshare.engines.vllm.dummy_weights import BLOCK
 
         engine, dice = self.llm.llm_engine, random.Random(seed)
         vocab = engine.model_config.get_vocab_size()

@@ -45,7 +45,7 @@ def closed_form(batch: int, experts: int = EXPERTS, top_k: int = TOP_K) -> float
 
 
 class Simulation:
-    """Logits as dummy.py makes them. The same draws at every skew and correlation, so that a search sees no noise."""
+    """Logits as dummy_weights.py makes them: the same draws at every skew and correlation, so searches see no noise."""
 
     def __init__(self, experts: int = EXPERTS, draws: int = 2000, seed: int = 0) -> None:
         self.experts, dice = experts, torch.Generator().manual_seed(seed)

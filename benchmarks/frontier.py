@@ -35,7 +35,7 @@ from study import CONTROL, KEY, Cell, Study, run, show, tasks_of
 from xshare import models
 from xshare.cli.output import engine_arguments
 from xshare.policy import RECOMMENDED, Policy
-from xshare.quality.files import Task
+from xshare.quality.task_files import Task
 from xshare.results import Row
 from xshare.tasks import LONGEST
 from xshare.workers import Workers
@@ -173,7 +173,7 @@ def main(
     finally:
         for workers in pools.values():
             workers.close()
-    typer.echo(f"results: {json}" + ("" if complete else "; not all of it: the same command goes on"))
+    typer.echo(f"small_result_files: {json}" + ("" if complete else "; not all of it: the same command goes on"))
 
 
 if __name__ == "__main__":

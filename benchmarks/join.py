@@ -18,7 +18,7 @@ from xshare.errors import XShareError
 from xshare.files import check_writable, whole_file
 from xshare.results import Row
 from xshare.results.file import as_text
-from xshare.results.growing import STAMP
+from xshare.results.resumable import STAMP
 
 
 def joined(files: list[Row]) -> Row:

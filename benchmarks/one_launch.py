@@ -32,7 +32,7 @@ from xshare.cli.output import number_table, progress_bar, wide_console
 from xshare.engines.vllm.one_launch import as_asked, same, stand_in
 from xshare.kernels.control import Control
 from xshare.kernels.launch import FusedSelection
-from xshare.kernels.tables import Tables
+from xshare.kernels.routing_tables import Tables
 from xshare.results import Results, Row
 
 REPLAYS = 60

@@ -20,15 +20,15 @@ import typer
 import wide
 from fit_routing import EVIDENCE
 
-from xshare.bench.paired import control_of
-from xshare.bench.sample import counted
+from xshare.bench.interleaved import control_of
+from xshare.bench.run_record import counted
 from xshare.cli.output import number_table, progress_bar, wide_console
 from xshare.engines.base import Engine
-from xshare.engines.opening import open_engine
+from xshare.engines.by_name import open_engine
 from xshare.policy import RECOMMENDED, Policy
 from xshare.progress import Advance
-from xshare.quality.files import Task, built_in
-from xshare.quality.measure import Outcome, answer, ordered, row_of
+from xshare.quality.answering import Outcome, answer, ordered, row_of
+from xshare.quality.task_files import Task, built_in
 from xshare.results import Results, Row
 from xshare.statistics import median_interval
 from xshare.tasks import ASKED, LONGEST
@@ -118,7 +118,7 @@ def main(
         finally:
             engine.close()
     show(results.rows)
-    wide_console().print(f"results: {json}")
+    wide_console().print(f"small_result_files: {json}")
 
 
 def show(rows: list[Row]) -> None:

@@ -24,12 +24,12 @@ import typer
 from fit_routing import EVIDENCE, fits
 from shapes import gpt_oss_120b, write
 
-from xshare.bench.paired import Way, compare, control_of, variants
-from xshare.bench.rows import rows_of
+from xshare.bench.interleaved import Way, compare, control_of, variants
+from xshare.bench.summary import rows_of
 from xshare.bench.workload import Workload
 from xshare.cli.output import number_table, progress_bar, wide_console
 from xshare.engines.base import Engine
-from xshare.engines.opening import open_engine
+from xshare.engines.by_name import open_engine
 from xshare.policy import Policy
 from xshare.results import Results, Row
 
@@ -81,7 +81,7 @@ def main(
         finally:
             engine.close()
     show(results.rows)
-    wide_console().print(f"results: {json}")
+    wide_console().print(f"small_result_files: {json}")
 
 
 def show(rows: list[Row]) -> None:

@@ -96,7 +96,7 @@ def pipeline(model: Path) -> list[Row]:
     options = {
         "pipeline_parallel_size": 2,
         "distributed_executor_backend": "mp",
-        "worker_extension_cls": "parallel.Watched",
+        "worker_extension_cls": "expert_parallel_worker.Watched",
     }
     policy, tokens, decided, stats = "k0=1,m=3", {}, [], []
     os.environ["VLLM_PP_LAYER_PARTITION"] = "2,1"  # vLLM wants a MoE layer on every stage

@@ -29,7 +29,7 @@ import typer
 from xshare.bench.workload import Workload
 from xshare.cli.output import number_table, progress_bar, wide_console
 from xshare.engines.base import Engine
-from xshare.engines.opening import open_engine
+from xshare.engines.by_name import open_engine
 from xshare.policy import Policy
 from xshare.progress import Advance
 from xshare.results import Results, Row
@@ -138,7 +138,7 @@ def main(
     finally:
         opened.close()
     show(results.rows)
-    wide_console().print(f"results: {json}")
+    wide_console().print(f"small_result_files: {json}")
 
 
 def show(rows: list[Row]) -> None:

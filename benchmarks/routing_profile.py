@@ -48,7 +48,7 @@ def decoded(shape: str, control: bool, batches: list[int], folder: str) -> list[
     import torch
     from vllm import LLM, SamplingParams
 
-    from xshare.engines.vllm.dummy import register_dummy_loader
+    from xshare.engines.vllm.dummy_weights import register_dummy_loader
 
     if not control:
         register_dummy_loader()

@@ -21,8 +21,8 @@ import torch
 import typer
 
 from xshare import models
-from xshare.models.untied import untied
-from xshare.quality.files import built_in
+from xshare.models.untied_output import untied
+from xshare.quality.task_files import built_in
 from xshare.results import Results, Row
 
 GPU = torch.cuda.is_available()

@@ -30,7 +30,7 @@ from soak_server import Metrics, Server, read_metrics
 
 from xshare import models
 from xshare.cli.output import number_table, wide_console
-from xshare.quality.files import built_in
+from xshare.quality.task_files import built_in
 from xshare.results import Results, Row
 
 KEY: Row = {"policy": "balanced", "metrics": {"every": 4, "interval": 1.0}}

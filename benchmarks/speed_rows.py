@@ -9,7 +9,7 @@ from typing import Any
 
 from engine_pair import PROMPT
 
-from xshare.law import Law, fit
+from xshare.latency_law import Law, fit
 from xshare.results import Row
 from xshare.statistics import interval_mark, median_interval
 

@@ -18,13 +18,13 @@ from xshare.cli.output import number_table, progress_bar, wide_console
 from xshare.errors import XShareError
 from xshare.policy import Policy
 from xshare.progress import Advance, quiet
-from xshare.quality.files import Task, built_in, read_tasks
 from xshare.quality.paired import paired
+from xshare.quality.task_files import Task, built_in, read_tasks
 from xshare.results import Row
 from xshare.tasks import ASKED
 from xshare.trace import Trace
+from xshare.trace.batches import Mix, sampled
 from xshare.trace.replay import replay
-from xshare.trace.sample import Mix, sampled
 from xshare.workers import Call, Workers
 
 KEY = ("batch", "drafts", "mixed", "policy")

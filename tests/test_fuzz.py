@@ -10,13 +10,13 @@ import time
 
 import numpy as np
 import pytest
-import staircases
+import staircase_files
 import yaml
-from altering import altered, other_bytes, text, values
+from fuzzed_inputs import altered, other_bytes, text, values
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save, save_file
-from traces import chosen_trace, full_trace
+from synthetic_traces import chosen_trace, full_trace
 
 from xshare.cli.output import engine_of
 from xshare.cli.replay import _policies
@@ -24,15 +24,15 @@ from xshare.engines.vllm.settings import settings_of
 from xshare.errors import XShareError
 from xshare.policy import FIELD_LETTERS, LETTERS, PRESETS, Policy
 from xshare.profile import Profile, model_hash, read_profile
-from xshare.quality.files import read_tasks
+from xshare.quality.task_files import read_tasks
 from xshare.report.page import page
-from xshare.report.read import read_folder
+from xshare.report.result_files import read_folder
 from xshare.results import Results, check_replaced
-from xshare.stairs import read_stairs
+from xshare.staircase import read_stairs
 from xshare.trace import Trace, import_npz
+from xshare.trace.compressed import content_sha256, packed
 from xshare.trace.file import HEADER_KEY, TENSORS
-from xshare.trace.packed import content_sha256, packed
-from xshare.trace.prompts import read_prompts
+from xshare.trace.prompt_file import read_prompts
 
 EXAMPLES = int(os.environ.get("XSHARE_FUZZ", "25"))
 SECONDS = 10.0  # of a processor that an input may take
@@ -147,7 +147,7 @@ WHERE = {"engine": "vllm", "device": "cpu", "dtype": "float32", "experts": 8, "t
 
 @pytest.fixture(scope="module")
 def stairs(tmp_path_factory):
-    path = staircases.write(tmp_path_factory.mktemp("stairs") / "s.json", WHERE, {1: (3, 5), 4: (4, 6)})
+    path = staircase_files.write(tmp_path_factory.mktemp("stairs") / "s.json", WHERE, {1: (3, 5), 4: (4, 6)})
     return json.loads(path.read_text())
 
 

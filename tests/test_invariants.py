@@ -8,9 +8,9 @@ from itertools import pairwise
 
 import pytest
 import torch
-from cases import make
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from random_cases import make
 
 import xshare
 from xshare import BatchLayout, Placement, Policy, RouterSpec

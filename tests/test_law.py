@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from xshare import XShareError
-from xshare.law import fit
+from xshare.latency_law import fit
 
 
 def test_a_line_is_found_again():

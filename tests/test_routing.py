@@ -3,7 +3,7 @@
 import oracle
 import pytest
 import torch
-from cases import make
+from random_cases import make
 
 import xshare
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from xshare.shares import spread
+from xshare.protected_share import spread
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from xshare.stairs import WHERE, Stairs, StairsError, clear_edges, cost_of, edges, never_falling, read_stairs
+from xshare.staircase import WHERE, Stairs, StairsError, clear_edges, cost_of, edges, never_falling, read_stairs
 
 STAMP = {"engine": "vllm", "device": "H200", "backend": "MarlinExperts", "dtype": "bfloat16", "experts": 32, "top_k": 4}
 STAMP |= {"layers": 24, "config": "abc", "tensor_parallel": 1}

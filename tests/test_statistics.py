@@ -6,7 +6,7 @@ import random
 import pytest
 
 from xshare.cli.demo import show_speed
-from xshare.report.words import within
+from xshare.report.labels import within
 from xshare.results.columns import count_of
 from xshare.statistics import FEWEST, coverage, interval_mark, interval_names, median_interval
 

@@ -5,7 +5,7 @@ import torch
 
 import xshare
 from xshare.errors import PolicyError
-from xshare.together import choose, size_of_votes, vote
+from xshare.joint_selection import choose, size_of_votes, vote
 
 N, PLACEMENT = 24, xshare.Placement.contiguous(24, 4)
 ROUTERS = {

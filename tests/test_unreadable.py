@@ -12,17 +12,18 @@ from xshare.cli.output import engine_arguments, engine_of
 from xshare.cli.prompts import of_a_file
 from xshare.cli.quality import natives
 from xshare.cli.replay import _policies
-from xshare.engines.opening import open_engine
+from xshare.engines.by_name import open_engine
 from xshare.errors import XShareError, shown
 from xshare.files import check_writable
 from xshare.profile import read_profile
-from xshare.quality.files import read_tasks
+from xshare.quality.task_files import read_tasks
 from xshare.report.page import page
-from xshare.report.read import read_folder
+from xshare.report.result_files import read_folder
 from xshare.results import Results, check_continued, check_replaced
-from xshare.trace import Trace, import_npz, npz
+from xshare.trace import Trace, import_npz
+from xshare.trace import numpy_import as npz
 from xshare.trace.file import HEADER_KEY
-from xshare.trace.prompts import read_prompts
+from xshare.trace.prompt_file import read_prompts
 
 LONG = Path("a" * 5000)
 SETTING = dict.fromkeys(("batch", "tokens", "seed", "questions", "tasks"))

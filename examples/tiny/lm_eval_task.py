@@ -9,7 +9,7 @@ from pathlib import Path
 
 import yaml
 
-from xshare.quality.files import built_in
+from xshare.quality.task_files import built_in
 
 folder, each = Path(sys.argv[1]), int(sys.argv[2])
 lines = [{"prompt": task.prompt, "answer": task.answer} for task in built_in(each)]

@@ -9,7 +9,7 @@ import json
 import sys
 from pathlib import Path
 
-from xshare.quality.files import nano_prompt
+from xshare.quality.task_files import nano_prompt
 from xshare.tasks import held_out_questions
 
 WELL = 0.75  # of the questions of a size; a kind of which it answers no size well is not asked

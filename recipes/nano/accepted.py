@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import json
 
-from xshare.engines.opening import open_engine
-from xshare.quality.files import built_in
-from xshare.quality.measure import answer
+from xshare.engines.by_name import open_engine
+from xshare.quality.answering import answer
+from xshare.quality.task_files import built_in
 from xshare.tasks import ASKED, LONGEST
 
 QUESTIONS, BATCH, DRAFTS = 8, 4, 3

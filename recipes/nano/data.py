@@ -21,7 +21,7 @@ import numpy as np
 from settings import ANSWER, END, HELD_OUT, NANO, PROSE, QUESTION, VOCABULARY
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from xshare.quality.files import nano_prompt
+from xshare.quality.task_files import nano_prompt
 from xshare.tasks import Question, training_questions
 
 Rows = np.ndarray  # uint16 [rows, length + 1]

@@ -19,7 +19,7 @@ from settings import ANSWER, END, HARDEST, LENGTH, NANO, PROSE, QUESTION, TRAINI
 from settings import asked as asked_at
 
 from xshare.engines.transformers.decode import decode
-from xshare.quality.files import nano_prompt
+from xshare.quality.task_files import nano_prompt
 from xshare.tasks import KINDS, LONGEST, held_out_questions, is_right
 
 BATCH = {"cuda": 1024, "cpu": 128}

@@ -13,7 +13,7 @@ from pathlib import Path
 from data import documents, held_out
 from settings import PROSE
 
-from xshare.quality.files import nano_prompt
+from xshare.quality.task_files import nano_prompt
 from xshare.tasks import ASKED, held_out_questions
 
 EACH, CHARACTERS = 16, 160  # prompts of a domain: a batch of 16 can come from one

@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from xshare.errors import PolicyError, shown
-from xshare.spelling import by_layer, number_of, ranges, spelled
+from xshare.policy_text import by_layer, number_of, ranges, spelled
 
 # Of every number that comes in: the kernels count in such integers, and engines send none of more than 64 bits.
 MOST = 2**31 - 1

@@ -14,8 +14,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from xshare.errors import PolicyError, XShareError, shown
 from xshare.files import is_file, named, read_whole, whole_file
 from xshare.policy import MOST, Policy
+from xshare.policy_text import meant_before
 from xshare.results import sha256
-from xshare.spelling import meant_before
 
 # What makes two models route alike in form, by the names that architectures have for it.
 FACTS: dict[str, tuple[str, ...]] = {

@@ -4,11 +4,11 @@ from math import comb
 
 import pytest
 
-from xshare.bench.rows import COUNTS, RATES, rows_of
-from xshare.bench.sample import counted, figures
+from xshare.bench.run_record import counted, figures
+from xshare.bench.summary import COUNTS, RATES, rows_of
 from xshare.cli.bench import notes
 from xshare.engines.base import About, Answer, Run
-from xshare.engines.counting import Stats
+from xshare.engines.counters import Stats
 from xshare.statistics import median_interval
 
 

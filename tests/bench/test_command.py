@@ -3,12 +3,12 @@
 import json
 
 import pytest
-import staircases
-from documented import check_columns
-from killing import killed
+import staircase_files
+from documented_columns import check_columns
+from killed_command import killed
 
-from xshare.bench.equal import equal
-from xshare.bench.paired import variants
+from xshare.bench.equal_experts import equal
+from xshare.bench.interleaved import variants
 from xshare.cli import main
 from xshare.policy import Policy
 
@@ -143,7 +143,7 @@ def stairs(small, tmp_path, engine):
     """What doctor --stairs would write of this model."""
     where = {name: getattr(engine.about, name) for name in ("engine", "device", "dtype", "experts", "top_k")}
     where |= {"layers": engine.about.layers, "config": engine.about.config}
-    return staircases.write(tmp_path / "stairs.json", where, STAIRS)
+    return staircase_files.write(tmp_path / "stairs.json", where, STAIRS)
 
 
 def test_by_cost_beside_a_plain_policy_of_as_many_experts(small, tmp_path, bench, stairs):

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-import staircases
+import staircase_files
 import typer
 from typer.testing import CliRunner
 
@@ -79,7 +79,7 @@ def test_a_round_in_a_tiny_engine(tmp_path, monkeypatch):
     if importlib.util.find_spec("vllm") is None:
         pytest.skip("vLLM is not installed")
     where = {"experts": 32, "top_k": 4, "layers": 2}
-    stairs = staircases.write(tmp_path / "stairs.json", where, {16: (8, 13, 18, 23, 28)})
+    stairs = staircase_files.write(tmp_path / "stairs.json", where, {16: (8, 13, 18, 23, 28)})
     path = tmp_path / "cost.json"
     points = [cost_aware.NATIVE, ("k0=2,m=0", False), ("k0=2,m=0", True), ("k0=2,m=3", False), ("k0=2,m=8", False)]
     monkeypatch.setattr(cost_aware, "FAMILIES", {"warm-up": cost_aware.FAMILIES["warm-up"]})

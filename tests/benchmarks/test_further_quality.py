@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from xshare.engines.opening import open_engine
+from xshare.engines.by_name import open_engine
 from xshare.errors import ModelError
 from xshare.policy import Policy
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from documented import check_columns
-from traces import chosen_trace, full_trace
+from documented_columns import check_columns
+from synthetic_traces import chosen_trace, full_trace
 
 import xshare
 from xshare.cli import main

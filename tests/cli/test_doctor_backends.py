@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from documented import check_columns
+from documented_columns import check_columns
 from typer.testing import CliRunner
 
 from xshare.bench.workload import Workload

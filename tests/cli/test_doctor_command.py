@@ -1,8 +1,8 @@
 import json
 
 import pytest
-from documented import check_columns
-from killing import killed
+from documented_columns import check_columns
+from killed_command import killed
 from typer.testing import CliRunner
 
 import xshare.cli.doctor

@@ -3,14 +3,14 @@
 import json
 
 import pytest
-from documented import check_columns
-from killing import killed
+from documented_columns import check_columns
+from killed_command import killed
 from typer.testing import CliRunner
 
 from xshare.cli import app
 from xshare.errors import XShareError
-from xshare.report.read import read_result
-from xshare.stairs import COLUMNS, WHERE, StairsError, read_stairs
+from xshare.report.result_files import read_result
+from xshare.staircase import COLUMNS, WHERE, StairsError, read_stairs
 
 
 def words(small, path, *more, options=None):

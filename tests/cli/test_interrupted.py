@@ -7,7 +7,7 @@ import signal
 from contextlib import contextmanager
 
 import pytest
-from killing import stopped
+from killed_command import stopped
 from typer.testing import CliRunner
 
 from xshare.cli import app, doctor, tune

@@ -1,9 +1,9 @@
 import json
 
 import pytest
-from documented import check_columns
-from killing import killed
-from played import played  # noqa: F401
+from documented_columns import check_columns
+from fake_server import played  # noqa: F401
+from killed_command import killed
 from typer.testing import CliRunner
 
 from xshare.cli import app

@@ -9,7 +9,7 @@ import typer
 import xshare
 from xshare.cli import app
 from xshare.cli.output import chosen_engine, engine_arguments
-from xshare.engines import opening
+from xshare.engines import by_name as opening
 from xshare.errors import XShareError
 
 MEASURING = ("bench", "doctor", "quality", "tune")

@@ -1,7 +1,7 @@
 """Tables fit 100 columns, or say what they left out."""
 
 import pytest
-from traces import chosen_trace
+from synthetic_traces import chosen_trace
 from typer.testing import CliRunner
 
 from xshare.cli import app

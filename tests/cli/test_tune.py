@@ -5,9 +5,9 @@ import itertools
 import json
 
 import pytest
-import staircases
-from documented import check_columns
-from killing import killed
+import staircase_files
+from documented_columns import check_columns
+from killed_command import killed
 from typer.testing import CliRunner
 
 from xshare.cli import app
@@ -16,9 +16,9 @@ from xshare.engines.transformers.engine import TransformersEngine
 from xshare.errors import XShareError
 from xshare.models.loading import load
 from xshare.profile import read_profile
-from xshare.quality.files import Task, TaskError
-from xshare.quality.measure import answer
+from xshare.quality.answering import answer
 from xshare.quality.paired import bounds
+from xshare.quality.task_files import Task, TaskError
 
 TOKENS = 6
 
@@ -150,7 +150,7 @@ def test_sets_weighed_by_what_they_cost(small, tmp_path, model, task_file, monke
     engine = TransformersEngine(*load(small, dtype="float32"), "small")
     names = ("engine", "device", "dtype", "experts", "top_k", "layers", "config")
     where = {name: getattr(engine.about, name) for name in names}
-    stairs = staircases.write(tmp_path / "stairs.json", where, {4: (6, 10, 13)})
+    stairs = staircase_files.write(tmp_path / "stairs.json", where, {4: (6, 10, 13)})
     asked = set()
     use = TransformersEngine.use
 

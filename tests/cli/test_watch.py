@@ -3,14 +3,14 @@
 import json
 
 import pytest
-from played import played  # noqa: F401
+from fake_server import played  # noqa: F401
 from rich.console import Console
 from typer.testing import CliRunner
 
 from xshare.cli import app
 from xshare.cli.watch_view import view
 from xshare.engines.client import Http, ServerError
-from xshare.engines.watching import Between, Reading, read
+from xshare.engines.server_metrics import Between, Reading, read
 from xshare.errors import XShareError
 
 VLLM = 'vllm:generation_tokens_total{engine="0",model_name="m"} %d\nvllm:num_requests_running{engine="0"} 3.0\n'

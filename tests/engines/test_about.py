@@ -1,7 +1,7 @@
 """What an engine says of itself, and what of it stands in files."""
 
 from xshare.engines.base import About
-from xshare.engines.counting import layer_numbers
+from xshare.engines.counters import layer_numbers
 
 
 def test_the_record_has_what_is_known_and_not_the_layers_numbers():

@@ -3,11 +3,11 @@
 import ssl
 
 import pytest
-from fronts import certificate, proxy, tls_before  # noqa: F401
-from played import played  # noqa: F401
+from fake_server import played  # noqa: F401
+from tls_and_proxy import certificate, proxy, tls_before  # noqa: F401
 
 from xshare.engines.client import Access, Http, ServerError
-from xshare.engines.exposition import samples
+from xshare.engines.prometheus_text import samples
 
 PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY")
 

@@ -3,14 +3,14 @@
 import time
 
 import pytest
-import staircases
-from played import played  # noqa: F401
+import staircase_files
+from fake_server import played  # noqa: F401
 
 from xshare.engines.client import Http, ServerError
-from xshare.engines.counting import Stats
+from xshare.engines.counters import Stats
 from xshare.engines.server import ServerEngine
 from xshare.policy import Policy
-from xshare.stairs import read_stairs
+from xshare.staircase import read_stairs
 
 POLICY = Policy.parse("k0=1,m=2")
 METRICS = """# HELP xshare:on Whether selection is switched on
@@ -66,7 +66,7 @@ def test_a_plain_server_weighs_no_costs_that_it_was_not_started_with(played, tmp
         engine.use(None, cost=True)
     engine.use(None, cost=False)
     where = {"engine": "vllm", "experts": 16, "top_k": 4, "layers": 2}
-    stairs = read_stairs(staircases.write(tmp_path / "stairs.json", where, {4: (6, 11)}))
+    stairs = read_stairs(staircase_files.write(tmp_path / "stairs.json", where, {4: (6, 11)}))
     with pytest.raises(ServerError, match=r"cannot weigh sets by staircase '.*stairs.json': start it with that file"):
         ServerEngine(played.url, stairs=stairs)
     played.metrics = METRICS + 'xshare:cost{engine="0"} 1.0\n'

@@ -2,7 +2,7 @@
 
 import pytest
 
-from xshare.engines.counting import over_workers, since
+from xshare.engines.counters import over_workers, since
 
 BEFORE = {"steps_pruned": 10, "steps_bypassed": {"off": 3, "prefill": 2}, "samples": 2} | {
     "experts_native": [10.0, 20.0], "experts_active": [4.0, 6.0], "mass_kept": [0.5, 0.7]

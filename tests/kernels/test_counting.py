@@ -7,7 +7,7 @@ from xshare import BatchLayout, Placement, Policy, RouterSpec, route
 
 pytest.importorskip("triton", reason="Triton has no wheel for this platform")
 
-from xshare.kernels.sampled import Sampled
+from xshare.kernels.sampled_layers import Sampled
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 

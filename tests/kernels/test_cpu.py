@@ -6,9 +6,9 @@ import time
 from functools import partial
 from importlib.util import find_spec
 
-import cases
 import numpy as np
 import pytest
+import random_cases
 import torch
 
 import xshare
@@ -45,7 +45,7 @@ def assert_same(ours, theirs, what=""):
 def test_random_cases(block):
     """10,000 of them were compared once; those of the oracle in test_routing go through the compiled steps as well."""
     for seed in range(150 * block, 150 * (block + 1)):
-        case = cases.make(seed)
+        case = random_cases.make(seed)
         given = (case.tensor(), case.spec(), case.xshare_policy())
         assert_same(compiled(*given, **case.keywords()), reference(*given, **case.keywords()), f"seed {seed}")
 

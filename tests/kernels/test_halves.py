@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from fusing import DEVICE, TOP_4, layout_of, of_shape
+from one_selection import DEVICE, TOP_4, layout_of, of_shape
 
 import xshare
 from xshare import Placement, Policy, RouterSpec

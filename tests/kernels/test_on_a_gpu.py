@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from fusing import CASES, DEVICE, GPU, fused, layout_of, of_shape
+from one_selection import CASES, DEVICE, GPU, fused, layout_of, of_shape
 
 import xshare
 from xshare import BatchLayout, Placement, Policy, RouterSpec

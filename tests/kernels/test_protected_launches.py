@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from fusing import TOP_4, fused, make
+from one_selection import TOP_4, fused, make
 
 from xshare import Policy
 from xshare.kernels import selection as kernel

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from cases import stairs
-from fusing import CASES, DEVICE, GPU, fused, in_doubt, layout_of, make
+from one_selection import CASES, DEVICE, GPU, fused, in_doubt, layout_of, make
+from random_cases import stairs
 
 import xshare
 from xshare import Placement, Policy, RouterSpec

@@ -4,7 +4,7 @@ import random
 
 import pytest
 import torch
-from fusing import CASES, DEVICE, fused, in_doubt
+from one_selection import CASES, DEVICE, fused, in_doubt
 
 import xshare
 from xshare import BatchLayout, Policy, RouterSpec

@@ -5,21 +5,21 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from fusing import DEVICE, TOP_4, fused, layout_of, of_shape
+from one_selection import DEVICE, TOP_4, fused, layout_of, of_shape
 
 import xshare
 from xshare import LayoutError, Placement, Policy, PolicyError, RouterError, RouterSpec
 from xshare.engines.gates import Tally
-from xshare.engines.serving.alike import Buffers
-from xshare.engines.serving.fused import FusedSelector, Pool
-from xshare.engines.serving.sizes import Sizes
+from xshare.engines.serving.gpu_selector import FusedSelector, Pool
+from xshare.engines.serving.layer_buffers import Buffers
 from xshare.engines.serving.state import State
 from xshare.engines.serving.step import Step
+from xshare.engines.serving.step_sizes import Sizes
 from xshare.engines.vllm.settings import settings_of
 from xshare.kernels.control import Control, own_numbers
+from xshare.kernels.control_words import Own
 from xshare.kernels.limits import thresholds_of
-from xshare.kernels.words import Own
-from xshare.stairs import Stairs
+from xshare.staircase import Stairs
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # the interpreter computes with NaN as a GPU does
 

@@ -4,8 +4,8 @@ import math
 
 import pytest
 import torch
-from fusing import CASES, DEVICE, GPU, fused, of_shape
-from sorted_rows import chosen, tables_of
+from one_selection import CASES, DEVICE, GPU, fused, of_shape
+from sorted_rows_oracle import chosen, tables_of
 
 import xshare
 from xshare import BatchLayout, Policy, RouterSpec
@@ -13,7 +13,7 @@ from xshare import BatchLayout, Policy, RouterSpec
 pytest.importorskip("triton", reason="Triton has no wheel for this platform")
 
 from xshare.kernels.control import Control
-from xshare.kernels.tables import Tables, most_tiles
+from xshare.kernels.routing_tables import Tables, most_tiles
 
 
 def made(N, rows, k=4, dtype=torch.bfloat16, **options):

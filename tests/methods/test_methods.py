@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from cases import make
+from random_cases import make
 
 import xshare
 from xshare import BatchLayout, Policy, PolicyError, RouterSpec

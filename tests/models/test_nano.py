@@ -11,17 +11,17 @@ import pytest
 
 import xshare.models
 from xshare import Policy
-from xshare.engines.opening import open_engine
+from xshare.engines.by_name import open_engine
 from xshare.engines.transformers.engine import TransformersEngine
-from xshare.quality.files import built_in
-from xshare.quality.measure import answer, ordered, row_of
+from xshare.quality.answering import answer, ordered, row_of
+from xshare.quality.task_files import built_in
 from xshare.tasks import LONGEST
 from xshare.trace import Trace
-from xshare.trace.load import load_rows
+from xshare.trace.batches import sampled
+from xshare.trace.compressed import content_sha256
+from xshare.trace.expert_load import load_rows
 from xshare.trace.overlap import overlap
-from xshare.trace.packed import content_sha256
 from xshare.trace.replay import replay
-from xshare.trace.sample import sampled
 
 ROOT = Path(__file__).resolve().parents[2]
 NANO, DRAFT = xshare.models.folder("nano"), xshare.models.folder("nano-draft")
@@ -98,7 +98,7 @@ def test_the_draft_model_is_accepted(native):
 def test_vllm_decodes_the_same_tokens_and_the_same_sets(nano, native):
     pytest.importorskip("vllm", reason="vLLM is not installed")
     sys.path.append(str(ROOT / "tests" / "engines" / "vllm"))
-    from models import prepared
+    from tiny_vllm_models import prepared
 
     prepared()
     options = {"dtype": "float32", "enforce_eager": True, "max_model_len": 1024, "kv_cache_memory_bytes": 256 << 20}

@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from xshare.quality.files import Task, TaskError, built_in, read_tasks
+from xshare.quality.task_files import Task, TaskError, built_in, read_tasks
 from xshare.tasks import ASKED
 
 

@@ -8,8 +8,8 @@ from typer.testing import CliRunner
 from xshare.cli import app
 from xshare.errors import ModelError, XShareError
 from xshare.quality import harness
-from xshare.quality.files import TaskError
-from xshare.quality.measure import prompts_of
+from xshare.quality.answering import prompts_of
+from xshare.quality.task_files import TaskError
 from xshare.tasks import held_out_questions
 
 TASK = """

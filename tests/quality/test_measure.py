@@ -1,10 +1,10 @@
 import pytest
 
 from xshare import Policy
-from xshare.engines.transformers.forced import lay_out
-from xshare.engines.transformers.places import Places
-from xshare.quality.files import Task
-from xshare.quality.measure import Outcome, agreement, answer, diverged_at, ordered, row_of, unsettled
+from xshare.engines.transformers.step_rows import Places
+from xshare.engines.transformers.teacher_forcing import lay_out
+from xshare.quality.answering import Outcome, agreement, answer, diverged_at, ordered, row_of, unsettled
+from xshare.quality.task_files import Task
 
 OPTIONS = {"batch": 4, "limit": 12}
 

@@ -1,10 +1,10 @@
 """Samples of a study, in the rows of a result file and out of them."""
 
 from xshare.engines.base import Run
-from xshare.engines.counting import Stats
+from xshare.engines.counters import Stats
 from xshare.policy import Policy
-from xshare.quality.measure import Outcome
-from xshare.quality.samples import Forced, Samples
+from xshare.quality.answering import Outcome
+from xshare.quality.stored_answers import Forced, Samples
 
 POLICY = Policy.parse("k0=1,m=2")
 # As files of before have them.

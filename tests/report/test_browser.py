@@ -1,16 +1,16 @@
 """The page in a real browser: it shows, says nothing in red, asks for nothing, and fits, in light and dark."""
 
-import browser
+import headless_chromium
 import pytest
-import results
-from pages import EVIDENCE, made, sections
+import small_result_files as results
+from report_pages import EVIDENCE, made, sections
 
 
 @pytest.fixture(scope="module")
 def chromium(tmp_path_factory):
-    if browser.find() is None:
+    if headless_chromium.find() is None:
         pytest.skip("no Chromium on this machine")
-    opened = browser.Browser(tmp_path_factory.mktemp("profile"))
+    opened = headless_chromium.Browser(tmp_path_factory.mktemp("profile"))
     yield opened
     opened.close()
 

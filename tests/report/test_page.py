@@ -7,26 +7,36 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-import results
-from pages import Elements, made, sections
-from results import write
+import small_result_files as results
+from report_pages import Elements, made, sections
+from small_result_files import write
 
 from xshare.report.chart import COLOURS
 from xshare.report.page import page
-from xshare.report.read import read_folder
+from xshare.report.result_files import read_folder
 
 
 def test_rows_of_any_content_do_not_break_the_page(tmp_path):
     odd = [None, True, "text", [1, 2], [], {"a": 1}, float("nan"), float("inf"), 10**400, 1e-12, "\ud800", "$a$ $"]
     names = ("policy", "batch", "active", "active_native", "mass", "step_ms", "closed_form", "layer", "ratio")
     rows = [{name: odd[(place + shift) % len(odd)] for shift, name in enumerate(names)} for place in range(len(odd))]
-    write(tmp_path, "r.json", rows + results.demo_rows() + results.speed_rows() + results.curve_rows(), model=[1])
+    write(
+        tmp_path,
+        "r.json",
+        rows + results.demo_rows() + results.speed_rows() + results.curve_rows(),
+        model=[1],
+    )
     assert sections(made(tmp_path))[0] == "pareto"
 
 
 def test_names_in_files_are_text(tmp_path):
     evil = "</text></svg></title></style>--><script>alert(1)</script><img src=x onerror=alert(2)>\"'&"
-    write(tmp_path, "a.json", [row | {"policy": row["policy"] + evil} for row in results.demo_rows()], argv=[evil])
+    write(
+        tmp_path,
+        "a.json",
+        [row | {"policy": row["policy"] + evil} for row in results.demo_rows()],
+        argv=[evil],
+    )
     write(tmp_path, "b.json", [row | {"method": evil} for row in results.replay_rows()], model=evil)
     write(tmp_path, "c.json", [row | {evil: evil} for row in results.layer_rows()])
     write(tmp_path, "<img src=x>.json", [{evil: 1}, {evil: 2}])

@@ -5,18 +5,18 @@ import time
 from itertools import combinations
 
 import pytest
-import results
-from pages import EVIDENCE, made
-from results import write
+import small_result_files as results
+from report_pages import EVIDENCE, made
+from small_result_files import write
 
 from xshare.progress import quiet
 from xshare.quality.paired import paired
 from xshare.report import law, pareto, plot
+from xshare.report.axis import Axis
 from xshare.report.chart import BOTTOM, HEIGHT, LEFT, LETTER, NAME, RIGHT, TOP, WIDTH, Chart, Series
-from xshare.report.names import place
 from xshare.report.page import STEPS, page
-from xshare.report.read import read_folder, read_result
-from xshare.report.scale import Axis
+from xshare.report.point_labels import place
+from xshare.report.result_files import read_folder, read_result
 
 NAMED = re.compile(r'<text x="([\d.]+)" y="([\d.]+)" class="name( end)?">([^<]*)</text>')
 
@@ -115,7 +115,12 @@ def test_an_interval_stays_within_what_is_possible(tmp_path):
     change = paired([True] * 40, [False] * 38 + [True] * 2)
     assert -1 <= change.low <= change.change <= change.high
     assert paired([False] * 40, [True] * 40).high == 1
-    row = results.demo_rows()[1] | {"change": -0.95, "change_low": -1.005, "change_high": -0.8, "accuracy_high": 1.02}
+    row = results.demo_rows()[1] | {
+        "change": -0.95,
+        "change_low": -1.005,
+        "change_high": -0.8,
+        "accuracy_high": 1.02,
+    }
     write(tmp_path, "r.json", [results.demo_rows()[0] | {"change": 0.0}, row])  # as files of before have it
     text = made(tmp_path)
     assert ">-100.0 to -80.0<" in text

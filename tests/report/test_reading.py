@@ -3,13 +3,13 @@
 import json
 
 import pytest
-import results
-from pages import EVIDENCE, made, sections
-from results import write
+import small_result_files as results
+from report_pages import EVIDENCE, made, sections
+from small_result_files import write
 
 from xshare.cli import main
-from xshare.report.read import read_folder
-from xshare.report.words import named
+from xshare.report.labels import named
+from xshare.report.result_files import read_folder
 from xshare.results.columns import ends, number
 
 CHECKS = [{"check": "attached", "passed": True, "detail": ""}]  # no plot, which takes long

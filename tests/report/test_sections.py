@@ -3,14 +3,14 @@
 from dataclasses import astuple
 
 import pytest
-import results
-from pages import EVIDENCE, made, sections
-from results import write
+import small_result_files as results
+from report_pages import EVIDENCE, made, sections
+from small_result_files import write
 
 from xshare.report.law import laws
 from xshare.report.layers import by_layer
 from xshare.report.pareto import planes
-from xshare.report.read import read_folder, read_result
+from xshare.report.result_files import read_folder, read_result
 from xshare.report.staircase import chart, staircases
 
 

@@ -3,12 +3,12 @@
 import re
 
 import pytest
-import results
-from pages import EVIDENCE, made
-from results import BALANCED, CAREFUL, FAST, LOSSES, SPEEDS, answered, timed, write
+import small_result_files as results
+from report_pages import EVIDENCE, made
+from small_result_files import BALANCED, CAREFUL, FAST, LOSSES, SPEEDS, answered, timed, write
 
-from xshare.report.read import read_folder, read_result
-from xshare.report.settings import settings
+from xshare.report.known_policies import settings
+from xshare.report.result_files import read_folder, read_result
 from xshare.report.verdict import verdict
 
 
@@ -105,14 +105,22 @@ def test_what_was_not_measured_is_not_claimed(tmp_path):
     assert "25.0 % fewer experts loaded" in found.words
     write(tmp_path, "r.json", answered(dict.fromkeys(LOSSES, -0.4)))
     assert judged(tmp_path).answer == "No"
-    for rows in (results.replay_rows(), results.curve_rows(), [{"check": "attached", "passed": True}]):
+    for rows in (
+        results.replay_rows(),
+        results.curve_rows(),
+        [{"check": "attached", "passed": True}],
+    ):
         write(tmp_path, "r.json", rows)
         assert "measured neither the speed of policies nor their answers" in made(tmp_path)
 
 
 def test_speed_without_an_interval_is_perhaps(tmp_path):
     faster = {"k0=1,m=16": 1200.0}
-    write(tmp_path, "r.json", [row | {"tokens_per_s": faster.get(row["policy"], 950.0)} for row in results.demo_rows()])
+    write(
+        tmp_path,
+        "r.json",
+        [row | {"tokens_per_s": faster.get(row["policy"], 950.0)} for row in results.demo_rows()],
+    )
     found = judged(tmp_path)
     assert (found.answer, found.shown.policy) == ("Perhaps", "k0=1,m=16")
     assert "Nothing says how sure the speed is" in " ".join(found.doubts)

@@ -5,7 +5,8 @@ import json
 import pytest
 
 from xshare.errors import XShareError
-from xshare.results import Results, check_continued, growing, write_result
+from xshare.results import Results, check_continued, write_result
+from xshare.results import resumable as growing
 
 SETTINGS = {"tokens": 8, "batch": 4}
 

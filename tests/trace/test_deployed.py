@@ -3,14 +3,14 @@
 import numpy as np
 import pytest
 import torch
-from traces import chosen_trace, full_trace
+from synthetic_traces import chosen_trace, full_trace
 
 import xshare
 from xshare import BatchLayout, Placement, Policy
 from xshare.errors import TraceError, XShareError
 from xshare.trace import replay, sampled
-from xshare.trace.made_up import made_up
-from xshare.trace.ranks import replay_ranks
+from xshare.trace.random_routing import made_up
+from xshare.trace.replay_ranks import replay_ranks
 
 PLACEMENT = Placement.contiguous(12, 4)
 

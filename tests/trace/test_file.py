@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
-from traces import chosen_trace, full_trace
+from synthetic_traces import chosen_trace, full_trace
 
 from xshare import RouterSpec, TraceError
 from xshare.trace import Trace, import_npz

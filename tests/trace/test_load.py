@@ -3,7 +3,7 @@ import json
 import numpy as np
 import pytest
 import torch
-from traces import full_trace
+from synthetic_traces import full_trace
 from typer.testing import CliRunner
 
 from xshare import BatchLayout, RouterSpec
@@ -11,8 +11,8 @@ from xshare.batch import Placement
 from xshare.cli import app
 from xshare.routing import prepare
 from xshare.trace import Header, Trace
+from xshare.trace.expert_load import load_rows, shares
 from xshare.trace.file import RouterFields
-from xshare.trace.load import load_rows, shares
 
 
 def trace_of(experts):

@@ -8,12 +8,13 @@ from itertools import islice
 
 import pytest
 import torch
-from traces import chosen_trace, full_trace
+from synthetic_traces import chosen_trace, full_trace
 from typer.testing import CliRunner
 
 from xshare import TraceError
 from xshare.cli import app
-from xshare.trace import Trace, packed
+from xshare.trace import Trace
+from xshare.trace import compressed as packed
 
 
 @pytest.fixture

@@ -4,12 +4,12 @@ import numpy as np
 import oracle
 import pytest
 import torch
-from traces import DOMAINS, LENGTHS, chosen_trace, full_trace
+from synthetic_traces import DOMAINS, LENGTHS, chosen_trace, full_trace
 
 import xshare
 from xshare import BatchLayout, Placement, Policy, PolicyError, RouterSpec, TraceError
 from xshare.trace import one_pass, overlap, replay, sampled
-from xshare.trace.rows import closed_form, replay_row
+from xshare.trace.replay_rows import closed_form, replay_row
 
 SEQUENCE = np.repeat(np.arange(len(LENGTHS)), LENGTHS)
 

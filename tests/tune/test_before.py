@@ -2,7 +2,7 @@
 
 import pytest
 
-from xshare.tune.before import as_today
+from xshare.tune.old_samples import as_today
 
 
 @pytest.mark.parametrize(

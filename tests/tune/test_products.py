@@ -1,6 +1,6 @@
 """What is said of a library's cliff between 8 and 9 rows."""
 
-from xshare.tune.products import cliff, product_ms
+from xshare.tune.cpu_products import cliff, product_ms
 
 
 def test_a_cliff_that_goes_without_onednn_is_named():

@@ -5,7 +5,7 @@ import random
 import pytest
 
 from xshare import Policy
-from xshare.quality.files import Task
+from xshare.quality.task_files import Task
 from xshare.tasks import ASKED
 from xshare.tune.candidate import Candidate
 from xshare.tune.questions import EACH, own_questions

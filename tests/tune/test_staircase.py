@@ -8,7 +8,7 @@ import pytest
 
 from xshare.cli.staircase import said
 from xshare.engines.base import About, Answer, Run, StepTime
-from xshare.engines.counting import Stats
+from xshare.engines.counters import Stats
 from xshare.errors import XShareError
 from xshare.policy import Policy
 from xshare.tune.staircase import (

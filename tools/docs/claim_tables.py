@@ -19,7 +19,7 @@ from parallel_tables import Steps, steps_of
 from speed_tables import REGIMES, bare, deepest
 from summary_tables import between_policies, found_row, of_first_layer, within_policies
 
-from xshare.trace.rows import closed_form
+from xshare.trace.replay_rows import closed_form
 
 Row = dict[str, Any]
 Table = tuple[list[str], list[list[str]]]

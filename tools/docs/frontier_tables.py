@@ -10,7 +10,7 @@ from quality_tables import Row, Table, change, of_native
 from spans import Span
 
 from xshare.policy import RECOMMENDED, Policy
-from xshare.report.words import named
+from xshare.report.labels import named
 
 MODELS = ("nano", "lab")
 SETTINGS = {"": (16, 0), "_drafts": (4, 3)}  # batch, drafts

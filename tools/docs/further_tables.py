@@ -9,7 +9,7 @@ from typing import Any
 from quality_tables import change, of_native
 from spans import Span, Table
 
-from xshare.report.words import named
+from xshare.report.labels import named
 
 Row = dict[str, Any]
 CONTROL = "no-op control"

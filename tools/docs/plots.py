@@ -20,8 +20,8 @@ from quality_tables import by_mates, named_row
 from speed_tables import REGIMES, deepest
 
 from xshare.policy import RECOMMENDED, Policy
+from xshare.report.labels import named
 from xshare.report.plot import need_matplotlib, new_axes, save
-from xshare.report.words import named
 from xshare.results.columns import count_of
 from xshare.statistics import interval_names
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from xshare.report.words import named
+from xshare.report.labels import named
 from xshare.results.columns import spelled_mean
 
 Row = dict[str, Any]

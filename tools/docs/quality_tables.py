@@ -9,8 +9,8 @@ from typing import Any
 from spans import Span
 from speed_tables import FULL, deepest
 
+from xshare.policy_text import meant_before
 from xshare.quality.paired import paired
-from xshare.spelling import meant_before
 
 Row = dict[str, Any]
 Table = tuple[list[str], list[list[str]]]

@@ -24,9 +24,9 @@ import summary_tables
 import typer
 from spans import Span, called
 
-from xshare.report.words import named
+from xshare.policy_text import meant_before
+from xshare.report.labels import named
 from xshare.results.columns import spelled_mean
-from xshare.spelling import meant_before
 from xshare.tasks import ASKED
 
 ROOT = Path(__file__).resolve().parents[2]

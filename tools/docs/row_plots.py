@@ -17,10 +17,10 @@ from plots import MARKERS, ROOT, Row, bars
 from quality_tables import SETTINGS
 from speed_tables import REGIMES, deepest
 
+from xshare.policy_text import meant_before
+from xshare.report.labels import named
 from xshare.report.plot import need_matplotlib, new_axes, plot_tradeoff, put_names, save
-from xshare.report.words import named
 from xshare.results.file import as_meant
-from xshare.spelling import meant_before
 
 Figure = tuple[Any, Any]
 

@@ -8,9 +8,9 @@ from typing import Any
 
 from spans import Span
 
-from xshare import law
-from xshare.report.words import named
-from xshare.stairs import clear_edges, cost_of
+from xshare import latency_law as law
+from xshare.report.labels import named
+from xshare.staircase import clear_edges, cost_of
 
 Row = dict[str, Any]
 Table = tuple[list[str], list[list[str]]]

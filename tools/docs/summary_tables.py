@@ -11,7 +11,7 @@ from quality_tables import SETTINGS, change, of_native
 from spans import Span
 from speed_tables import REGIMES, bare, deepest, ratio
 
-from xshare.spelling import meant_before
+from xshare.policy_text import meant_before
 
 Row = dict[str, Any]
 Table = tuple[list[str], list[list[str]]]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from xshare.cli.interrupted import counted, says_what_is_kept
 from xshare.cli.output import number_table, print_table, progress_bar, wide_console
-from xshare.engines.opening import moe_backends
+from xshare.engines.by_name import moe_backends
 from xshare.errors import XShareError
 from xshare.results import Results, Row, check_continued
 from xshare.results.columns import count_of

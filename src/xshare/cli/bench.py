@@ -8,9 +8,9 @@ from typing import Annotated, Any
 
 import typer
 
-from xshare.bench.equal import CLOSE, equals_of
-from xshare.bench.paired import NATIVE, Way, compare, control_of, protecting, variants, weighed
-from xshare.bench.rows import rows_of
+from xshare.bench.equal_experts import CLOSE, equals_of
+from xshare.bench.interleaved import NATIVE, Way, compare, control_of, protecting, variants, weighed
+from xshare.bench.summary import rows_of
 from xshare.bench.workload import Workload
 from xshare.cli import options as take
 from xshare.cli.interrupted import counted, says_what_is_kept
@@ -27,13 +27,13 @@ from xshare.cli.output import (
 from xshare.cli.prompts import asked_for
 from xshare.cli.protection import show_protection
 from xshare.engines.base import About, Engine
+from xshare.engines.by_name import open_engine
 from xshare.engines.client import Access
-from xshare.engines.opening import open_engine
 from xshare.errors import XShareError
 from xshare.policy import Policy
 from xshare.results import Results, Row, check_continued
 from xshare.results.columns import count_of
-from xshare.stairs import read_stairs
+from xshare.staircase import read_stairs
 from xshare.statistics import FEWEST, interval_mark, interval_names
 from xshare.version import __version__
 

@@ -9,25 +9,25 @@ from typing import Annotated
 import typer
 
 from xshare import models
-from xshare.bench.turns import in_turns
+from xshare.bench.speedups import in_turns
 from xshare.cli import options as take
 from xshare.cli.interrupted import says_what_is_kept
 from xshare.cli.output import number_table, print_table, progress_bar, wide_console
-from xshare.engines.opening import open_engine, open_large
+from xshare.engines.by_name import open_engine, open_large
 from xshare.errors import XShareError
 from xshare.files import check_writable
 from xshare.kernels.cpu.call import METHODS as COMPILED
-from xshare.law import WORTH, fit
+from xshare.latency_law import WORTH, fit
 from xshare.policy import RECOMMENDED, Policy
 from xshare.progress import Advance
-from xshare.quality.files import Task, built_in
-from xshare.quality.measure import Outcome, answer, ordered, row_of
-from xshare.report.words import PRESETS, named
+from xshare.quality.answering import Outcome, answer, ordered, row_of
+from xshare.quality.task_files import Task, built_in
+from xshare.report.labels import PRESETS, named
 from xshare.results import Results, Row
 from xshare.results.columns import count_of
 from xshare.statistics import interval_names
 from xshare.tasks import ASKED, LONGEST
-from xshare.tune.products import find_cliff, onednn
+from xshare.tune.cpu_products import find_cliff, onednn
 from xshare.workers import Workers
 
 TIMED = 8  # rows: with more, a loaded expert has so many that a CPU's matrix product takes longer than reading it

@@ -24,14 +24,14 @@ from xshare.cli.output import (
 from xshare.cli.prompts import asked_for
 from xshare.cli.protection import show_protection
 from xshare.engines.base import About, Engine
-from xshare.engines.opening import open_engine
+from xshare.engines.by_name import open_engine
 from xshare.errors import XShareError
 from xshare.policy import Policy
+from xshare.protected_share import spread
 from xshare.results import Results, Row, check_continued
-from xshare.shares import spread
 from xshare.tune.backends import Asked
+from xshare.tune.cpu_products import find_cliff
 from xshare.tune.doctor import FITS, Decoded, Examination, Way, examine, runs, verdict, waves
-from xshare.tune.products import find_cliff
 from xshare.tune.staircase import LEAST
 from xshare.version import __version__
 

@@ -8,7 +8,7 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-from xshare.cli.before import Command
+from xshare.cli.old_options import Command
 
 COMMANDS = ("bench", "demo", "doctor", "methods", "quality", "replay", "report", "tune", "trace", "watch")
 

@@ -1,4 +1,4 @@
-"""Options that several commands share: one name and one meaning each. Old spellings are in before.py."""
+"""Options that several commands share: one name and one meaning each. Old spellings are in old_options.py."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from xshare.engines.base import About
-from xshare.engines.opening import NAMES, default_engine
+from xshare.engines.by_name import NAMES, default_engine
 from xshare.errors import XShareError, shown
 from xshare.progress import Advance
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from xshare.errors import XShareError
 from xshare.files import is_file, named
 from xshare.results import sha256
-from xshare.trace.prompts import Prompt, read_prompts
+from xshare.trace.prompt_file import Prompt, read_prompts
 
 KEYWORDS = ("questions", "random")
 TOKENS = 64  # of a prompt that is made

@@ -23,17 +23,17 @@ from xshare.cli.output import (
 )
 from xshare.cli.protection import show_protected
 from xshare.engines.base import About, Engine
+from xshare.engines.by_name import open_engine
 from xshare.engines.client import Access
-from xshare.engines.opening import open_engine
 from xshare.errors import XShareError
 from xshare.files import is_file, named
 from xshare.policy import Policy
-from xshare.quality.files import Asked, built_in, read_tasks
+from xshare.quality.answering import ordered
+from xshare.quality.comparison import Study
 from xshare.quality.harness import harness_tasks, is_harness, mark
-from xshare.quality.measure import ordered
 from xshare.quality.protected import ProtectedStudy
-from xshare.quality.samples import Samples
-from xshare.quality.study import Study
+from xshare.quality.stored_answers import Samples
+from xshare.quality.task_files import Asked, built_in, read_tasks
 from xshare.results import Results, Row, check_continued, read_earlier, sha256
 from xshare.tasks import LONGEST
 from xshare.version import __version__

@@ -19,17 +19,17 @@ from xshare.cli.output import number_table, print_table, progress_bar, wide_cons
 from xshare.errors import PolicyError, XShareError
 from xshare.files import check_apart, read_whole
 from xshare.policy import Policy
+from xshare.report.labels import apart
 from xshare.report.plot import check_plot, plot_curve, plot_overlap, plot_tradeoff
-from xshare.report.words import apart
 from xshare.results import Row, check_replaced, provenance, write_result
 from xshare.results.columns import spelled_mean
 from xshare.trace import Batches, Trace, one_pass, overlap, sampled
 from xshare.trace import replay as replayed
-from xshare.trace.made_up import is_made_up, made_up
-from xshare.trace.packed import content_sha256
-from xshare.trace.ranks import replay_ranks
-from xshare.trace.rows import curve_rows, layer_rows, replay_row
-from xshare.trace.sample import Mix as Mixed
+from xshare.trace.batches import Mix as Mixed
+from xshare.trace.compressed import content_sha256
+from xshare.trace.random_routing import is_made_up, made_up
+from xshare.trace.replay_ranks import replay_ranks
+from xshare.trace.replay_rows import curve_rows, layer_rows, replay_row
 
 Mix = Literal["random", "mixed", "alike"]
 AS_TRACED: dict[Mix, Mixed] = {"random": "random", "mixed": "domain", "alike": "single"}  # as result files have it

@@ -10,7 +10,7 @@ import typer
 from xshare.cli.output import progress_bar
 from xshare.errors import XShareError
 from xshare.files import check_apart, check_writable, whole_file
-from xshare.report.read import read_folder
+from xshare.report.result_files import read_folder
 
 
 def report(

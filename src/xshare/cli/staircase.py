@@ -14,11 +14,11 @@ from xshare.bench.workload import Workload
 from xshare.cli.interrupted import counted, says_what_is_kept
 from xshare.cli.output import made_up, progress_bar, wide_console
 from xshare.engines.base import Engine
-from xshare.engines.opening import open_engine
+from xshare.engines.by_name import open_engine
 from xshare.errors import XShareError
 from xshare.policy import Policy
 from xshare.results import Results, Row, check_continued
-from xshare.stairs import WHERE
+from xshare.staircase import WHERE
 from xshare.tune.staircase import Staircase, Visit, climb, fill, filled, natively, rows_of
 from xshare.version import __version__
 

@@ -1,4 +1,4 @@
-"""`xshare trace import`, `show` and `load`; `xshare trace record` is in record.py."""
+"""`xshare trace import`, `show` and `load`; `xshare trace record` is in trace_record.py."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ import typer
 from rich.markup import escape
 
 from xshare.cli import options as take
-from xshare.cli.before import Command
+from xshare.cli.old_options import Command
 from xshare.cli.output import number_table, print_table, wide_console
-from xshare.cli.record import record_command
+from xshare.cli.trace_record import record_command
 from xshare.files import check_apart, check_writable
 from xshare.report.plot import check_plot, plot_load
 from xshare.results import check_replaced, provenance, write_result
 from xshare.trace import Trace, import_npz
-from xshare.trace.load import load_rows
-from xshare.trace.packed import content_sha256
+from xshare.trace.compressed import content_sha256
+from xshare.trace.expert_load import load_rows
 
 app = typer.Typer(
     name="trace",

@@ -21,14 +21,14 @@ from xshare.cli.output import (
     progress_bar,
     wide_console,
 )
-from xshare.engines.opening import open_engine
+from xshare.engines.by_name import open_engine
 from xshare.errors import XShareError
 from xshare.files import check_apart, check_writable
 from xshare.policy import Policy
 from xshare.profile import Weighed
-from xshare.quality.files import read_tasks
+from xshare.quality.task_files import read_tasks
 from xshare.results import Results, Row, check_continued, sha256
-from xshare.stairs import read_stairs
+from xshare.staircase import read_stairs
 from xshare.tasks import LONGEST
 from xshare.tune.candidate import front
 from xshare.tune.questions import Questions

@@ -17,7 +17,7 @@ from xshare.cli.interrupted import STOPPED
 from xshare.cli.output import wide_console
 from xshare.cli.watch_view import record, view
 from xshare.engines.client import Access, Http, ServerError
-from xshare.engines.watching import Between, Reading, read
+from xshare.engines.server_metrics import Between, Reading, read
 from xshare.errors import XShareError
 
 WINDOW = 10  # readings that a rate is taken over

@@ -10,10 +10,10 @@ from rich.table import Table
 from rich.text import Text
 
 from xshare.cli.output import number_table
-from xshare.engines.counting import Stats
-from xshare.engines.watching import Between
+from xshare.engines.counters import Stats
+from xshare.engines.server_metrics import Between
 from xshare.policy import Policy
-from xshare.report.words import named
+from xshare.report.labels import named
 
 AROUND = 13  # lines of a view that are not its layers, beside the reasons
 FEWEST = 4  # layers that are shown on any terminal

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Literal, Protocol
 
 from xshare.engines.chat import Messages
-from xshare.engines.counting import Stats
+from xshare.engines.counters import Stats
 from xshare.policy import Policy
 from xshare.progress import Advance, quiet
 

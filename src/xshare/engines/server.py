@@ -14,15 +14,15 @@ from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import Any
 
-from xshare.engines import remote
+from xshare.engines import remote_control as remote
 from xshare.engines.base import About, Answer, BeforeStep, Divergence, Run, leaving
 from xshare.engines.chat import Messages, turn
 from xshare.engines.client import Access, Http, ServerError, as_json
-from xshare.engines.counting import FIGURES, Stats, layer_numbers, since
-from xshare.engines.exposition import Sample, samples
+from xshare.engines.counters import FIGURES, Stats, layer_numbers, since
+from xshare.engines.prometheus_text import Sample, samples
 from xshare.policy import Policy
 from xshare.progress import Advance, quiet
-from xshare.stairs import Stairs
+from xshare.staircase import Stairs
 
 COUNTERS = ("vllm:spec_decode_num_draft_tokens_total", "vllm:spec_decode_num_accepted_tokens_total")
 

@@ -9,8 +9,8 @@ import numpy.typing as npt
 import torch
 
 from xshare.errors import LayoutError, PolicyError
+from xshare.kernels.control_words import Own, Word
 from xshare.kernels.limits import MAX_EXPERTS, MAX_ROWS, unsupported_policy
-from xshare.kernels.words import Own, Word
 from xshare.policy import Policy
 
 Array = npt.NDArray[np.int32]

@@ -12,15 +12,15 @@ from torch import Tensor
 
 from xshare.batch import Placement
 from xshare.errors import LayoutError, PolicyError
-from xshare.kernels import rows
+from xshare.kernels import row_votes as rows
 from xshare.kernels import selection as kernel
 from xshare.kernels.control import Control
-from xshare.kernels.halves import leave_message
+from xshare.kernels.control_words import Own
 from xshare.kernels.limits import DTYPES, THRESHOLDS, thresholds_of, unsupported_shape
 from xshare.kernels.plan import Plan, Scratch
 from xshare.kernels.refinement import reroute_rows
-from xshare.kernels.tables import Tables, no_tables
-from xshare.kernels.words import Own
+from xshare.kernels.routing_tables import Tables, no_tables
+from xshare.kernels.two_halves import leave_message
 from xshare.policy import Policy
 from xshare.router import RouterSpec
 

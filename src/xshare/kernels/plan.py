@@ -9,7 +9,7 @@ import torch
 import triton
 from torch import Tensor
 
-from xshare.kernels.words import Said
+from xshare.kernels.control_words import Said
 
 FEW_ROWS = 16
 

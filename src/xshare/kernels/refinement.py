@@ -6,9 +6,9 @@ the engine's ids and weights stay as they are.
 import triton
 import triton.language as tl
 
+from xshare.kernels.control_words import Word
 from xshare.kernels.ranking import first_of
-from xshare.kernels.rows import LOWEST_FLOAT, log_sigmoid
-from xshare.kernels.words import Word
+from xshare.kernels.row_votes import LOWEST_FLOAT, log_sigmoid
 
 GATE = tl.constexpr(int(Word.GATE))
 ABSENT = tl.constexpr(float("-inf"))

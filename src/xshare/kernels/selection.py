@@ -11,11 +11,20 @@ What changes from step to step is read from device memory (control.Control), so 
 import triton
 import triton.language as tl
 
-from xshare.kernels.columns import add_up, choose, leave_votes
-from xshare.kernels.halves import all_act, votes_of_all
-from xshare.kernels.rows import LOWEST_FLOAT, SIGMOID, SOFTMAX, addresses, as_rows, fold, read_rows, vote, votes
-from xshare.kernels.sorting import bits_set, leave_rows, marks_of, masked, top_inside, weigh, write_pairs, write_tables
-from xshare.kernels.words import Own, Word
+from xshare.kernels.column_choice import add_up, choose, leave_votes
+from xshare.kernels.control_words import Own, Word
+from xshare.kernels.expert_sorting import (
+    bits_set,
+    leave_rows,
+    marks_of,
+    masked,
+    top_inside,
+    weigh,
+    write_pairs,
+    write_tables,
+)
+from xshare.kernels.row_votes import LOWEST_FLOAT, SIGMOID, SOFTMAX, addresses, as_rows, fold, read_rows, vote, votes
+from xshare.kernels.two_halves import all_act, votes_of_all
 
 GATE, ROWS, REQUESTS, K0, MR, MG, ROUNDS, TOPK, POWER, PROTECTED, COST_TABLE, SAMPLE = (
     tl.constexpr(int(word)) for word in list(Word)[: Word.SAMPLE + 1]

@@ -18,7 +18,7 @@ from typing import Any
 
 from xshare.errors import shown
 from xshare.files import is_file, is_folder, named
-from xshare.quality.files import Asked, Task, TaskError
+from xshare.quality.task_files import Asked, Task, TaskError
 
 FEW_SHOTS = 1234  # the seed of the examples in a prompt, and the tokens of an answer, as the harness has them
 TOKENS = 256

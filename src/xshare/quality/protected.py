@@ -15,11 +15,11 @@ from typing import Any
 from xshare.engines.base import Engine, Run
 from xshare.policy import Policy
 from xshare.progress import Advance, quiet
-from xshare.quality.files import Asked
-from xshare.quality.measure import Outcome, prompts_of, row_of, tokens_of
-from xshare.quality.samples import Samples
+from xshare.protected_share import spread
+from xshare.quality.answering import Outcome, prompts_of, row_of, tokens_of
+from xshare.quality.stored_answers import Samples
+from xshare.quality.task_files import Asked
 from xshare.results import Results, Row
-from xshare.shares import spread
 
 MATES, HALF = "other mates", "half the batch"
 

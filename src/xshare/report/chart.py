@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+from xshare.report.axis import Axis, Scale
 from xshare.report.html import EMPTY, Html, join, tag
-from xshare.report.names import Spot, place
-from xshare.report.scale import Axis, Scale
-from xshare.report.words import Value
+from xshare.report.labels import Value
+from xshare.report.point_labels import Spot, place
 
 # In typographic points; small, so that text is still readable on a phone.
 WIDTH, HEIGHT = 374.0, 264.0

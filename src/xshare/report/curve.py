@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from xshare.report.axis import Axis
 from xshare.report.chart import Chart, Series
-from xshare.report.read import ResultFile
-from xshare.report.regime import Regime, by_regime
-from xshare.report.scale import Axis
-from xshare.report.words import Value, named, plain, value
+from xshare.report.conditions import Regime, by_regime
+from xshare.report.labels import Value, named, plain, value
+from xshare.report.result_files import ResultFile
 from xshare.results import Row
 from xshare.results.columns import number
 

@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
-from xshare.law import Law, fit
+from xshare.latency_law import Law, fit
+from xshare.report.axis import Axis
 from xshare.report.chart import Chart, Series
-from xshare.report.read import ResultFile
-from xshare.report.regime import by_regime, spelled
-from xshare.report.scale import Axis
-from xshare.report.words import Value, plain
+from xshare.report.conditions import by_regime, spelled
+from xshare.report.labels import Value, plain
+from xshare.report.result_files import ResultFile
 from xshare.results.columns import number
 
 WITHOUT = ("plain", "unused", "native")  # methods of rows without selection: its cost is not in their time

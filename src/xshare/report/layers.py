@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from xshare.report.axis import Axis
 from xshare.report.chart import COLOURS, Chart, Series
-from xshare.report.scale import Axis
-from xshare.report.words import named, plain
+from xshare.report.labels import named, plain
 from xshare.results import Row
 from xshare.results.columns import number
 

@@ -7,12 +7,12 @@ from typing import Any
 
 from xshare.progress import Advance, quiet
 from xshare.report import curve, law, layers, pareto, staircase
-from xshare.report.first import first
+from xshare.report.conditions import by_regime, spelled, spelled_all
+from xshare.report.first_screen import first
 from xshare.report.html import EMPTY, Html, join, tag
-from xshare.report.read import ResultFile
-from xshare.report.regime import by_regime, spelled, spelled_all
+from xshare.report.labels import BARS, titled
+from xshare.report.result_files import ResultFile
 from xshare.report.tables import file_table
-from xshare.report.words import BARS, titled
 from xshare.results import Row
 from xshare.version import __version__
 

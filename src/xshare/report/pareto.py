@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from xshare.report.axis import Axis
 from xshare.report.chart import Chart, Series
-from xshare.report.names import Spot
-from xshare.report.read import ResultFile
-from xshare.report.regime import Regime, by_regime, spelled
-from xshare.report.scale import Axis
-from xshare.report.words import Value, named, plain, value
+from xshare.report.conditions import Regime, by_regime, spelled
+from xshare.report.labels import Value, named, plain, value
+from xshare.report.point_labels import Spot
+from xshare.report.result_files import ResultFile
 from xshare.results import Row
 from xshare.results.columns import number
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from xshare.errors import XShareError
 from xshare.files import check_writable, whole_file
-from xshare.report.names import Spot, place
+from xshare.report.point_labels import Spot, place
 from xshare.results import Row
 from xshare.results.columns import spread
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from xshare.report.axis import Axis
 from xshare.report.chart import Chart, Series
-from xshare.report.names import Spot
-from xshare.report.read import STAIRS, ResultFile
-from xshare.report.regime import Regime, by_regime
-from xshare.report.scale import Axis
-from xshare.report.words import Value, plain, value
+from xshare.report.conditions import Regime, by_regime
+from xshare.report.labels import Value, plain, value
+from xshare.report.point_labels import Spot
+from xshare.report.result_files import STAIRS, ResultFile
 from xshare.results import Row
 from xshare.results.columns import count_of, number
-from xshare.stairs import StairsError, clear_edges, cost_of
+from xshare.staircase import StairsError, clear_edges, cost_of
 from xshare.statistics import interval_mark
 
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from xshare.report.html import EMPTY, Html, join, tag
-from xshare.report.read import ResultFile
-from xshare.report.words import POINTS, SHARES, named, span, titled
+from xshare.report.labels import POINTS, SHARES, named, span, titled
+from xshare.report.result_files import ResultFile
 from xshare.results import Row
 from xshare.results.columns import ENDS, count_of, ends, number
 from xshare.statistics import interval_names

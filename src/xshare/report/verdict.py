@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from xshare.law import WORTH
-from xshare.report.settings import Choice, Setting
-from xshare.report.words import more, named, percent, points, within
+from xshare.latency_law import WORTH
+from xshare.report.known_policies import Choice, Setting
+from xshare.report.labels import more, named, percent, points, within
 
 LIMIT = 2.0  # points that a recommended policy may lose
 FASTER = f"{100 * (WORTH - 1):.0f} % faster"

@@ -1,7 +1,7 @@
 """Result files: `{"provenance": {...}, "rows": [flat records]}`, the one form every table and plot is made from."""
 
 from xshare.results.file import Row, as_meant, check_replaced, sha256, write_result
-from xshare.results.growing import Results, check_continued, read_earlier
+from xshare.results.resumable import Results, check_continued, read_earlier
 from xshare.results.stamp import provenance
 
 __all__ = [

@@ -9,7 +9,7 @@ from typing import Any
 
 from xshare.errors import XShareError
 from xshare.files import check_writable, whole_file
-from xshare.spelling import meant_before
+from xshare.policy_text import meant_before
 
 Row = dict[str, Any]
 FORMAT = 2  # of what is written: since 2, a policy without a score votes with a row's own weights

@@ -31,7 +31,7 @@ from torch import Tensor
 from xshare.errors import RouterError, TraceError
 from xshare.files import is_file, named, whole_file
 from xshare.router import RouterSpec
-from xshare.trace.packed import is_packed, packed, plain_file
+from xshare.trace.compressed import is_packed, packed, plain_file
 
 HEADER_KEY = "xshare_trace"
 TENSORS = ("lengths", "experts", "weights", "logits", "correction_bias")

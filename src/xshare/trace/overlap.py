@@ -9,8 +9,8 @@ from torch import Tensor
 from xshare.errors import TraceError
 from xshare.results import Row
 from xshare.statistics import interval
+from xshare.trace.batches import Ints, domains
 from xshare.trace.file import Trace
-from xshare.trace.sample import Ints, domains
 
 PAIRS = ("consecutive", "same domain", "different domains")
 

@@ -15,11 +15,11 @@ from xshare.errors import PolicyError
 from xshare.kernels import cpu
 from xshare.methods import Native, Step, decide_routing
 from xshare.policy import Policy
+from xshare.protected_share import spread
 from xshare.router import ABSENT
 from xshare.routing import Report, apply, check_policy, fit, guard, prepare, report, routed
-from xshare.shares import spread
+from xshare.trace.batches import Batches
 from xshare.trace.file import Trace
-from xshare.trace.sample import Batches
 
 METRICS = ("active", "active_native", "mass", "mass_shared", "below_half", "smallest_kept", "top1_kept", "max_load")
 

@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 from multiprocessing import get_context
 from typing import Any
 
-from xshare.bench.paired import Way, compare, control_of, variants
-from xshare.bench.rows import rows_of
+from xshare.bench.interleaved import Way, compare, control_of, variants
+from xshare.bench.summary import rows_of
 from xshare.bench.workload import Workload
 from xshare.engines.base import Engine
-from xshare.engines.opening import open_engine
+from xshare.engines.by_name import open_engine
 from xshare.policy import Policy
 from xshare.progress import quiet
 from xshare.results import Row

@@ -17,10 +17,10 @@ from torch import Tensor
 
 from xshare.engines.base import Engine, Run
 from xshare.errors import XShareError
-from xshare.law import WORTH, Law, fit
+from xshare.latency_law import WORTH, Law, fit
 from xshare.policy import Policy
 from xshare.progress import Advance
-from xshare.shares import spread
+from xshare.protected_share import spread
 from xshare.statistics import median_interval
 
 FITS = 0.5  # of the steps' variance that a law must explain to be one

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from xshare.quality.files import Task, nano_prompt
-from xshare.quality.measure import ordered
+from xshare.quality.answering import ordered
+from xshare.quality.task_files import Task, nano_prompt
 from xshare.tasks import ASKED, held_out_questions
 from xshare.tune.search import span
 

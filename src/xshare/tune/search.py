@@ -19,9 +19,9 @@ from typing import Literal
 
 from xshare.engines.base import Engine
 from xshare.progress import Advance, quiet
-from xshare.quality.files import Task, TaskError
-from xshare.quality.measure import answer
+from xshare.quality.answering import answer
 from xshare.quality.paired import Paired, bounds, needed, paired
+from xshare.quality.task_files import Task, TaskError
 from xshare.tune.candidate import Candidate
 
 CHANCE = 0.05  # that one of all policies is said to hold and does not

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from xshare.bench.sample import measure, warm
+from xshare.bench.run_record import measure, warm
 from xshare.bench.workload import Workload
 from xshare.engines.base import Engine
 from xshare.progress import Advance, quiet

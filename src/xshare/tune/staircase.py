@@ -24,7 +24,7 @@ from xshare.errors import XShareError
 from xshare.policy import Policy
 from xshare.progress import Advance, quiet
 from xshare.results import Row
-from xshare.stairs import StairsError, clear_edges, cost_of
+from xshare.staircase import StairsError, clear_edges, cost_of
 from xshare.statistics import median_interval
 
 # Of a visit, and how many of them do not count: an engine schedules a step ahead, and counts experts after a change.

@@ -14,9 +14,9 @@ from xshare.profile import Profile, Weighed
 from xshare.progress import Advance
 from xshare.results import Results, Row, provenance
 from xshare.statistics import median_interval, share_interval
-from xshare.tune.before import as_today
 from xshare.tune.candidate import Candidate, front
 from xshare.tune.doctor import Decoded, Examination, examine, runs, waves
+from xshare.tune.old_samples import as_today
 from xshare.tune.questions import Questions
 from xshare.tune.scan import Scan
 from xshare.tune.search import Round, Search, Tried

@@ -3,7 +3,7 @@ from importlib import metadata
 import pytest
 
 from xshare import models
-from xshare.models.untied import untied
+from xshare.models.untied_output import untied
 
 
 def pytest_collection_modifyitems(items):

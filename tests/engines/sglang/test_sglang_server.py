@@ -11,12 +11,12 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from scheduling import ARGUMENTS
+from sglang_probes import ARGUMENTS
 
+from xshare.engines.by_name import open_engine
 from xshare.engines.client import Http, ServerError
-from xshare.engines.opening import open_engine
 from xshare.policy import Policy
-from xshare.quality.files import built_in
+from xshare.quality.task_files import built_in
 
 pytestmark = [pytest.mark.engine, pytest.mark.sglang]
 PRUNED, CONTROL = Policy.parse("k0=0,m=4"), Policy.parse("k0=1,m=64")

@@ -6,11 +6,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from scheduling import InProcess, check
+from sglang_probes import InProcess, check
 
 import xshare
 from xshare.engines.serving.settings import SettingsError
-from xshare.quality.files import built_in
+from xshare.quality.task_files import built_in
 
 pytestmark = [pytest.mark.engine, pytest.mark.sglang]
 PRUNED, HARD = "k0=1,m=8", "k0=0,m=4"
@@ -263,8 +263,8 @@ def test_routers_with_a_bias_and_groups_are_replaced(engine, groups):
     """SGLang's own TopK, as DeepSeek-V3's layers have it."""
     from sglang.srt.layers.moe.topk import TopK
 
-    from xshare.engines.serving.building import build_state
-    from xshare.engines.serving.sizes import Sizes
+    from xshare.engines.serving.build_state import build_state
+    from xshare.engines.serving.step_sizes import Sizes
     from xshare.engines.sglang.layer import make_layers
     from xshare.engines.sglang.routers import router_of
     from xshare.engines.sglang.site import Site

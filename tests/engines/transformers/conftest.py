@@ -5,7 +5,7 @@ import pytest
 if importlib.util.find_spec("transformers") is None:
     collect_ignore_glob = ["test_*.py"]
 else:
-    from tiny import make
+    from tiny_models import make
 
     @pytest.fixture(scope="session")
     def tiny():

@@ -6,9 +6,9 @@ import sys
 
 import pytest
 import torch
-from tiny import KINDS, generate, num_experts, prompts
+from model_probes import check, watched
+from tiny_models import KINDS, generate, num_experts, prompts
 from transformers import CompileConfig
-from watching import check, watched
 
 import xshare
 

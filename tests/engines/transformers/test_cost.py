@@ -1,17 +1,17 @@
 """A staircase at work on a live model: every step weighs what so many experts cost in steps of its rows."""
 
 import pytest
-import staircases
+import staircase_files
 import torch
-from tiny import generate, num_experts, prompts
-from watching import check, dense, watched
+from model_probes import check, dense, watched
+from tiny_models import generate, num_experts, prompts
 
 import xshare
 from xshare.engines.transformers import layer as engine
 from xshare.engines.transformers.routers import find, where
 from xshare.errors import PolicyError
 from xshare.policy import Policy
-from xshare.stairs import StairsError, read_stairs
+from xshare.staircase import StairsError, read_stairs
 
 EDGES = {3: (5, 9), 5: (7, 12), 8: (6, 10, 14)}
 POLICIES = ["k0=0,lam=0.3,p=2", "k0=1,m=1", "k0=2,m=0", "k0=0,rho=0.6"]
@@ -19,7 +19,7 @@ POLICIES = ["k0=0,lam=0.3,p=2", "k0=1,m=1", "k0=2,m=0", "k0=0,rho=0.6"]
 
 @pytest.fixture
 def file(tiny, tmp_path):
-    return staircases.write(tmp_path / "stairs.json", where(*with_routers(tiny("qwen3"))), EDGES)
+    return staircase_files.write(tmp_path / "stairs.json", where(*with_routers(tiny("qwen3"))), EDGES)
 
 
 def with_routers(model):
@@ -100,7 +100,7 @@ def test_the_staircase_of_another_place_is_refused(tiny, file, tmp_path):
         ({"device": "cuda:0"}, "was measured with device 'cuda:0', and here it is 'cpu'"),
         ({"config": "another"}, "was measured with config 'another'"),
     ):
-        path = staircases.write(tmp_path / "other.json", where(*with_routers(model)) | other, EDGES)
+        path = staircase_files.write(tmp_path / "other.json", where(*with_routers(model)) | other, EDGES)
         with pytest.raises(StairsError, match=said):
             xshare.apply(model, "k0=1", cost=path)
     with pytest.raises(StairsError, match="was measured with layers 2, and here it is 1"):

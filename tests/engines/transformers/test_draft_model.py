@@ -4,15 +4,15 @@ import copy
 
 import pytest
 import torch
-from tiny import make
+from tiny_models import make
 
 import xshare
 from xshare import Policy
-from xshare.engines.opening import open_engine
+from xshare.engines.by_name import open_engine
 from xshare.engines.transformers.decode import decode, read, read_prompts
 from xshare.engines.transformers.engine import TransformersEngine
-from xshare.engines.transformers.forced import Texts, diverge, in_turn, texts
 from xshare.engines.transformers.layer import FIGURES
+from xshare.engines.transformers.teacher_forcing import Texts, diverge, in_turn, texts
 from xshare.errors import ModelError
 from xshare.models.loading import load
 

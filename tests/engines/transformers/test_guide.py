@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 import torch
-from tiny import prompts
+from tiny_models import prompts
 
 GUIDE = Path(__file__).parents[3] / "docs" / "transformers.md"
 

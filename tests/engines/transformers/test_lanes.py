@@ -3,13 +3,13 @@
 import pytest
 import torch
 
-from xshare.engines.opening import open_engine
-from xshare.engines.transformers.passes import Pass
-from xshare.engines.transformers.places import Places
+from xshare.engines.by_name import open_engine
+from xshare.engines.transformers.forward_pass import Pass
+from xshare.engines.transformers.step_rows import Places
 from xshare.errors import ModelError
 from xshare.policy import Policy
-from xshare.quality.files import built_in, nano_prompt
-from xshare.quality.measure import prompts_of
+from xshare.quality.answering import prompts_of
+from xshare.quality.task_files import built_in, nano_prompt
 from xshare.tasks import ASKED, TRAINED, held_out_questions
 
 FIGURES = ("experts_native", "experts_active", "mass_kept")

@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from tiny import generate, prompts
-from watching import watched
+from model_probes import watched
+from tiny_models import generate, prompts
 
 import xshare
 from xshare.errors import LayoutError

@@ -4,10 +4,10 @@ import json
 
 import pytest
 import torch
-from tiny import make
+from model_probes import watched
+from tiny_models import make
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
-from watching import watched
 
 import xshare
 from xshare.cli import main

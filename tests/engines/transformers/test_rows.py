@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from tiny import generate, make, prompts
-from watching import check, watched
+from model_probes import check, watched
+from tiny_models import generate, make, prompts
 
 import xshare
 

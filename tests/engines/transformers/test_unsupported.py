@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from tiny import generate, make, prompts
+from tiny_models import generate, make, prompts
 
 import xshare
 

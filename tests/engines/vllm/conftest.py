@@ -3,9 +3,9 @@ import json
 import signal
 
 import pytest
-import staircases
-from models import cleaned_up, engine, make
-from serving import KEY, Server
+import staircase_files
+from real_server import KEY, Server
+from tiny_vllm_models import cleaned_up, engine, make
 
 from xshare.profile import model_hash
 
@@ -49,7 +49,7 @@ def stairs(small, tmp_path_factory):
     config = model_hash(json.loads((small / "config.json").read_text()))
     where = {"engine": "vllm", "device": "cpu", "dtype": "float32", "experts": 16, "top_k": 4, "layers": 2}
     path = tmp_path_factory.mktemp("stairs") / "stairs.json"
-    return staircases.write(path, where | {"config": config, "tensor_parallel": 1}, {1: (6, 11)})
+    return staircase_files.write(path, where | {"config": config, "tensor_parallel": 1}, {1: (6, 11)})
 
 
 @pytest.fixture(scope="session")

@@ -1,9 +1,9 @@
 """torch.compile traces vLLM's layers on a CPU: selection must be what it is without."""
 
 import pytest
-from models import generate, prompts
+from tiny_vllm_models import generate, prompts
 
-from xshare.engines.serving.reference import ReferenceSelector
+from xshare.engines.serving.cpu_selector import ReferenceSelector
 
 pytestmark = pytest.mark.engine
 

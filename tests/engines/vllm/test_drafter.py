@@ -1,7 +1,7 @@
 from types import SimpleNamespace
 
 from xshare.engines.vllm.drafter import FixedDrafter
-from xshare.engines.vllm.dummy import BLOCK
+from xshare.engines.vllm.dummy_weights import BLOCK
 
 
 def drafter(length=3, vocab=1000, seed=0):

@@ -1,8 +1,8 @@
 """Speculative decoding in the real engine: a request's drafts are its own rows, and its budget is its own."""
 
 import pytest
-from models import generate, prompts
-from recording import Recorder, check
+from engine_probes import Recorder, check
+from tiny_vllm_models import generate, prompts
 
 pytestmark = pytest.mark.engine
 

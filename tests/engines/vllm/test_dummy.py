@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from shaping import TOP_K, distinct, shared
+from expert_counts import TOP_K, distinct, shared
 from torch import nn
 
-from xshare.engines.vllm.dummy import BLOCK, MARGIN, Filler, Role, Weights
+from xshare.engines.vllm.dummy_weights import BLOCK, MARGIN, Filler, Role, Weights
 
 D, VOCAB, N = 512, 16 * BLOCK, 128
 

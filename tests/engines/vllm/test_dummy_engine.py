@@ -6,10 +6,10 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from models import dtype_of, prepared
-from shaping import TOP_K, distinct, shared
+from expert_counts import TOP_K, distinct, shared
+from tiny_vllm_models import dtype_of, prepared
 
-from xshare.engines.vllm.dummy import BLOCK, LOAD_FORMAT
+from xshare.engines.vllm.dummy_weights import BLOCK, LOAD_FORMAT
 
 pytestmark = pytest.mark.engine
 
@@ -66,7 +66,7 @@ def engine(tmp_path_factory):
         from vllm.distributed import cleanup_dist_env_and_memory
         from vllm.model_executor.model_loader import get_model_loader
 
-        from xshare.engines.vllm.dummy import register_dummy_loader
+        from xshare.engines.vllm.dummy_weights import register_dummy_loader
 
         prepared()
         register_dummy_loader()

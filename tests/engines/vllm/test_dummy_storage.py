@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from xshare.engines.vllm.dummy import BLOCK, FP4_RMS, Filler, Role, Weights
+from xshare.engines.vllm.dummy_weights import BLOCK, FP4_RMS, Filler, Role, Weights
 
 VOCAB = 16 * BLOCK
 

@@ -3,11 +3,11 @@
 import json
 
 import pytest
-import staircases
-from checking import PRUNED, assert_compared, bench, checked
-from models import cleaned_up, prepared
+import staircase_files
+from engine_contract import PRUNED, assert_compared, bench, checked
+from tiny_vllm_models import cleaned_up, prepared
 
-from xshare.engines.opening import moe_backends, open_engine
+from xshare.engines.by_name import moe_backends, open_engine
 from xshare.engines.serving.settings import SettingsError
 from xshare.errors import ModelError, PolicyError
 from xshare.policy import Policy
@@ -64,7 +64,9 @@ def test_in_process(small):
 def test_opened_with_a_staircase(small, tmp_path):
     config = model_hash(json.loads((small / "config.json").read_text()))
     where = {"engine": "vllm", "device": "cpu", "dtype": "float32", "experts": 16, "top_k": 4, "layers": 2}
-    path = staircases.write(tmp_path / "s.json", where | {"config": config, "tensor_parallel": 1}, {4: (7, 11, 14)})
+    path = staircase_files.write(
+        tmp_path / "s.json", where | {"config": config, "tensor_parallel": 1}, {4: (7, 11, 14)}
+    )
     prepared()
     cleaned_up()
     engine = open_engine("vllm", str(small), options=OPTIONS, cost=path)

@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from kinds import KINDS
-from models import dtype_of, prompts
-from recording import Recorder, dense, tolerance
+from engine_probes import Recorder, dense, tolerance
+from model_kinds import KINDS
+from tiny_vllm_models import dtype_of, prompts
 
 from xshare.engines.serving.settings import SettingsError
 from xshare.engines.vllm.protection import SALT, RequestError

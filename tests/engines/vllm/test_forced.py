@@ -7,18 +7,18 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from models import cleaned_up, prepared
+from tiny_vllm_models import cleaned_up, prepared
 from typer.testing import CliRunner
 
 from xshare.cli import app
+from xshare.engines.by_name import open_engine
 from xshare.engines.gates import Tally
-from xshare.engines.opening import open_engine
 from xshare.engines.serving.settings import Settings
-from xshare.engines.serving.sizes import Sizes
 from xshare.engines.serving.state import State
 from xshare.engines.serving.step import Step
-from xshare.engines.vllm.forced import KEY, Forcing, Row
+from xshare.engines.serving.step_sizes import Sizes
 from xshare.engines.vllm.runner import _reading_v2
+from xshare.engines.vllm.teacher_forcing import KEY, Forcing, Row
 from xshare.policy import Policy
 
 pytestmark = pytest.mark.engine
@@ -74,7 +74,7 @@ def test_a_policy_is_measured_as_in_transformers(vllm, prompts, engine):
 
 def test_a_large_vocabulary_is_compared_in_parts_and_whole(vllm, prompts, monkeypatch):
     whole = forced(vllm, PRUNED, prompts)
-    monkeypatch.setattr("xshare.engines.vllm.forced.AT_ONCE", 3 * 3072)  # three rows: the last part is smaller
+    monkeypatch.setattr("xshare.engines.vllm.teacher_forcing.AT_ONCE", 3 * 3072)  # three rows: the last part is smaller
     parts = forced(vllm, PRUNED, prompts)
     assert (parts.tokens, parts.same) == (whole.tokens, whole.same)
     assert parts.kl == pytest.approx(whole.kl, rel=1e-9)

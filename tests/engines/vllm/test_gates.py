@@ -7,8 +7,8 @@ from collections import Counter
 
 import pytest
 import torch
-from models import cleaned_up, generate, prompts
-from recording import Recorder, check, runner_of
+from engine_probes import Recorder, check, runner_of
+from tiny_vllm_models import cleaned_up, generate, prompts
 
 from xshare.errors import PolicyError
 from xshare.profile import Profile, ProfileError, model_hash

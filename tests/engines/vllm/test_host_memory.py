@@ -10,9 +10,9 @@ from torch import nn
 from xshare.batch import Placement
 from xshare.engines.gates import Gates
 from xshare.engines.serving.state import State
+from xshare.engines.vllm.expert_bytes import in_host_memory
 from xshare.engines.vllm.runner import say_where_experts_are
 from xshare.engines.vllm.site import Site
-from xshare.engines.vllm.weights import in_host_memory
 from xshare.router import RouterSpec
 
 pytestmark = pytest.mark.engine

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 import torch
-from kinds import KINDS
-from models import dtype_of, generate, prompts
-from recording import Recorder, check, check_coverage, dense, tolerance
+from engine_probes import Recorder, check, check_coverage, dense, tolerance
+from model_kinds import KINDS
+from tiny_vllm_models import dtype_of, generate, prompts
 
 import xshare
 

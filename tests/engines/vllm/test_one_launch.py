@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from sorted_rows import TILES, chosen, tables_of
+from sorted_rows_oracle import TILES, chosen, tables_of
 
 from xshare import RouterSpec
 
@@ -15,7 +15,7 @@ from xshare.engines.vllm.hooks import Route
 from xshare.engines.vllm.one_launch import StandIn, aligned, as_asked, parts, same, why_not
 from xshare.kernels.launch import FusedSelection
 from xshare.kernels.plan import Plan
-from xshare.kernels.tables import Tables
+from xshare.kernels.routing_tables import Tables
 
 
 def module():

@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from forking import forked
-from models import cleaned_up, generate, prompts
+from forked_workers import forked
+from tiny_vllm_models import cleaned_up, generate, prompts
 
 import xshare
 
@@ -24,7 +24,7 @@ def llm(checkpoint, started):
             tensor_parallel_size=2,
             enable_expert_parallel=True,
             distributed_executor_backend="mp",
-            worker_extension_cls="parallel.Watched",
+            worker_extension_cls="expert_parallel_worker.Watched",
         )
         found.collective_rpc("watch")
         yield found

@@ -1,31 +1,31 @@
 """Data parallelism over two ranks, with expert parallelism: one set for the rows of both, whatever each does."""
 
 import pytest
-import scenes
-from ranked import run_ranks
+import rank_scenes
+from rank_processes import run_ranks
 
 import xshare
 
 pytestmark = pytest.mark.engine
 
 ROUTER, PLACEMENT = xshare.RouterSpec.softmax(top_k=4), xshare.Placement.contiguous(32, 2)
-POLICIES = (scenes.PRUNED, "k0=1,mr=1", "k0=1,mg=6", "rho=0.6")
+POLICIES = (rank_scenes.PRUNED, "k0=1,mr=1", "k0=1,mg=6", "rho=0.6")
 OPTIONS = {"enable_expert_parallel": True}
 
 
 @pytest.fixture(scope="module")
 def native(checkpoint):
-    return run_ranks(2, scenes.native, checkpoint("qwen3"), OPTIONS)
+    return run_ranks(2, rank_scenes.native, checkpoint("qwen3"), OPTIONS)
 
 
 @pytest.fixture(scope="module")
 def ranks(checkpoint):
-    return run_ranks(2, scenes.pruned, checkpoint("qwen3"), OPTIONS, POLICIES)
+    return run_ranks(2, rank_scenes.pruned, checkpoint("qwen3"), OPTIONS, POLICIES)
 
 
 def decisions(ranks, scene):
     """By step and layer; every rank has come to every one."""
-    found = scenes.together([rank[scene][1] for rank in ranks])
+    found = rank_scenes.together([rank[scene][1] for rank in ranks])
     assert all(len(each) == 2 for each in found.values())
     return found
 
@@ -43,7 +43,7 @@ def test_all_ranks_have_the_set_of_all_their_rows(ranks, native, policy):
         assert len(sets) == sum(rank.voted for rank in each.values())
         both += len(sets) == 2
         for S in sets:
-            assert scenes.wanted(each, ROUTER, xshare.Policy.parse(policy), PLACEMENT) == S
+            assert rank_scenes.wanted(each, ROUTER, xshare.Policy.parse(policy), PLACEMENT) == S
     assert both >= 8
     assert any(ranks[rank][policy][0] != native[rank]["plain"] for rank in range(2))
 
@@ -56,7 +56,7 @@ def test_requests_that_come_and_go_on_one_rank_lose_nobody(ranks):
     for each in decisions(ranks, "busy").values():
         kinds.add(tuple(each[rank].S is not None for rank in range(2)))
         for S in (rank.S for rank in each.values() if rank.S is not None):
-            assert scenes.wanted(each, ROUTER, policy, PLACEMENT) == S
+            assert rank_scenes.wanted(each, ROUTER, policy, PLACEMENT) == S
     # Rank 1 idles or reads prompts while rank 0 goes on; both decode; both read.
     assert kinds == {(True, False), (True, True), (False, False)}
 
@@ -69,7 +69,7 @@ def test_a_change_acts_when_all_ranks_have_it(ranks):
         sets = [rank.S for rank in voting if rank.S is not None]
         assert not sets or (len(sets) == len(voting) and sets.count(sets[0]) == len(sets))
         if sets:
-            followed.append([scenes.wanted(each, ROUTER, policy, PLACEMENT) for policy in policies].index(sets[0]))
+            followed.append([rank_scenes.wanted(each, ROUTER, policy, PLACEMENT) for policy in policies].index(sets[0]))
     assert followed == sorted(followed)
     assert set(followed) == {0, 1}
     for rank in ranks:
@@ -88,5 +88,5 @@ def test_figures_count_the_set_of_all_ranks(ranks):
 
 
 def test_a_rank_that_dies_ends_the_others(checkpoint):
-    error, _ = run_ranks(2, scenes.dying, checkpoint("qwen3"), OPTIONS, leaving=(1,))
+    error, _ = run_ranks(2, rank_scenes.dying, checkpoint("qwen3"), OPTIONS, leaving=(1,))
     assert "remote worker" in error  # gloo's word for a connection that was closed or reset

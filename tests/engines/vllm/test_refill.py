@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from models import dtype_of, generate
+from tiny_vllm_models import dtype_of, generate
 from torch import nn
 
-from xshare.engines.vllm.dummy import BLOCK, DRAFT_GROWTH, GROWTH, Filler, Weights, refill
-from xshare.engines.vllm.roles import Role
+from xshare.engines.vllm.dummy_roles import Role
+from xshare.engines.vllm.dummy_weights import BLOCK, DRAFT_GROWTH, GROWTH, Filler, Weights, refill
 
 sys.path.append(str(Path(__file__).resolve().parents[3] / "benchmarks"))
 shapes = importlib.import_module("shapes")

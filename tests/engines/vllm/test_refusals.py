@@ -3,7 +3,7 @@
 from types import SimpleNamespace
 
 import pytest
-from models import generate, prompts
+from tiny_vllm_models import generate, prompts
 
 from xshare.engines.serving.settings import SettingsError
 from xshare.engines.vllm.settings import settings_of
@@ -290,7 +290,7 @@ def test_layers_are_counted_from_zero_and_must_be_there(checkpoint, started):
 
 def unknown_second_layer(monkeypatch):
     """As if the model's second MoE layer had a router that nobody knows."""
-    import xshare.engines.vllm.finding as finding
+    import xshare.engines.vllm.find_layers as finding
 
     routers, known = [], finding.router_of
 

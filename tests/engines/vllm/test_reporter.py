@@ -10,7 +10,8 @@ import pytest
 
 pytest.importorskip("prometheus_client")
 
-from xshare.engines.vllm import own_folder, reporter
+from xshare.engines.vllm import private_folder as own_folder
+from xshare.engines.vllm import reporter
 
 SNAPSHOT = {"policy": "k0=1", "on": True, "cost": False, "steps_pruned": 7, "steps_bypassed": {}, "pid": os.getpid()}
 

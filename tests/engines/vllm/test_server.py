@@ -13,14 +13,14 @@ import time
 from types import SimpleNamespace
 
 import pytest
-from checking import BENCH, PLAIN, PRUNED, assert_compared, bench, checked
-from models import monolithic
-from serving import command, environment
+from engine_contract import BENCH, PLAIN, PRUNED, assert_compared, bench, checked
+from real_server import command, environment
+from tiny_vllm_models import monolithic
 from typer.testing import CliRunner
 
 from xshare.cli import app
+from xshare.engines.by_name import open_engine
 from xshare.engines.client import ServerError
-from xshare.engines.opening import open_engine
 from xshare.policy import Policy
 
 pytestmark = [pytest.mark.engine, pytest.mark.usefixtures("key")]

@@ -10,11 +10,11 @@ import signal
 import time
 from pathlib import Path
 
-import killing
+import killed_command
 import pytest
 import yaml
-from fronts import certificate, tls_before  # noqa: F401
-from serving import KEY
+from real_server import KEY
+from tls_and_proxy import certificate, tls_before  # noqa: F401
 from typer.testing import CliRunner
 
 from xshare.cli import app
@@ -102,7 +102,7 @@ def test_live_on_a_terminal_until_ctrl_c(served):
     if child == 0:
         try:  # whatever happens, the tests go on in the parent alone
             os.environ["TERM"] = "xterm"
-            killing.run(words, None)
+            killed_command.run(words, None)
         except SystemExit as end:
             os._exit(end.code)
         finally:

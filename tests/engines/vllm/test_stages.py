@@ -1,10 +1,10 @@
 """Pipeline parallelism: each stage acts on its own layers, all on the same steps. Layers have the model's numbers."""
 
 import pytest
-from forking import forked
-from models import cleaned_up, generate, prompts
+from forked_workers import forked
+from tiny_vllm_models import cleaned_up, generate, prompts
 
-from xshare.engines.counting import over_workers
+from xshare.engines.counters import over_workers
 from xshare.engines.vllm.settings import SettingsError
 
 pytestmark = [pytest.mark.engine, pytest.mark.usefixtures("time_limit")]
@@ -28,7 +28,7 @@ def start(checkpoint, started):
                 None if xshare is None else ALL | xshare,
                 pipeline_parallel_size=2,
                 distributed_executor_backend="mp",
-                worker_extension_cls="parallel.Watched",
+                worker_extension_cls="expert_parallel_worker.Watched",
             )
         running.append(found)
         found.collective_rpc("make_room")

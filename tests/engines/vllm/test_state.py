@@ -9,16 +9,16 @@ import torch
 
 from xshare.engines.gates import Tally
 from xshare.engines.serving.settings import SettingsError
-from xshare.engines.serving.sizes import Sizes
 from xshare.engines.serving.state import State
 from xshare.engines.serving.step import Step
+from xshare.engines.serving.step_sizes import Sizes
 from xshare.engines.vllm.protection import Protection, RequestError, check_admitted, check_request
 from xshare.engines.vllm.runner import _reading_v2
 from xshare.engines.vllm.settings import settings_of
 from xshare.kernels.control import Control
+from xshare.kernels.control_words import Word
 from xshare.kernels.limits import MAX_ROWS
-from xshare.kernels.words import Word
-from xshare.stairs import Stairs
+from xshare.staircase import Stairs
 
 GRID = [1, 2, 4, *range(8, 257, 8), *range(272, 513, 16)]  # what vLLM captures by default
 

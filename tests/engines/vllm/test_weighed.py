@@ -4,10 +4,10 @@ import json
 import logging
 
 import pytest
-import staircases
+import staircase_files
 import torch
-from models import generate, prompts
-from recording import Recorder, check
+from engine_probes import Recorder, check
+from tiny_vllm_models import generate, prompts
 
 import xshare
 from xshare.engines.serving.settings import SettingsError
@@ -15,7 +15,7 @@ from xshare.engines.vllm.settings import settings_of
 from xshare.engines.vllm.stat_logger import Figures
 from xshare.errors import XShareError
 from xshare.profile import Profile, model_hash
-from xshare.stairs import StairsError, read_stairs
+from xshare.staircase import StairsError, read_stairs
 
 pytestmark = pytest.mark.engine
 
@@ -35,7 +35,7 @@ def place_of(folder, **other):
 @pytest.fixture(scope="module")
 def file(checkpoint, tmp_path_factory):
     path = tmp_path_factory.mktemp("stairs") / "stairs.json"
-    return staircases.write(path, place_of(checkpoint("qwen3")), EDGES)
+    return staircase_files.write(path, place_of(checkpoint("qwen3")), EDGES)
 
 
 def key(file, policy="k0=1,m=2"):
@@ -183,7 +183,7 @@ def one_sentence(error):
 )
 def test_the_staircase_of_another_place_is_refused(checkpoint, started, tmp_path, other, sentence):
     edges = {8: (6, 11)}
-    path = staircases.write(tmp_path / "other.json", place_of(checkpoint("qwen3"), **other), edges)
+    path = staircase_files.write(tmp_path / "other.json", place_of(checkpoint("qwen3"), **other), edges)
     with pytest.raises(StairsError, match=sentence) as error:
         started(checkpoint("qwen3"), key(path))
     one_sentence(error)
@@ -224,7 +224,7 @@ def test_a_wrong_setting_is_one_sentence(given, sentence):
 def test_layers_of_different_sizes_share_no_table():
     from types import SimpleNamespace
 
-    from xshare.engines.vllm.place import where
+    from xshare.engines.vllm.staircase_conditions import where
 
     model = SimpleNamespace(dtype=torch.float32, hf_text_config={})
     config = SimpleNamespace(

@@ -8,11 +8,11 @@ import torch
 from torch import nn
 
 from xshare.engines.gates import Tally
-from xshare.engines.serving.sizes import Sizes
 from xshare.engines.serving.state import State
 from xshare.engines.serving.step import Step
+from xshare.engines.serving.step_sizes import Sizes
+from xshare.engines.vllm.expert_bytes import backend, expert_bytes
 from xshare.engines.vllm.settings import settings_of
-from xshare.engines.vllm.weights import backend, expert_bytes
 
 EXPERTS, HIDDEN, WIDTH = 4, 64, 96
 WEIGHTS = 3 * HIDDEN * WIDTH

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from xshare.engines.counting import FIGURES, PROTECTED
-from xshare.engines.serving.alike import Alike
+from xshare.engines.counters import FIGURES, PROTECTED
+from xshare.engines.serving.layer_buffers import Alike
 from xshare.engines.serving.step import Array
 
 SAMPLED = tuple(name for name in FIGURES if name not in ("top1_kept", "excluded", "mass_shared"))  # by Alike.add

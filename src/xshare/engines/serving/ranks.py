@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from xshare.engines.serving.step import Step
-from xshare.kernels.words import Said
+from xshare.kernels.control_words import Said
 
 BITS = 20  # of a policy's number: squares of 2048 ranks' fit
 

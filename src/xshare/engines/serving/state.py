@@ -13,19 +13,19 @@ import torch
 from torch import Tensor
 
 from xshare.engines.gates import Gates, Reason, Tally
-from xshare.engines.serving.facts import Facts
+from xshare.engines.serving.layer_facts import Facts
 from xshare.engines.serving.metrics import Samples
 from xshare.engines.serving.ranks import Ranks, number_of
 from xshare.engines.serving.selector import Selector
 from xshare.engines.serving.settings import Settings, SettingsError
 from xshare.engines.serving.site import Site
-from xshare.engines.serving.sizes import Sizes
 from xshare.engines.serving.step import Array, Step
+from xshare.engines.serving.step_sizes import Sizes
 from xshare.errors import PolicyError, shown
 from xshare.kernels.limits import MAX_ROWS
 from xshare.policy import MOST, Policy
 from xshare.routing import check_policy
-from xshare.stairs import Stairs
+from xshare.staircase import Stairs
 
 FOLLOW = 32  # steps between two looks at where the engine has put its experts' replicas
 ROUTED = "route"  # mode of a layer that is routed in the selection's own launch

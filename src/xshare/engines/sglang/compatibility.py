@@ -10,7 +10,7 @@ from xshare.engines.serving.settings import Settings, SettingsError
 from xshare.engines.sglang.settings import VARIABLE
 from xshare.kernels.limits import unsupported_policy
 from xshare.profile import read_profile
-from xshare.stairs import read_stairs
+from xshare.staircase import read_stairs
 
 # How each version's path was checked. The others in the range were not looked at.
 VERIFIED = {

@@ -22,7 +22,7 @@ from typing import Any
 
 from xshare.engines.serving.settings import SettingsError
 from xshare.engines.serving.state import State
-from xshare.engines.serving.witness import Witness
+from xshare.engines.serving.step_check import Witness
 from xshare.errors import XShareError, shown
 
 log = logging.getLogger("xshare.sglang")

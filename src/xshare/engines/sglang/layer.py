@@ -14,13 +14,13 @@ from typing import Any
 from torch import Tensor
 
 from xshare.engines.gates import Tally
-from xshare.engines.serving.alike import Alike, Buffers
+from xshare.engines.serving.cpu_selector import ReferenceSelector
 from xshare.engines.serving.hooks import MaskLogits, Reroute, rescales
+from xshare.engines.serving.layer_buffers import Alike, Buffers
 from xshare.engines.serving.ranks import Ranks
-from xshare.engines.serving.reference import ReferenceSelector
 from xshare.engines.serving.selector import Selector
-from xshare.engines.serving.sizes import Sizes
 from xshare.engines.serving.step import Step
+from xshare.engines.serving.step_sizes import Sizes
 from xshare.engines.sglang.site import Site
 from xshare.policy import Policy
 
@@ -95,7 +95,7 @@ def make_layers(
         mode = site.mode(policy)
         selector: Selector
         if step.device.type == "cuda":
-            from xshare.engines.serving.fused import FusedSelector, Pool  # needs Triton
+            from xshare.engines.serving.gpu_selector import FusedSelector, Pool  # needs Triton
 
             pool = pool or Pool()
             selector = FusedSelector(

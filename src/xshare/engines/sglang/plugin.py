@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from xshare.engines.sglang.refusing import refuse
+from xshare.engines.sglang.refused_start import refuse
 from xshare.engines.sglang.settings import settings_of_environment
 from xshare.errors import XShareError
 
@@ -29,7 +29,7 @@ def register() -> None:
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
     from xshare.engines.sglang.control import add_methods
-    from xshare.engines.sglang.hooked import HOOKS
+    from xshare.engines.sglang.wrapped_functions import HOOKS
 
     add_methods(Scheduler)
 

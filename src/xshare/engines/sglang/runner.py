@@ -11,20 +11,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from xshare.engines.serving.building import build_state
+from xshare.engines.serving.build_state import build_state
 from xshare.engines.serving.protection import Protected
 from xshare.engines.serving.settings import Settings, SettingsError
-from xshare.engines.serving.sizes import Sizes
 from xshare.engines.serving.state import State
 from xshare.engines.serving.step import Array
+from xshare.engines.serving.step_sizes import Sizes
 from xshare.engines.sglang.compatibility import check_server, sglang_version, verified
-from xshare.engines.sglang.finding import find_sites
+from xshare.engines.sglang.find_layers import find_sites
 from xshare.engines.sglang.layer import Layer, make_layers
-from xshare.engines.sglang.place import where
 from xshare.engines.sglang.settings import settings_of_environment
+from xshare.engines.sglang.staircase_conditions import where
 from xshare.kernels.limits import MAX_ROWS
 from xshare.profile import read_profile
-from xshare.stairs import read_stairs
+from xshare.staircase import read_stairs
 
 log = logging.getLogger("xshare.sglang")
 

@@ -12,17 +12,17 @@ import torch
 from torch import nn
 
 from xshare.batch import BatchLayout, Placement
-from xshare.engines.counting import FIGURES
+from xshare.engines.counters import FIGURES
 from xshare.engines.gates import Gates
+from xshare.engines.transformers.forward_pass import Generation, Pass
 from xshare.engines.transformers.layer import Layer
-from xshare.engines.transformers.passes import Generation, Pass
 from xshare.engines.transformers.routers import Router, find, where
 from xshare.engines.transformers.state import State
 from xshare.errors import ModelError, PolicyError, shown
 from xshare.policy import MOST, Policy
+from xshare.policy_text import ranges
 from xshare.routing import check_policy
-from xshare.spelling import ranges
-from xshare.stairs import Stairs, read_stairs
+from xshare.staircase import Stairs, read_stairs
 
 KEY = "_xshare"  # the decoder's attribute that holds what is attached to it
 

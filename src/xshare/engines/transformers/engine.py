@@ -10,15 +10,15 @@ from typing import Any
 from xshare.batch import Placement
 from xshare.engines.base import NO_STAIRS, About, Answer, BeforeStep, Divergence, Run, leaving
 from xshare.engines.chat import Messages, chat_ids
-from xshare.engines.counting import FIGURES, Stats
+from xshare.engines.counters import FIGURES, Stats
 from xshare.engines.transformers.attach import Attached, apply, remove
 from xshare.engines.transformers.decode import Decoded, decode
-from xshare.engines.transformers.forced import Texts, diverge, texts
 from xshare.engines.transformers.routers import Router, find, where
+from xshare.engines.transformers.teacher_forcing import Texts, diverge, texts
 from xshare.errors import ModelError
 from xshare.policy import Policy
 from xshare.progress import Advance, quiet
-from xshare.stairs import Stairs
+from xshare.staircase import Stairs
 
 NATIVE = Policy(method="native")
 TAIL = 16  # tokens that come in one step, at most, or make no character of their own

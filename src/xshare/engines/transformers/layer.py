@@ -11,10 +11,10 @@ from torch import Tensor
 
 from xshare.algorithms import load
 from xshare.batch import BatchLayout
-from xshare.engines.counting import FIGURES
+from xshare.engines.counters import FIGURES
+from xshare.engines.transformers.cost_tables import by_table
 from xshare.engines.transformers.routers import Router
 from xshare.engines.transformers.state import State
-from xshare.engines.transformers.tables import by_table
 from xshare.kernels import cpu
 from xshare.kernels.cpu.call import rounding
 from xshare.policy import Policy

@@ -12,12 +12,12 @@ from torch import Tensor
 
 from xshare.batch import BatchLayout, Placement
 from xshare.engines.gates import Gates, Reason, Tally
-from xshare.engines.transformers.passes import Generation, Pass
-from xshare.engines.transformers.places import Places
-from xshare.engines.transformers.tables import Share, shares
+from xshare.engines.transformers.cost_tables import Share, shares
+from xshare.engines.transformers.forward_pass import Generation, Pass
+from xshare.engines.transformers.step_rows import Places
 from xshare.errors import LayoutError
 from xshare.policy import Policy
-from xshare.stairs import Stairs
+from xshare.staircase import Stairs
 
 log = logging.getLogger("xshare.transformers")
 

@@ -7,10 +7,10 @@ from typing import Any
 
 from xshare.engines.serving import signatures
 from xshare.engines.serving.settings import Settings, SettingsError
-from xshare.engines.vllm.place import where
+from xshare.engines.vllm.staircase_conditions import where
 from xshare.kernels.limits import unsupported_policy
 from xshare.profile import moe_layers, read_profile
-from xshare.stairs import read_stairs
+from xshare.staircase import read_stairs
 
 # How each version's path was checked. The others in the range were read, and their signatures compared.
 VERIFIED = {

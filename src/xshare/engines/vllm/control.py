@@ -84,7 +84,7 @@ def add_worker_methods(worker_class: Any) -> None:
 
     def xshare_force(self: Any) -> None:
         """For `xshare quality`: tokens of known answers are forced from now on, and compared."""
-        from xshare.engines.vllm.forced import Forcing
+        from xshare.engines.vllm.teacher_forcing import Forcing
 
         state = state_of(self)
         state.forcing = Forcing(self.model_runner.get_model(), state.device)

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from xshare.engines.vllm.dummy import BLOCK
+from xshare.engines.vllm.dummy_weights import BLOCK
 from xshare.splitmix import GOLDEN, mixed
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from xshare.engines.base import NO_STAIRS, About, Answer, BeforeStep, Divergence, Run, StepTime, leaving
 from xshare.engines.chat import Messages, chat_ids
-from xshare.engines.counting import Stats, layer_numbers, over_workers, since
+from xshare.engines.counters import Stats, layer_numbers, over_workers, since
 from xshare.errors import ModelError, XShareError
 from xshare.policy import Policy
 from xshare.profile import model_hash
@@ -187,7 +187,7 @@ class VllmEngine:
         batch: int,
         advance: Advance = quiet,
     ) -> Divergence:
-        from xshare.engines.vllm.forced import diverge
+        from xshare.engines.vllm.teacher_forcing import diverge
 
         if not self.forces:  # a request then has several rows in a step, and some of them are thrown away
             raise ModelError("vLLM cannot be forced beside drafts: measure KL and perplexity without them")
@@ -288,7 +288,7 @@ def on_device(given: Mapping[str, Any], has: str) -> dict[str, Any]:
 
 def about(llm: Any, name: str, version: str) -> About:
     """The regime, as far as the engine's configuration tells it."""
-    from xshare.engines.vllm.place import device_name, dtype_name
+    from xshare.engines.vllm.staircase_conditions import device_name, dtype_name
 
     config = llm.llm_engine.vllm_config
     speculative = config.speculative_config

@@ -15,8 +15,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from xshare.engines.serving.cpu_selector import ReferenceSelector
 from xshare.engines.serving.hooks import Hook, MaskLogits, Reroute, Routed
-from xshare.engines.serving.reference import ReferenceSelector
 from xshare.engines.serving.selector import Selector
 from xshare.engines.serving.state import ROUTED
 from xshare.engines.vllm.site import Site

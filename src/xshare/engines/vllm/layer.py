@@ -17,14 +17,14 @@ import torch
 from torch import Tensor
 
 from xshare.engines.gates import Tally
-from xshare.engines.serving.alike import Alike, Buffers
+from xshare.engines.serving.cpu_selector import ReferenceSelector
 from xshare.engines.serving.hooks import Hook, MaskLogits, Reroute, Routed, rescales
+from xshare.engines.serving.layer_buffers import Alike, Buffers
 from xshare.engines.serving.ranks import Ranks
-from xshare.engines.serving.reference import ReferenceSelector
 from xshare.engines.serving.selector import Selector
-from xshare.engines.serving.sizes import Sizes
 from xshare.engines.serving.state import Attached
 from xshare.engines.serving.step import Step
+from xshare.engines.serving.step_sizes import Sizes
 from xshare.engines.vllm.hooks import Route, make_hook, mode_of
 from xshare.engines.vllm.routers import first_replicas, has_replicas
 from xshare.engines.vllm.site import Site
@@ -106,7 +106,7 @@ def make_layers(
         mode, own = mode_of(site, policy, step.device), policy.for_layer(site.number)
         selector: Selector
         if step.device.type == "cuda":
-            from xshare.engines.serving.fused import FusedSelector, Pool  # needs Triton
+            from xshare.engines.serving.gpu_selector import FusedSelector, Pool  # needs Triton
             from xshare.engines.vllm import one_launch as launches
 
             pool, dtype = pool or Pool(), site.runner.moe_config.in_dtype

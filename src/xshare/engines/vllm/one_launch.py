@@ -20,7 +20,7 @@ from torch import Tensor
 from xshare.engines.vllm.site import Site
 from xshare.kernels.control import Control
 from xshare.kernels.launch import FusedSelection
-from xshare.kernels.tables import DTYPES, TOP_KS, Tables, most_tiles
+from xshare.kernels.routing_tables import DTYPES, TOP_KS, Tables, most_tiles
 from xshare.policy import Policy
 
 log = logging.getLogger("vllm.xshare")

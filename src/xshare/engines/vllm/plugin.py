@@ -145,7 +145,7 @@ def _answer_refusals(module: Any) -> None:
 
 
 def _add_load_format(module: Any) -> None:
-    from xshare.engines.vllm.dummy import register_dummy_loader
+    from xshare.engines.vllm.dummy_weights import register_dummy_loader
 
     register_dummy_loader()
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from xshare.engines.serving.metrics import line
-from xshare.engines.vllm.own_folder import NotOurs, own_folder, read_own, write_own
+from xshare.engines.vllm.private_folder import NotOurs, own_folder, read_own, write_own
 
 log = logging.getLogger("vllm.xshare")
 QUIET = 60.0  # seconds between two warnings that the file cannot be written

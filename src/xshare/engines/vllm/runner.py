@@ -11,20 +11,20 @@ from typing import Any
 import numpy as np
 import torch
 
-from xshare.engines.serving.building import build_state
+from xshare.engines.serving.build_state import build_state
 from xshare.engines.serving.settings import Settings
-from xshare.engines.serving.sizes import Sizes
 from xshare.engines.serving.state import State
+from xshare.engines.serving.step_sizes import Sizes
 from xshare.engines.vllm.compatibility import check_config, check_signatures, verified, vllm_version
-from xshare.engines.vllm.finding import find_layers
+from xshare.engines.vllm.find_layers import find_layers
 from xshare.engines.vllm.layer import compile_layers, make_layers
-from xshare.engines.vllm.place import where
+from xshare.engines.vllm.pipeline_stages import stage_number
 from xshare.engines.vllm.protection import Protection
 from xshare.engines.vllm.ranks import make_ranks, rank_of
 from xshare.engines.vllm.reporter import Reporter, remove_stale, report_path
 from xshare.engines.vllm.settings import names_score, settings_of
-from xshare.engines.vllm.stages import stage_number
-from xshare.stairs import read_stairs
+from xshare.engines.vllm.staircase_conditions import where
+from xshare.staircase import read_stairs
 
 log = logging.getLogger("vllm.xshare")
 NO_SCORE = (

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from xshare.batch import Placement
-from xshare.engines.vllm.weights import backend, expert_bytes, in_host_memory, rows_unshared
+from xshare.engines.vllm.expert_bytes import backend, expert_bytes, in_host_memory, rows_unshared
 from xshare.kernels.limits import unsupported_shape
 from xshare.policy import Policy
 from xshare.router import RouterSpec

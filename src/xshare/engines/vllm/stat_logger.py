@@ -11,7 +11,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 from vllm.v1.metrics.loggers import StatLoggerBase
 
-from xshare.engines.counting import PROTECTED, layer_numbers, over_workers
+from xshare.engines.counters import PROTECTED, layer_numbers, over_workers
 from xshare.engines.serving.metrics import HELP, SAMPLED
 from xshare.engines.vllm.reporter import read_report, report_path, warn_once
 from xshare.engines.vllm.settings import settings_of

@@ -1,0 +1,78 @@
+"""Live control of a server over HTTP, in the way that each kind of server offers."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Protocol
+
+from xshare.engines.client import Http, refusal
+from xshare.engines.counters import over_workers
+
+
+class Remote(Protocol):
+    way_in: ClassVar[str]  # how a server has to be started
+    refusal: str | None  # the sentence of the last refusal, where there was one
+
+    def stats(self) -> dict[str, Any] | None:
+        """What the first worker has counted, as all have; None where the server offers no such thing."""
+
+    def call(self, method: str, value: Any) -> bool:
+        """Whether it was done."""
+
+
+class Vllm:
+    """By /collective_rpc, which a server in development mode has."""
+
+    way_in: ClassVar[str] = "with VLLM_SERVER_DEV_MODE=1 and an xshare key in --additional-config"
+
+    def __init__(self, http: Http) -> None:
+        self.http = http
+        self.refusal: str | None = None
+
+    def stats(self) -> dict[str, Any] | None:
+        found = self._rpc("xshare_stats") or [None]
+        return over_workers(found) if isinstance(found[0], dict) else None
+
+    def call(self, method: str, value: Any) -> bool:
+        return self._rpc(method, value) is not None
+
+    def _rpc(self, method: str, *args: Any) -> Any:
+        """A result from each worker; None where the server offers no such thing, the call failed, or it was refused."""
+        found = self.http.ask_json("/collective_rpc", {"method": method, "args": list(args)})
+        results = found.get("results") if isinstance(found, dict) else None
+        self.refusal = refusal(results)
+        return results if self.refusal is None else None
+
+
+class Sglang:
+    """By /set_internal_state, which takes numbers by name, and /server_info."""
+
+    way_in: ClassVar[str] = "with XSHARE in its environment"
+
+    def __init__(self, http: Http) -> None:
+        self.http = http
+        self.refusal: str | None = None
+
+    def stats(self) -> dict[str, Any] | None:
+        states = (self.http.ask_json("/server_info") or {}).get("internal_states")
+        first = states[0] if isinstance(states, list) and states else None
+        found = first.get("xshare") if isinstance(first, dict) else None
+        return found if isinstance(found, dict) else None
+
+    def call(self, method: str, value: Any) -> bool:
+        name, number = (f"{method} {value}", 1) if isinstance(value, str) else (method, int(value))
+        found = self.http.ask_json("/set_internal_state", {"server_args": {name: number}})
+        answers = found if isinstance(found, list) else [found]
+        done = bool(answers) and all(answer is True or _updated(answer) for answer in answers)
+        self.refusal = None if done else (self.stats() or {}).get("refused")
+        return done
+
+
+def _updated(answer: Any) -> bool:
+    return isinstance(answer, dict) and answer.get("updated") is True
+
+
+def sglang_version(http: Http) -> str | None:
+    """None where the server is none of SGLang's."""
+    found = http.ask_json("/server_info")
+    known = isinstance(found, dict) and "internal_states" in found
+    return str(found.get("version")) if known else None

@@ -1,0 +1,177 @@
+"""Selection on a GPU: the fused kernel, made for every number of rows that a step may be padded to."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from xshare.engines.serving.layer_buffers import Buffers
+from xshare.engines.serving.site import Site
+from xshare.engines.serving.step import Step
+from xshare.engines.serving.step_sizes import Sizes
+from xshare.kernels.control import own_numbers
+from xshare.kernels.control_words import Own
+from xshare.kernels.launch import FusedSelection
+from xshare.kernels.plan import Plan, Scratch
+from xshare.kernels.routing_tables import Tables
+from xshare.policy import Policy
+
+
+class OneLaunch(Protocol):
+    """What an engine asks for, where all of routing is done in the selection's launch."""
+
+    def aligned(self, logits: Tensor) -> bool:
+        """Whether these logits can be."""
+
+    def as_asked(self, tables: Tables, rows: int) -> Any:
+        """The tables of a step of so many rows, as the engine's own routing returns them."""
+
+
+class Pool:
+    """Layers run one after another, and share what they can."""
+
+    def __init__(self) -> None:
+        self._scratch: dict[Plan, Scratch] = {}
+        self._tables: dict[tuple[Any, ...], Tables] = {}
+
+    def scratch(self, plan: Plan, device: torch.device) -> Scratch:
+        if plan not in self._scratch:
+            self._scratch[plan] = Scratch(plan, device)
+        return self._scratch[plan]
+
+    def tables(self, plan: Plan, num_experts: int, top_k: int, dtype: torch.dtype, device: torch.device) -> Tables:
+        key = plan, num_experts, top_k, dtype
+        if key not in self._tables:
+            self._tables[key] = Tables(plan, num_experts, top_k, dtype, device)
+        return self._tables[key]
+
+
+class FusedSelector:
+    def __init__(
+        self,
+        site: Site,
+        buffers: Buffers,
+        step: Step,
+        sizes: Sizes,
+        policy: Policy,
+        *,
+        never_within: int,
+        thresholds: frozenset[str],
+        mask_logits: bool,
+        with_share: bool,
+        reroutes: bool,
+        routes: torch.dtype | None,
+        pool: Pool,
+        protects: bool = True,
+        one_launch: OneLaunch | None = None,
+    ) -> None:
+        """`policy` is this layer's of the start. `never_within`: rows that are never acted on, because they natively
+        load no more than the budget. `thresholds`, `protects`: see FusedSelection. `routes`: logits of this type
+        are routed in the same launch, as `one_launch` has it."""
+        assert step.control is not None
+        self.control, self.sizes, self.router, self.num_experts = step.control, sizes, site.router, site.num_experts
+        self.never_within, self.reroutes = never_within, reroutes
+        self.own = torch.zeros(len(Own), dtype=torch.float64, device=step.device)  # this layer's own numbers
+        drafts = sizes.num_spec_tokens
+        each = 1 + drafts if drafts or policy.request_budget else 0
+        self.selections: dict[int, FusedSelection] = {}  # by rows
+        for rows in sizes.buckets:
+            plan = Plan.of(site.num_experts, rows, each, step.device)
+            shape = site.num_experts, site.router.top_k
+            self.selections[rows] = FusedSelection(
+                num_experts=site.num_experts,
+                rows=rows,
+                device=step.device,
+                router=site.router,
+                rows_per_request=each,
+                placement=site.placement,
+                mask_logits=mask_logits,
+                with_share=with_share,
+                seen=None if buffers.seen is None else buffers.seen[:rows],
+                keep=buffers.keep,
+                own=self.own,
+                cost=step.costs,
+                thresholds=thresholds,
+                protects=protects,
+                scratch=pool.scratch(plan, step.device),
+                tables=None if routes is None else pool.tables(plan, *shape, routes, step.device),
+            )
+        self.routes, self.one_launch = routes, one_launch
+        self.cannot_route: str | None = None  # logits that came and could not be routed
+        self._ready: dict[int, Any] = {}  # by rows: the tables, as the engine asks for them
+        self.set_policy(policy)
+
+    def launch(self, logits: Tensor, route: bool = False) -> FusedSelection | None:
+        """Select for these logits; the selection, or None where it was not launched. Where it routes it always is: with
+        the gate closed it routes natively, and faster than the engine."""
+        n = len(logits)
+        if n > self.sizes.buckets[-1] or (n <= self.never_within and not route):
+            return None
+        selection = self.selections[next(rows for rows in self.selections if rows >= n)]
+        selection.launch(logits, self.control, route)
+        return selection
+
+    def routed(self, logits: Tensor) -> Any:
+        if self.one_launch is None or self.routes is None:
+            return None  # masked instead
+        if logits.dtype != self.routes or not self.one_launch.aligned(logits):
+            strides = list(logits.stride())
+            self.cannot_route = (
+                f"logits {list(logits.shape)} of {logits.dtype} and strides {strides}, not aligned {self.routes}"
+            )
+            return None
+        selection = self.launch(logits, route=True)
+        if selection is None:
+            return None
+        n = len(logits)
+        if n not in self._ready:
+            assert selection.tables is not None
+            self._ready[n] = self.one_launch.as_asked(selection.tables, n)
+        return self._ready[n]
+
+    def do_not_route(self) -> None:
+        """Leave it to the engine, from masked logits."""
+        self.routes = None
+        for selection in self.selections.values():
+            selection.tables = None
+
+    def masked(self, logits: Tensor) -> tuple[Tensor, Tensor | None]:
+        """In place."""
+        selection = self.launch(logits)
+        return logits, None if selection is None else selection.share[: len(logits), None]
+
+    def masked_bias(self, logits: Tensor) -> Tensor:
+        selection = self.launch(logits)
+        own = self.router.correction_bias
+        assert own is not None
+        return own if selection is None else selection.masked_bias
+
+    def rerouted(self, logits: Tensor, weights: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
+        """In place."""
+        selection = self.launch(logits)
+        if selection is not None:
+            selection.reroute(logits, weights, ids, self.control)
+        return weights, ids
+
+    def check(self, policy: Policy) -> None:
+        for selection in self.selections.values():
+            selection.check(policy)
+
+    def set_policy(self, policy: Policy) -> None:
+        """The rest of the policy is in the control, which all layers share."""
+        self.own.copy_(own_numbers(policy))
+
+    def move(self, devices: Tensor) -> None:
+        for selection in self.selections.values():
+            selection.devices.copy_(devices)
+
+    def compile(self, dtype: torch.dtype) -> None:
+        for rows, selection in self.selections.items():
+            for kind in {dtype, torch.float32}:  # some engines compute a router's logits in float32
+                logits = torch.zeros(rows, self.num_experts, dtype=kind, device=self.own.device)
+                selection.launch(logits, self.control)
+                if self.reroutes:
+                    weights = torch.zeros(rows, self.router.top_k, device=logits.device)
+                    selection.reroute(logits, weights, weights.int(), self.control)

@@ -1,0 +1,39 @@
+"""Recording a trace with whichever engine can."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from xshare.engines.base import About
+from xshare.models.loading import load
+from xshare.trace import Trace
+from xshare.trace.prompt_file import Prompt
+
+
+class Tokens:
+    """A tokenizer, as prompts are made with it."""
+
+    def __init__(self, tokenizer: Any, vocab: int) -> None:
+        self.tokenizer = tokenizer
+        self.about = About("transformers", None, "", "", vocab=vocab)
+
+    def encode(self, text: str) -> list[int]:
+        ids: list[int] = self.tokenizer(text).input_ids
+        return ids
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return str(self.tokenizer.decode(ids))
+
+
+def record_folder(
+    folder: Path, prompts: Callable[[Tokens], Sequence[Prompt]], *, device: str, dtype: str, **options: Any
+) -> Trace:
+    """The trace of a model in a folder: Transformers decodes it. `prompts` are made when its tokens are known;
+    `options` are those of its `record`."""
+    from xshare.engines.transformers.trace_recording import record
+
+    model, tokenizer = load(folder, device, dtype)
+    made = prompts(Tokens(tokenizer, int(model.config.get_text_config().vocab_size)))
+    return record(model, tokenizer, made, **options)

@@ -1,0 +1,44 @@
+"""Where an engine runs, by the names that a staircase has for it (stairs.WHERE)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from xshare.engines.serving.layer_facts import Facts
+from xshare.engines.serving.settings import SettingsError
+from xshare.profile import model_hash
+
+
+def where(config: Any, layers: Sequence[Facts] = ()) -> dict[str, Any]:
+    """Of vLLM's configuration and the layers it acts on, of all pipeline stages. Without layers, what is known before a
+    model is loaded: to ask for the GPU's name in a process that starts workers would keep them from using it."""
+    found = {
+        "engine": "vllm",
+        "dtype": dtype_name(config),
+        "config": model_hash(config.model_config.hf_text_config),
+        "tensor_parallel": config.parallel_config.tensor_parallel_size,
+    }
+    if not layers:
+        return found
+    experts = {layer.experts for layer in layers}
+    if len(experts) > 1:
+        raise SettingsError(f"cost in xshare needs layers of as many experts each, and these have {sorted(experts)}")
+    return found | {
+        "device": device_name(config),
+        "backend": layers[0].backend,
+        "experts": experts.pop(),
+        "top_k": max(layer.top_k for layer in layers),
+        "layers": len(layers),
+    }
+
+
+def device_name(config: Any) -> str:
+    kind = config.device_config.device_type
+    return torch.cuda.get_device_name() if kind == "cuda" else str(kind)
+
+
+def dtype_name(config: Any) -> str:
+    return str(config.model_config.dtype).removeprefix("torch.")

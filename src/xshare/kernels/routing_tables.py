@@ -1,0 +1,73 @@
+"""Rows sorted by expert: what a kernel that computes experts wants to know of a step's routing, in device memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from xshare.kernels.expert_sorting import SIZES, SMALLEST
+from xshare.kernels.plan import Plan
+
+TOP_KS = (1, 2, 4, 8)  # whose sums have the engine's order
+DTYPES = (torch.bfloat16, torch.float16)  # of logits: one 32-bit integer holds one and its column
+LINE = 512  # rows of a table begin at multiples of it, as the engine's do: kernels are compiled for what is aligned
+
+
+def most_tiles(pairs: int, num_experts: int) -> int:
+    """Tiles of 16 rows that so many pairs of row and expert can need, however they are spread."""
+    return pairs if pairs <= num_experts else num_experts - 1 - (num_experts - pairs - 1) // SMALLEST
+
+
+class Tables:
+    """For steps of up to `rows` rows, whose pairs of row and expert are sorted by expert and then by row. Layers run
+    one after another, and may share them.
+
+    hist     int32 [N], an expert's rows
+    offsets  int32 [1 + SIZES, ...]: where an expert's rows begin; below it where its tiles do, for tiles of 16, 32, 64
+             and 128 rows; one more at the end
+    tiles    int32 [SIZES, ...]: by tile its expert, and in the upper half its number among the expert's; -1 after them
+    pairs    int32: for each place in the sorted order the pair that is there, and then for each pair its place
+    weights  [rows * k], in the sorted order
+    """
+
+    def __init__(
+        self, plan: Plan, num_experts: int, top_k: int, dtype: torch.dtype, device: torch.device | str
+    ) -> None:
+        def memory(*shape: int, kind: torch.dtype = torch.int32) -> Tensor:
+            return torch.zeros(shape, dtype=kind, device=device)
+
+        def padded(length: int) -> int:
+            return -(-length // LINE) * LINE
+
+        if top_k not in TOP_KS or dtype not in DTYPES:
+            raise ValueError(f"routing in one launch serves top-k of {TOP_KS} and 16-bit logits, not {top_k}, {dtype}")
+        self.rows, self.num_experts, self.top_k, self.dtype = plan.rows, num_experts, top_k, dtype
+        self.checked = False  # against the engine's own routing
+        self.hist = memory(num_experts)
+        self.offsets = memory(1 + SIZES, padded(num_experts + 1))
+        self.tiles = memory(SIZES, padded(most_tiles(plan.rows * top_k, num_experts)))
+        self.pairs = memory(2 * plan.rows * top_k)
+        self.weights = memory(plan.rows * top_k, kind=dtype)
+        # Between the programs of a launch, and between rows and columns.
+        self.keys = memory(plan.blocks * plan.block_r * top_k)
+        self.marks = memory(plan.blocks * plan.block_q * plan.block_n)
+        self.places = memory(2 * plan.blocks * plan.block_n)
+        self.hists = memory(plan.blocks * plan.block_n)
+
+    def arguments(self, present: int) -> dict[str, Any]:
+        """The kernels'."""
+        return {
+            "pairs": self.pairs, "weights": self.weights, "hist": self.hist, "offsets": self.offsets,
+            "tiles": self.tiles, "most_tiles": most_tiles(present * self.top_k, self.num_experts),
+            "keys": self.keys, "marks": self.marks, "places": self.places,
+            "ROUTE": True, "ROWS_MOST": self.rows, "OFFSETS": self.offsets.stride(0), "TILES": self.tiles.stride(0),
+            "TILES_MOST": most_tiles(self.rows * self.top_k, self.num_experts),
+        }  # fmt: skip
+
+
+def no_tables(anything: Tensor) -> dict[str, Any]:
+    """The same for a selection that routes nobody."""
+    memory = dict.fromkeys(("pairs", "weights", "hist", "offsets", "tiles", "keys", "marks", "places"), anything)
+    return memory | {"most_tiles": 0, "ROUTE": False, "ROWS_MOST": 0, "OFFSETS": 0, "TILES": 0, "TILES_MOST": 0}

@@ -1,0 +1,111 @@
+"""The result files of a folder, known by what is in them. What cannot be read is named and left out."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from xshare.errors import XShareError
+from xshare.files import is_folder, named
+from xshare.report.labels import apart
+from xshare.results import Row, as_meant
+from xshare.results.resumable import STAMP
+
+SPEED = {"ratio", "tokens_per_s", "otps", "step_ms", "ttft_ms", "itl_p50_ms", "ttft_ms_p50", "itl_ms_p50"}
+QUALITY = {"accuracy", "agreement", "kl", "mass"}
+STAIRS = "time of a step by the size of its set"
+# What a file measured, by columns that only such a file has; the first that fits.
+KINDS = (
+    (STAIRS, {"batch", "experts", "ms", "ms_low", "ms_high", "cost"}),
+    ("active experts against batch size", {"policy", "batch", "active", "closed_form"}),
+    ("replay of a trace", {"policy", "active", "active_native", "mass", "top1_kept"}),
+    ("experts that two tokens share", {"pair", "top", "overlap", "chance"}),
+    ("routing fitted to a trace", {"quantity", "target", "reached"}),
+    ("load of the experts", {"layer", "entropy", "load"}),
+    ("time of the selection on a GPU", {"impl", "policy", "n", "marginal_us"}),
+    ("time of routing on a GPU", {"rows", "native_us", "one_us", "compared", "differ"}),
+    ("time of the selection on a CPU", {"policy", "rows", "selection_us", "reference_us"}),
+    ("cost of the selection on a CPU", {"question", "policy", "n", "ratio"}),
+    ("protected requests in fixed batches", {"policy", "protected_same", "others_moved", "batches"}),
+    ("checks", {"check", "passed"}),
+)
+
+
+@dataclass(frozen=True)
+class ResultFile:
+    name: str
+    raw: bytes
+    provenance: dict[str, Any]
+    rows: list[Row]
+    later: tuple[Row, ...] = ()  # stamps of runs that went on from the file
+
+    @cached_property
+    def columns(self) -> list[str]:
+        return list(dict.fromkeys(column for row in self.rows for column in row))
+
+    @cached_property
+    def kind(self) -> str | None:
+        """What was measured, in words; None for columns that are not known."""
+        have = set(self.columns)
+        for kind, wanted in KINDS:
+            if wanted <= have:
+                return kind
+        if "policy" not in have:
+            return None
+        speed, quality = have & SPEED, have & QUALITY
+        if speed and quality:
+            return "speed and quality"
+        return "speed" if speed else "quality" if quality else "active experts" if "active" in have else None
+
+
+def read_folder(folder: Path) -> tuple[list[ResultFile], list[str]]:
+    """-> the result files, and a sentence for each file that is something else."""
+    if not is_folder(folder):
+        raise XShareError(f"{named(folder)} is not a folder: expected one with result files")
+    files, notes = [], []
+    for path in sorted(folder.iterdir()):
+        if path.name.startswith(".") or not path.is_file():
+            continue
+        try:
+            if not _looks_like_json(path):
+                continue  # a plot, a trace, a page: nobody would expect it here
+            file = read_result(path)
+        except XShareError as error:
+            notes.append(str(error))
+        except OSError as error:
+            notes.append(f"{path.name}: {error.strerror or error}")
+        else:
+            files.append(file)
+            if file.kind is None:
+                notes.append(
+                    f"{path.name}: columns of no known kind ({', '.join(file.columns[:8])}), shown as a table only"
+                )
+    return files, notes
+
+
+def _looks_like_json(path: Path) -> bool:
+    if path.suffix == ".json":
+        return True
+    with path.open("rb") as file:
+        return file.read(64).lstrip().startswith(b"{")
+
+
+def read_result(path: Path) -> ResultFile:
+    raw = path.read_bytes()
+    try:
+        read = json.loads(raw)
+    except (ValueError, RecursionError):
+        raise XShareError(f"{path.name}: not JSON, or cut off; expected a result file") from None
+    stamp, rows = (read.get("provenance"), read.get("rows")) if isinstance(read, dict) else (None, None)
+    if not isinstance(stamp, dict) or not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+        raise XShareError(f'{path.name}: not a result file, expected {{"provenance": {{...}}, "rows": [records]}}')
+    if not any(rows):
+        raise XShareError(f"{path.name}: a result file without rows")
+    rows, later = as_meant(read)["rows"], read.get("stamps")
+    later = tuple(each for each in later if isinstance(each, dict)) if isinstance(later, list) else ()
+    # Which run made a row is none of its results.
+    rows = [apart({k: v for k, v in row.items() if k != STAMP}) for row in rows]
+    return ResultFile(path.name, raw, stamp, rows, later)

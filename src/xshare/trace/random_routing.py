@@ -1,0 +1,50 @@
+"""Made-up routing, for a deployment of which there is no trace: `random:256,8` is 256 experts, top-8.
+
+    logit = skew popular[e] + sqrt(c) taste[sequence, e] + sqrt(1 - c) own[token, e]
+
+each standard normal, with skew = c = 0.5, which routes about as gpt-oss-20b does (engines/vllm/dummy_weights.py).
+"""
+
+from __future__ import annotations
+
+import math
+import re
+
+import torch
+
+from xshare.errors import TraceError
+from xshare.router import RouterSpec
+from xshare.trace.file import MOST_EXPERTS, Header, RouterFields, Trace
+
+NAME = re.compile(r"random:(\d+),(\d+)")
+SEQUENCES, TOKENS, LAYERS = 512, 4, 4
+SKEW = CORRELATION = 0.5
+
+
+def is_made_up(name: str) -> bool:
+    return name.startswith("random:")
+
+
+def made_up(name: str, seed: int = 0) -> Trace:
+    found = NAME.fullmatch(name)
+    if found is None or not 1 <= int(found[2]) <= int(found[1]) <= MOST_EXPERTS:
+        raise TraceError(f"made-up routing is random:EXPERTS,TOP_K as random:256,8, not {name!r}")
+    experts, top_k = int(found[1]), int(found[2])
+    dice = torch.Generator().manual_seed(seed)
+
+    def drawn(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, LAYERS, experts, generator=dice)
+
+    taste, own = drawn(SEQUENCES, 1), drawn(SEQUENCES, TOKENS)
+    logits = SKEW * drawn(1, 1) + math.sqrt(CORRELATION) * taste + math.sqrt(1 - CORRELATION) * own
+    header = Header(
+        model=name,
+        num_experts=experts,
+        top_k=top_k,
+        score="full",
+        router=RouterFields.of(RouterSpec.softmax(top_k)),
+        layers=list(range(LAYERS)),
+        domains=["random"] * SEQUENCES,
+        provenance={"made": "up", "skew": SKEW, "correlation": CORRELATION, "seed": seed},
+    )
+    return Trace(header, torch.full((SEQUENCES,), TOKENS), logits=logits.flatten(0, 1).half())

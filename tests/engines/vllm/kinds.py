@@ -1,7 +1,0 @@
-"""Kinds of models that engine tests are run on."""
-
-from models import monolithic
-
-KINDS = ["qwen3", "olmoe", "mixtral", "gpt_oss", "deepseek"]
-if not monolithic():
-    KINDS.append("deepseek_groups")  # a monolithic kernel judges groups itself: such layers are skipped (test_refusals)

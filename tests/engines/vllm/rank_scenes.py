@@ -1,0 +1,99 @@
+"""What data-parallel ranks are put through, the same in the tests and in benchmarks/parallel_check.py."""
+
+from __future__ import annotations
+
+import os
+
+import torch
+from stepped_rank import Plan, Rank
+from tiny_vllm_models import engine, prompts
+
+import xshare
+
+ALL = {"gates": {"bypass": False}, "metrics": {"every": 1}}
+PRUNED, EVERYTHING = "k0=1,m=3", "k0=1,m=32"
+LAST = 14  # nothing happens after this step
+
+
+def plain(rank):
+    """Six requests that come at once, of different lengths."""
+    asked = prompts(6, seed=rank)
+    return Plan({0: [(f"{rank}-{i}", prompt, 4 + i + 3 * rank) for i, prompt in enumerate(asked)]})
+
+
+def busy(rank):
+    """Requests that join, end and abort on one rank only: rank 1 idles at first, reads prompts while rank 0 decodes,
+    loses two requests half way, and idles again."""
+    asked = prompts(6, seed=10 + rank)
+    if rank == 0:
+        return Plan({0: [(f"0-{i}", prompt, 18 + i) for i, prompt in enumerate(asked)]})
+    come = {4: [(f"1-{i}", asked[i], 30) for i in range(3)], 6: [(f"1-{i}", asked[i], 3) for i in range(3, 6)]}
+    return Plan(come, abort={9: ["1-0", "1-1"], 12: ["1-2"]})
+
+
+def changing(rank):
+    """The policy changes on rank 0 first, and on rank 1 three steps later; then one rank is switched off and on."""
+    plan = plain(rank)
+    plan.arrive[0] = [(name, prompt, 22) for name, prompt, _ in plan.arrive[0]]
+    plan.call = {4 + 3 * rank: [("xshare_set", "k0=1,m=5")]}
+    if rank == 1:
+        plan.call |= {10: [("xshare_switch", False)], 13: [("xshare_switch", True)]}
+    return plan
+
+
+def native(rank, model, options):
+    """Without the key."""
+    found = Rank(engine(model, None, distributed_executor_backend="uni", **options))
+    return {"plain": found.run(plain(rank), 0), "busy": found.run(busy(rank), LAST)}
+
+
+def pruned(rank, model, options, policies=(PRUNED,)):
+    """With it: tokens and decisions of every scene, and what was counted."""
+    found = Rank(engine(model, ALL | {"policy": EVERYTHING}, distributed_executor_backend="uni", **options))
+    told = {}
+    told["everything"] = {"plain": found.run(plain(rank), 0), "busy": found.run(busy(rank), LAST)}, found.taken()
+    for policy in policies:
+        found.llm.collective_rpc("xshare_set", args=(policy,))
+        found.llm.reset_prefix_cache()
+        told[policy] = found.run(plain(rank), 0), found.taken()
+    told["busy"] = found.run(busy(rank), LAST), found.taken()
+    told["stats"] = found.llm.collective_rpc("xshare_stats")[0]
+    told["changing"] = found.run(changing(rank), LAST), found.taken()
+    told["after"] = found.llm.collective_rpc("xshare_stats")[0]
+    return told
+
+
+def dying(rank, model, options):
+    """Rank 1 ends in the middle of a step, in front of its message. -> what the others' engines end with"""
+    found = Rank(engine(model, ALL | {"policy": PRUNED}, distributed_executor_backend="uni", **options))
+    if rank == 1:
+        selector = found.state.layers[1].selector
+        native, calls = selector.decide, iter(range(6))
+        selector.decide = lambda logits: native(logits) if next(calls) < 5 else os._exit(0)
+    try:
+        found.run(plain(rank), 0)
+    except RuntimeError as error:
+        return str(error)
+    return None
+
+
+def together(decided):
+    """By step and layer what each rank did, from each rank's list."""
+    found = {}
+    for rank, mine in enumerate(decided):
+        for each in mine:
+            found.setdefault((each.step, each.layer), {})[rank] = each
+    return found
+
+
+def wanted(ranks, router, policy, placement=None):
+    """S by xshare.route, on the rows of all ranks that vote."""
+    voting = [each for each in ranks.values() if each.voted]
+    requests, first = [], 0
+    for each in voting:
+        starts = torch.tensor(each.starts)
+        requests.append(torch.arange(first, first + len(starts) - 1).repeat_interleave(starts.diff()))
+        first += len(starts) - 1
+    rows = torch.cat([torch.from_numpy(each.logits) for each in voting])
+    found = xshare.route(rows, router, policy, layout=xshare.BatchLayout(torch.cat(requests)), placement=placement)
+    return found.selected.nonzero().flatten().tolist()
