@@ -37,8 +37,8 @@ def main(version: str) -> None:
 
     asked = [Requirement(line) for line in requires("sglang") or ()]
     wanted = [r for r in asked if canonicalize_name(r.name) in IMPORTED and r.marker is None]
-    # SGLang imports Triton, which torch for the CPU does not bring along.
-    pip_install("triton>=3.6", *(str(r) for r in wanted))
+    # SGLang imports two more that its wheel does not ask for: Triton comes with torch for CUDA, dill with `datasets`.
+    pip_install("triton>=3.6", "dill", *(str(r) for r in wanted))
     for name in STUBBED:
         stub = Path(__file__).with_name("sglang_cpu_stub.py")
         shutil.copy(stub, Path(sysconfig.get_path("purelib"), f"{name}.py"))
