@@ -1,6 +1,6 @@
 """Is selection right inside SGLang: every set of every step, in decode graphs at sizes on and off their grid?
 
-    python benchmarks/sglang_check.py [--json evidence/sglang_check.json] [--only nano] [--seconds 200]
+    python benchmarks/sglang_check.py [--json evidence/sglang_check.json] [--only qwen3] [--seconds 200]
 
 Runs in an environment with SGLang (`make test-sglang` makes one for the CPU). Each case is an engine of its own. Inside
 its scheduler a witness compares the set of every layer at every decode step with the reference, computed from the
@@ -45,6 +45,7 @@ CASES: dict[str, dict[str, Any]] = {
     "gpt-oss": {"experts": 128, "gpu": True},  # SGLang has no attention for it on a CPU
     "gpt-oss routed by its kernel": {"experts": 128, "gpu": True, "moe_runner_backend": "triton_kernel"},
     "nano eager": {"experts": 64, "gpu": True, "eager": True},
+    "nano, prompts in graphs too": {"experts": 64, "gpu": True, "prefill": "breakable"},
 }
 
 
@@ -58,7 +59,8 @@ def arguments(case: dict[str, Any]) -> dict[str, Any]:
     if case.get("drafts"):
         rows = 1 + case["drafts"]
         found |= {"speculative_algorithm": "NGRAM", "speculative_num_draft_tokens": rows}
-    found |= {"attention_backend": "triton", "sampling_backend": "pytorch"}
+    found |= {"attention_backend": "triton", "sampling_backend": "pytorch", "grammar_backend": "none"}
+    found |= {"cuda_graph_backend_prefill": case.get("prefill", "disabled")}
     found |= {"moe_runner_backend": case.get("moe_runner_backend", "triton")}
     # The log says of every decode step whether it was a graph's.
     return found | {"disable_cuda_graph": bool(case.get("eager")), "log_level": "info", "decode_log_interval": 1}
@@ -193,9 +195,12 @@ def rows_of(name: str, seconds: float) -> Iterator[Row]:
 def main(
     json: Annotated[Path | None, typer.Option(help="Write the rows here.")] = None,
     case: Annotated[str | None, typer.Option(help="Run this case alone, in this process.")] = None,
-    only: Annotated[str, typer.Option(help="Run the cases whose names contain this.")] = "",
+    only: Annotated[list[str] | None, typer.Option(help="Run this case; may be given again.")] = None,
     seconds: Annotated[float, typer.Option(help="End a case after so many seconds.")] = 600,
 ) -> None:
+    for name in (case, *(only or ())):
+        if name is not None and name not in CASES:
+            raise typer.BadParameter(f"{name!r} is no case: those are {', '.join(map(repr, CASES))}")
     if case is not None:
         run_case(case)
         return
@@ -205,7 +210,7 @@ def main(
     about = {"gpu": device if GPU else None, "sglang": sglang.__version__, "seed": 0}
     results = Results(json, {"tokens": TOKENS}, about, lists=())
     passed = []
-    for name in [name for name in CASES if only in name and (GPU or not CASES[name].get("gpu"))]:
+    for name in only or [name for name in CASES if GPU or not CASES[name].get("gpu")]:
         for row in rows_of(name, seconds):
             print("ok  " if row["passed"] else "FAIL", row["check"], "|", row["detail"], flush=True)
             passed.append(row["passed"])

@@ -42,7 +42,8 @@ def command(folder: Path, port: int) -> list[str]:
     options |= {"sampling-backend": "pytorch", "decode-log-interval": 200}
     flags = ["--skip-server-warmup"]
     if GPU:
-        options |= {"attention-backend": "triton", "moe-runner-backend": "triton"}
+        options |= {"attention-backend": "triton", "moe-runner-backend": "triton", "grammar-backend": "none"}
+        options["cuda-graph-backend-prefill"] = "disabled"  # answers are measured
     else:
         options |= {
             "device": "cpu",
