@@ -1,4 +1,4 @@
-"""Install SGLang for the CPU into this interpreter's environment, which has uv: python tools/install_sglang_cpu.py 0.5.23
+"""Install SGLang for the CPU into this interpreter's environment by uv: python tools/install_sglang_cpu.py 0.5.23
 
 Its wheels ask for a CUDA build of torch and for kernels that are built for CUDA alone. So: the wheel without its
 dependencies, then those of them that its server imports, then a stub in the place of the kernels for text models
