@@ -94,15 +94,13 @@ def check_signatures() -> None:
 
 def check_server(args: Any, settings: Settings) -> None:
     """Refuse an engine in which selection would be wrong, with the reason and the way out. `args`: its ServerArgs."""
-    for name, (served, why) in SERVED.items():
-        if (given := getattr(args, name, served)) != served:
-            raise SettingsError(f"xshare does not run with {name} {given!r}: {why}; leave it {served!r}, {WAY_OUT}")
+    found = [(name, getattr(args, name, served), served, why) for name, (served, why) in SERVED.items()]
     prefill = getattr(getattr(args, "cuda_graph_config", None), "prefill", None)
-    if args.device == "cuda" and getattr(prefill, "backend", None) == "tc_piecewise":
-        raise SettingsError(
-            f"xshare does not run with cuda_graph_backend_prefill 'tc_piecewise': it compiles routing by itself; "
-            f"leave it 'breakable', {WAY_OUT}"
-        )
+    if args.device == "cuda" and getattr(prefill, "backend", None) == "tc_piecewise":  # 0.5.16 has it
+        found.append(("cuda_graph_backend_prefill", "tc_piecewise", "breakable", "it compiles routing by itself"))
+    for name, given, served, why in found:
+        if given != served:
+            raise SettingsError(f"xshare does not run with {name} {given!r}: {why}; leave it {served!r}, {WAY_OUT}")
     if args.device not in ("cuda", "cpu"):
         raise SettingsError(f"xshare runs in SGLang on CUDA and the CPU, not on {args.device}: unset {VARIABLE}")
     if args.device == "cuda" and (reason := unsupported_policy(settings.policy)):
