@@ -8,7 +8,7 @@ BIN    := .venv/bin
 # Processes of tests, one more than two cores have work for: some tests wait, for a server to start or to be killed.
 JOBS   ?= 3
 
-.PHONY: setup demo test test-fast test-vllm-029 test-sglang soak fuzz lint dist docs site evidence nano-evidence clean
+.PHONY: setup demo test test-fast test-vllm-029 test-sglang test-sglang-steps soak fuzz lint dist docs site evidence nano-evidence clean
 
 setup: .venv/.ready
 
@@ -48,17 +48,19 @@ SGLANG ?= 0.5.23
 SGLANG_BIN := .venv-sglang/bin
 .venv-sglang/.ready: pyproject.toml Makefile tools/install_sglang_cpu.py tools/sglang_cpu_stub.py
 	$(PYTHON) -m venv .venv-sglang
-	$(SGLANG_BIN)/python -m pip install --quiet --upgrade pip
-	$(SGLANG_BIN)/python -m pip install --quiet "$(TORCH)"
-	$(SGLANG_BIN)/python -m pip install --quiet --editable ".[cpu]" hypothesis pytest
+	$(SGLANG_BIN)/python -m pip install --quiet "$(TORCH)" uv
+	$(SGLANG_BIN)/python -m uv pip install --quiet --python $(SGLANG_BIN)/python --editable ".[cpu]" hypothesis pytest
 	$(SGLANG_BIN)/python tools/install_sglang_cpu.py $(SGLANG)
 	$(SGLANG_BIN)/python -m xshare.kernels.cpu
 	touch $@
 
 # Two processes of pytest: one of them has SGLang's engine within itself, of which a process can have one.
-test-sglang: .venv-sglang/.ready
-	$(SGLANG_BIN)/python -m pytest tests/engines/sglang/test_sglang_steps.py tests/engines/sglang/test_sglang_refusals.py
+test-sglang: test-sglang-steps
 	$(SGLANG_BIN)/python -m pytest tests/engines/sglang/test_sglang_server.py
+
+# Without servers: one engine, step by step.
+test-sglang-steps: .venv-sglang/.ready
+	$(SGLANG_BIN)/python -m pytest tests/engines/sglang/test_sglang_steps.py tests/engines/sglang/test_sglang_refusals.py
 
 # A campaign against a real server of nano on the CPU: benchmarks/soak.py says what it does and counts.
 MINUTES ?= 10

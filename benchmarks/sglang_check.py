@@ -1,19 +1,26 @@
 """Is selection right inside SGLang: every set of every step, in decode graphs at sizes on and off their grid?
 
-    python benchmarks/sglang_check.py [--json evidence/sglang_check.json] [--only nano]
+    python benchmarks/sglang_check.py [--json evidence/sglang_check.json] [--only qwen3] [--seconds 200]
 
 Runs in an environment with SGLang (`make test-sglang` makes one for the CPU). Each case is an engine of its own. Inside
 its scheduler a witness compares the set of every layer at every decode step with the reference, computed from the
 logits that the selection saw, and hashes both. Without a GPU, shapes are small and steps are eager.
+
+A row is written as soon as it is known. The file keeps the rows of other versions and other devices.
 """
 
 from __future__ import annotations
 
 import json as json_format
 import os
+import re
+import signal
 import subprocess
 import sys
 import tempfile
+import threading
+from collections import deque
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -28,12 +35,17 @@ from xshare.results import Results, Row
 GPU = torch.cuda.is_available()
 BATCHES = (16, 13, 9, 32, 27) if GPU else (8, 5, 13)  # on the grid of captured sizes, and off it
 TOKENS = 8
+# Requests of one call may be put into batches in another way each time, which can change the last bit on a GPU.
+TRIES = 3 if GPU else 1
 # nano is trained, and its routing shows in its answers; the others have random weights.
 CASES: dict[str, dict[str, Any]] = {
     "nano": {"experts": 64},
-    "nano eager": {"experts": 64, "eager": True},
     "qwen3": {"experts": 128 if GPU else 32},
+    "nano drafts": {"experts": 64, "gpu": True, "drafts": 3},
     "gpt-oss": {"experts": 128, "gpu": True},  # SGLang has no attention for it on a CPU
+    "gpt-oss routed by its kernel": {"experts": 128, "gpu": True, "moe_runner_backend": "triton_kernel"},
+    "nano eager": {"experts": 64, "gpu": True, "eager": True},
+    "nano, prompts in graphs too": {"experts": 64, "gpu": True, "prefill": "breakable"},
 }
 
 
@@ -42,9 +54,16 @@ def arguments(case: dict[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {"max_running_requests": 64, "max_total_tokens": 32768, "skip_server_warmup": True}
     if not GPU:
         found |= {"device": "cpu", "dtype": "float32", "attention_backend": "torch_native"}
-        return found | {"sampling_backend": "pytorch", "mem_fraction_static": 0.5, "disable_cuda_graph": True}
-    found |= {"attention_backend": "triton", "sampling_backend": "pytorch", "moe_runner_backend": "triton"}
-    return found | {"disable_cuda_graph": bool(case.get("eager"))}
+        found |= {"sampling_backend": "pytorch", "mem_fraction_static": 0.5, "disable_cuda_graph": True}
+        return found | {"log_level": "warning"}
+    if case.get("drafts"):
+        rows = 1 + case["drafts"]
+        found |= {"speculative_algorithm": "NGRAM", "speculative_num_draft_tokens": rows}
+    found |= {"attention_backend": "triton", "sampling_backend": "pytorch", "grammar_backend": "none"}
+    found |= {"cuda_graph_backend_prefill": case.get("prefill", "disabled")}
+    found |= {"moe_runner_backend": case.get("moe_runner_backend", "triton")}
+    # The log says of every decode step whether it was a graph's.
+    return found | {"disable_cuda_graph": bool(case.get("eager")), "log_level": "info", "decode_log_interval": 1}
 
 
 def model(name: str, folder: Path) -> tuple[Path, dict[str, Any]]:
@@ -53,9 +72,9 @@ def model(name: str, folder: Path) -> tuple[Path, dict[str, Any]]:
 
     if name.startswith("nano"):
         return untied(models.folder("nano"), folder / "nano"), {}
-    shape = gpt_oss_120b(4, tiny=not GPU) if name == "gpt-oss" else qwen3_30b_a3b(4, tiny=not GPU)
+    shape = gpt_oss_120b(4, tiny=not GPU) if name.startswith("gpt-oss") else qwen3_30b_a3b(4, tiny=not GPU)
     shape.pop("quantization_config", None)  # random weights in MXFP4 have no loader here
-    return write(shape, folder / name), {"load_format": "dummy", "skip_tokenizer_init": True}
+    return write(shape, folder / "random"), {"load_format": "dummy", "skip_tokenizer_init": True}
 
 
 def prompts(name: str, folder: Path, count: int) -> list[list[int]]:
@@ -68,95 +87,137 @@ def prompts(name: str, folder: Path, count: int) -> list[list[int]]:
     return [asked[i % len(asked)] for i in range(count)]
 
 
-def run_case(name: str) -> list[Row]:
-    case, rows = CASES[name], list[Row]()
+def run_case(name: str) -> None:
+    """In this process; each row goes to the standard output, behind a word that marks it."""
+    case = CASES[name]
     policy = f"k0=1,m={24 if GPU else 8}"
     settings = {"policy": policy, "gates": {"bypass": False}, "live": "any", "metrics": {"every": 1}}
     os.environ["XSHARE"] = json_format.dumps(settings)
     import sglang
 
     def check(what: str, passed: bool, detail: str, **more: Any) -> None:
-        rows.append({"check": f"{name}: {what}", "passed": bool(passed), "detail": detail, **more})
+        row = {"check": f"{name}: {what}", "passed": bool(passed), "detail": detail, **more}
+        print("RESULT " + json_format.dumps(row), flush=True)
 
     with tempfile.TemporaryDirectory() as made:
         folder, loading = model(name, Path(made))
-        engine = sglang.Engine(model_path=str(folder), log_level="warning", **arguments(case), **loading)
+        engine = sglang.Engine(model_path=str(folder), **arguments(case), **loading)
 
         def told() -> dict[str, Any]:
             found: dict[str, Any] = engine.get_server_info()["internal_states"][0]["xshare"]
             return found
 
-        def generate(count: int, kinds: list[str] | None = None) -> list[list[int]]:
+        def generate(count: int, kinds: list[str] | None = None) -> list[tuple[int, ...]]:
             each = kinds or ["shared"] * count
             params = [
                 {"temperature": 0, "max_new_tokens": TOKENS, "ignore_eos": True, "custom_params": {"xshare": kind}}
                 for kind in each
             ]
             found = engine.generate(input_ids=prompts(name, folder, count), sampling_params=params)
-            return [answer["output_ids"] for answer in found]
+            return [tuple(answer["output_ids"]) for answer in found]
 
-        def witnessed(what: str, count: int, kinds: list[str] | None = None) -> list[list[int]]:
+        def answers(count: int) -> list[set[tuple[int, ...]]]:
+            """Of each prompt, all that were given in a few tries."""
+            return [set(given) for given in zip(*(generate(count) for _ in range(TRIES)), strict=True)]
+
+        def witnessed(what: str, count: int, kinds: list[str] | None = None) -> None:
             engine.flush_cache()
             engine.collective_rpc("xshare_check", on=True)
-            tokens = generate(count, kinds)
+            generate(count, kinds)
             found = told()["checked"]
             detail = f"{found['compared']} sets over {found['steps']} decode steps, {found['differ']} differ"
             hashes = {"sha256": found["sha256"], "sha256_reference": found["sha256_reference"]}
             check(what, found["compared"] > 0 and not found["differ"], detail, **hashes)
-            return tokens
 
         try:
             state = told()
             layers = 6 if name.startswith("nano") else 4
             check("attached", len(state["layers"]) == layers, f"{len(state['layers'])} of {layers} layers")
             for batch in BATCHES:
-                pruned = witnessed(f"S equals the reference, batch {batch}", batch)
+                witnessed(f"S equals the reference, batch {batch}", batch)
             witnessed("S with protected requests equals the reference", 9, ["exact"] * 2 + ["shared"] * 7)
+            if case.get("drafts"):
+                engine.collective_rpc("xshare_set", policy="k0=1,m=0,mr=4")
+                witnessed("S with a budget of a request equals the reference", BATCHES[-1])
             engine.collective_rpc("xshare_set", policy=f"k0=1,m={case['experts']}")
-            everything = witnessed("S is all experts with a budget of N", BATCHES[-1])
+            witnessed("S is all experts with a budget of N", BATCHES[-1])
             engine.collective_rpc("xshare_check", on=False)
+            everything = answers(BATCHES[-1])
             engine.collective_rpc("xshare_switch", on=False)
-            native = generate(BATCHES[-1])
-            same = sum(a == b for a, b in zip(everything, native, strict=True))
+            native = answers(BATCHES[-1])
+            same = sum(bool(a & b) for a, b in zip(everything, native, strict=True))
             check("a budget of N gives the native tokens", same == len(native), f"{same} of {len(native)}")
-            other = sum(a != b for a, b in zip(pruned, native, strict=True))
             if name.startswith("nano"):
                 engine.collective_rpc("xshare_switch", on=True)
                 engine.collective_rpc("xshare_set", policy="k0=0,m=4")
-                other = sum(a != b for a, b in zip(generate(BATCHES[-1]), native, strict=True))
+                other = sum(not a & b for a, b in zip(answers(BATCHES[-1]), native, strict=True))
                 check("a set of 4 experts does not", other > 0, f"{other} of {len(native)} differ from native")
         finally:
             engine.shutdown()
-    return rows
+
+
+def rows_of(name: str, seconds: float) -> Iterator[Row]:
+    """A case in a process of its own: its rows as they come, and what its log says of graphs."""
+    child = subprocess.Popen(
+        [sys.executable, __file__, "--case", name],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        start_new_session=True,  # ended with the engine's other processes
+    )
+    assert child.stdout is not None
+    late = threading.Timer(seconds, os.killpg, (child.pid, signal.SIGKILL))
+    late.start()
+    said: deque[str] = deque(maxlen=60)
+    replayed, eager = set[int](), set[int]()
+    for line in child.stdout:
+        if line.startswith("RESULT "):
+            yield json_format.loads(line.removeprefix("RESULT "))
+            continue
+        said.append(line.rstrip())
+        if step := re.search(r"Decode batch.*#running-req: (\d+).*graph: (True|False)", line):
+            (replayed if step[2] == "True" else eager).add(int(step[1]))
+    ended_in_time = late.is_alive()
+    late.cancel()
+    if child.wait() != 0 or not ended_in_time:
+        print(*said, sep="\n", file=sys.stderr)
+        why = f"exit code {child.returncode}" if ended_in_time else f"not done in {seconds:.0f} seconds"
+        error = next((line for line in reversed(said) if "Error" in line or line.startswith("xshare")), "")
+        yield {"check": f"{name}: ran to the end", "passed": False, "detail": f"{why}: {error}"[:400]}
+    elif GPU:
+        as_asked = eager and not replayed if CASES[name].get("eager") else replayed and not eager
+        detail = f"requests of replayed steps {sorted(replayed)}, of eager ones {sorted(eager)}"
+        what = "no step is a graph's" if CASES[name].get("eager") else "every decode step is a graph's"
+        yield {"check": f"{name}: {what}", "passed": bool(as_asked), "detail": detail}
 
 
 def main(
     json: Annotated[Path | None, typer.Option(help="Write the rows here.")] = None,
     case: Annotated[str | None, typer.Option(help="Run this case alone, in this process.")] = None,
-    only: Annotated[str, typer.Option(help="Run the cases whose names contain this.")] = "",
+    only: Annotated[list[str] | None, typer.Option(help="Run this case; may be given again.")] = None,
+    seconds: Annotated[float, typer.Option(help="End a case after so many seconds.")] = 600,
 ) -> None:
+    for name in (case, *(only or ())):
+        if name is not None and name not in CASES:
+            raise typer.BadParameter(f"{name!r} is no case: those are {', '.join(map(repr, CASES))}")
     if case is not None:
-        print("RESULT " + json_format.dumps(run_case(case)))
+        run_case(case)
         return
-    rows: list[Row] = []
-    for name in [name for name in CASES if only in name and (GPU or not CASES[name].keys() & {"eager", "gpu"})]:
-        ran = subprocess.run([sys.executable, __file__, "--case", name], capture_output=True, text=True, check=False)
-        line = next((line for line in ran.stdout.splitlines() if line.startswith("RESULT ")), None)
-        if line is None:
-            said = (ran.stderr.strip().splitlines() or ["nothing"])[-1]
-            rows.append({"check": f"{name}: ran", "passed": False, "detail": f"exit code {ran.returncode}: {said}"})
-        else:
-            rows += json_format.loads(line.removeprefix("RESULT "))
-    for row in rows:
-        print("ok  " if row["passed"] else "FAIL", row["check"], "|", row["detail"])
-    if json is not None:
-        import sglang
+    import sglang
 
-        gpu = torch.cuda.get_device_name() if GPU else None
-        written = Results(json, None, {"gpu": gpu, "sglang": sglang.__version__, "seed": 0}, lists=())
-        written.rows = rows
-        written.write()
-    raise typer.Exit(0 if rows and all(row["passed"] for row in rows) else 1)
+    device = torch.cuda.get_device_name() if GPU else "cpu"
+    about = {"gpu": device if GPU else None, "sglang": sglang.__version__, "seed": 0}
+    results = Results(json, {"tokens": TOKENS}, about, lists=())
+    passed = []
+    for name in only or [name for name in CASES if GPU or not CASES[name].get("gpu")]:
+        for row in rows_of(name, seconds):
+            print("ok  " if row["passed"] else "FAIL", row["check"], "|", row["detail"], flush=True)
+            passed.append(row["passed"])
+            mine = {"sglang": sglang.__version__, "device": device, **row}
+            results.put([mine], ("sglang", "device", "check"))
+            results.write()
+    raise typer.Exit(0 if passed and all(passed) else 1)
 
 
 if __name__ == "__main__":

@@ -2,9 +2,10 @@
 
     python benchmarks/sglang_speed.py [--json evidence/sglang_speed.json] [--shape qwen3] [--batch 16]
 
-Runs in an environment with SGLang. A server with random weights in the shape of Qwen3-30B-A3B or gpt-oss-120b is
-started, and `xshare bench` measures it by its address: that is paired, and shows speed alone. The vocabulary is nano's,
-whose tokenizer it has; without a GPU all of it is small, and shows that the command runs.
+Runs in an environment with SGLang. A server with random weights (sglang_weights.py, routing `carried` of
+fit_routing.py: this measures speed, not quality) in the shape of Qwen3-30B-A3B or gpt-oss-120b is started, and
+`xshare bench` measures it by its address: that is paired, and writes every repeat as it comes. The vocabulary is
+nano's, whose tokenizer it has; without a GPU all of it is small, and shows that the command runs.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import json as json_format
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -22,6 +24,8 @@ from typing import Annotated
 
 import torch
 import typer
+from fit_routing import fits
+from sglang_weights import VARIABLE, written
 
 from xshare import models
 from xshare.cli import main as xshare
@@ -33,22 +37,23 @@ SETTINGS = {"policy": "k0=1,m=0", "live": "any", "gates": {"bypass": False}}
 
 
 def command(folder: Path, port: int) -> list[str]:
-    found = [sys.executable, "-m", "sglang.launch_server", "--model-path", str(folder), "--load-format", "dummy"]
-    found += [
-        "--host",
-        "127.0.0.1",
-        "--port",
-        str(port),
-        "--served-model-name",
-        "random",
-        "--max-running-requests",
-        "64",
-    ]
-    found += ["--max-total-tokens", "65536", "--sampling-backend", "pytorch", "--skip-server-warmup"]
+    options: dict[str, object] = {"model-path": folder, "load-format": "dummy", "served-model-name": "random"}
+    options |= {"host": "127.0.0.1", "port": port, "max-running-requests": 64, "max-total-tokens": 65536}
+    options |= {"sampling-backend": "pytorch", "decode-log-interval": 200}
+    flags = ["--skip-server-warmup"]
     if GPU:
-        return [*found, "--attention-backend", "triton", "--moe-runner-backend", "triton"]
-    found += ["--device", "cpu", "--dtype", "float32", "--attention-backend", "torch_native"]
-    return [*found, "--mem-fraction-static", "0.5", "--disable-cuda-graph"]
+        options |= {"attention-backend": "triton", "moe-runner-backend": "triton", "grammar-backend": "none"}
+        options["cuda-graph-backend-prefill"] = "disabled"  # answers are measured
+    else:
+        options |= {
+            "device": "cpu",
+            "dtype": "float32",
+            "attention-backend": "torch_native",
+            "mem-fraction-static": 0.5,
+        }
+        flags.append("--disable-cuda-graph")
+    words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
+    return [sys.executable, "-m", "sglang.launch_server", *words, *flags]
 
 
 def model(shape: str, layers: int, folder: Path) -> Path:
@@ -58,17 +63,18 @@ def model(shape: str, layers: int, folder: Path) -> Path:
     config = gpt_oss_120b(layers, tiny=not GPU) if shape == "gpt-oss" else qwen3_30b_a3b(layers, tiny=not GPU)
     config.pop("quantization_config", None)
     ids = {"vocab_size": 3072, "eos_token_id": 0, "bos_token_id": 1, "pad_token_id": 0}
+    folder.mkdir(parents=True)
     for name in ("tokenizer.json", "tokenizer_config.json"):
-        folder.mkdir(parents=True, exist_ok=True)
         shutil.copy(nano / name, folder / name)
     return write(config | ids, folder)
 
 
 def wait(http: Http, process: subprocess.Popen[bytes], seconds: float) -> None:
-    end = time.monotonic() + seconds
-    while time.monotonic() < end and process.poll() is None:
+    began = time.monotonic()
+    while time.monotonic() < began + seconds and process.poll() is None:
         try:
             if http.ask("/health")[0] == 200:
+                print(f"the server was up after {time.monotonic() - began:.0f} s", flush=True)
                 return
         except ServerError:
             time.sleep(1)
@@ -82,16 +88,19 @@ def main(
     batch: Annotated[int, typer.Option(help="Requests decoded together.")] = 16 if GPU else 4,
     tokens: Annotated[int, typer.Option(help="Tokens of an answer.")] = 128 if GPU else 8,
     repeats: Annotated[int, typer.Option(help="Runs of each policy.")] = 8 if GPU else 2,
+    seconds: Annotated[float, typer.Option(help="Wait so long for the server.")] = 600,
 ) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     http = Http(f"http://127.0.0.1:{port}", 120)
     with tempfile.TemporaryDirectory() as made:
-        env = os.environ | {"XSHARE": json_format.dumps(SETTINGS)}
-        server = subprocess.Popen(command(model(shape, layers, Path(made, shape)), port), env=env)
+        env = os.environ | written(Path(made, "plugin"))
+        env |= {"XSHARE": json_format.dumps(SETTINGS), VARIABLE: json_format.dumps(fits()["carried"])}
+        folder = model(shape, layers, Path(made, shape))
+        server = subprocess.Popen(command(folder, port), env=env, stdout=sys.stderr, start_new_session=True)
         try:
-            wait(http, server, 900)
+            wait(http, server, seconds)
             given = ["xshare", "bench", "--engine", http.url, "--batch", str(batch), "--tokens", str(tokens)]
             given += ["--repeats", str(repeats), "--prompt-tokens", "32"]
             sys.argv = given + [word for preset in PRESETS for word in ("--policy", preset)]
@@ -99,7 +108,10 @@ def main(
             xshare()
         finally:
             server.terminate()
-            server.wait(60)
+            try:
+                server.wait(20)
+            except subprocess.TimeoutExpired:
+                os.killpg(server.pid, signal.SIGKILL)  # with its other processes
 
 
 if __name__ == "__main__":

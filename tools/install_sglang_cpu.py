@@ -1,4 +1,4 @@
-"""Install SGLang for the CPU into this interpreter's environment: python tools/install_sglang_cpu.py 0.5.23
+"""Install SGLang for the CPU into this interpreter's environment by uv: python tools/install_sglang_cpu.py 0.5.23
 
 Its wheels ask for a CUDA build of torch and for kernels that are built for CUDA alone. So: the wheel without its
 dependencies, then those of them that its server imports, then a stub in the place of the kernels for text models
@@ -25,20 +25,22 @@ IMPORTED = (
 STUBBED = ("sgl_kernel", "torchvision")
 
 
-def pip_install(*arguments: str) -> None:
-    subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", *arguments], check=True)
+def install(*arguments: str) -> None:
+    """By uv: it takes a quarter of pip's time, and more than half of all that a test in a fresh environment takes."""
+    command = [sys.executable, "-m", "uv", "pip", "install", "--quiet", "--python", sys.executable]
+    subprocess.run([*command, *arguments], check=True)
 
 
 def main(version: str) -> None:
-    pip_install("--no-deps", f"sglang=={version}")
-    pip_install("packaging")
+    install("--no-deps", f"sglang=={version}")
+    install("packaging")
     from packaging.requirements import Requirement
     from packaging.utils import canonicalize_name
 
     asked = [Requirement(line) for line in requires("sglang") or ()]
     wanted = [r for r in asked if canonicalize_name(r.name) in IMPORTED and r.marker is None]
-    # SGLang imports Triton, which torch for the CPU does not bring along.
-    pip_install("triton>=3.6", *(str(r) for r in wanted))
+    # SGLang imports two more that its wheel does not ask for: Triton comes with torch for CUDA, dill with `datasets`.
+    install("triton>=3.6", "dill", *(str(r) for r in wanted))
     for name in STUBBED:
         stub = Path(__file__).with_name("sglang_cpu_stub.py")
         shutil.copy(stub, Path(sysconfig.get_path("purelib"), f"{name}.py"))

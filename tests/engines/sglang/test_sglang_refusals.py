@@ -73,6 +73,14 @@ def test_devices_and_policies_that_are_not_served_are_refused():
         compatibility.check_server(SimpleNamespace(device="cuda"), rival)
 
 
+def test_prompts_read_by_compiled_graphs_are_refused():
+    graphs = SimpleNamespace(prefill=SimpleNamespace(backend="tc_piecewise"))
+    with pytest.raises(SettingsError, match="cuda_graph_backend_prefill 'tc_piecewise': it compiles routing"):
+        compatibility.check_server(SimpleNamespace(device="cuda", cuda_graph_config=graphs), SETTINGS)
+    graphs.prefill.backend = "breakable"
+    compatibility.check_server(SimpleNamespace(device="cuda", cuda_graph_config=graphs), SETTINGS)
+
+
 @pytest.mark.parametrize("version", ["0.5.15", "0.5.13.post1", "0.5.24", "0.6.0", "1.0"])
 def test_versions_that_nobody_looked_at_are_refused(monkeypatch, version):
     monkeypatch.setattr(compatibility, "sglang_version", lambda: version)

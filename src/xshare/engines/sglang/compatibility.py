@@ -14,7 +14,7 @@ from xshare.staircase import read_stairs
 
 # How each version's path was checked. The others in the range were not looked at.
 VERIFIED = {
-    "0.5.16": "read and signature-checked only",
+    "0.5.16": "run on a CPU and signature-checked",
     "0.5.23": "run on a CPU and signature-checked",
 }
 FIRST, LAST = (0, 5, 16), (0, 5, 23)
@@ -94,8 +94,12 @@ def check_signatures() -> None:
 
 def check_server(args: Any, settings: Settings) -> None:
     """Refuse an engine in which selection would be wrong, with the reason and the way out. `args`: its ServerArgs."""
-    for name, (served, why) in SERVED.items():
-        if (given := getattr(args, name, served)) != served:
+    found = [(name, getattr(args, name, served), served, why) for name, (served, why) in SERVED.items()]
+    prefill = getattr(getattr(args, "cuda_graph_config", None), "prefill", None)
+    if args.device == "cuda" and getattr(prefill, "backend", None) == "tc_piecewise":  # 0.5.16 has it
+        found.append(("cuda_graph_backend_prefill", "tc_piecewise", "breakable", "it compiles routing by itself"))
+    for name, given, served, why in found:
+        if given != served:
             raise SettingsError(f"xshare does not run with {name} {given!r}: {why}; leave it {served!r}, {WAY_OUT}")
     if args.device not in ("cuda", "cpu"):
         raise SettingsError(f"xshare runs in SGLang on CUDA and the CPU, not on {args.device}: unset {VARIABLE}")

@@ -20,6 +20,8 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 from xshare.engines.serving.settings import SettingsError
 from xshare.engines.serving.state import State
 from xshare.engines.serving.step_check import Witness
@@ -30,7 +32,11 @@ NAMES = ("xshare_set", "xshare_switch", "xshare_cost", "xshare_count", "xshare_c
 
 
 def state_of(scheduler: Any) -> State:
+    """The state, once no step runs any more: steps run on a stream of their own, which waits for this one at the next
+    step, and not the other way round."""
     state: State = scheduler.tp_worker.model_runner.xshare
+    if state.device.type == "cuda":
+        torch.cuda.synchronize()
     return state
 
 

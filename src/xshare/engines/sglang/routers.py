@@ -49,7 +49,7 @@ def shared_slots(config: Any) -> int:
 
 def output_format(topk: Any, device: torch.device) -> str:
     """What a layer's routing hands to its experts: ids and weights (STANDARD), or logits for a kernel that routes by
-    itself. In 0.5.16 that depends on the server alone, and is asked there again in every step."""
+    itself. In 0.5.16 that depends on the server, and is asked there again in every step."""
     found = topk.topk_config.output_format
     if device.type == "cpu":
         return STANDARD
@@ -60,7 +60,9 @@ def output_format(topk: Any, device: torch.device) -> str:
     backend = get_moe_runner_backend()
     if backend.is_triton_kernels():
         return "TRITON_KERNEL"
-    return "BYPASSED" if backend.is_flashinfer_trtllm() or backend.is_flashinfer_mxfp4() else STANDARD
+    own = backend.is_flashinfer_mxfp4() and not getattr(topk, "is_fp4_experts", False)
+    experimental = getattr(backend, "is_experimental_sgl_trtllm", lambda: False)()
+    return "BYPASSED" if own or experimental or backend.is_flashinfer_trtllm() else STANDARD
 
 
 def placement_of(experts: Any, num_experts: int, device: torch.device) -> Placement | None:
