@@ -91,8 +91,11 @@ class Study:
             kept.lists["matched"] = found
         kept.write()
 
-    def matches(self, wanted: Wanted, recorded: Callable[[Advance], Trace]) -> bool:
-        """Rivals at as many experts as their references: their knobs first, by replay, then they themselves."""
+    def matches(
+        self, wanted: Wanted, recorded: Callable[[Advance], Trace], by: Callable[..., Any] | None = None
+    ) -> bool:
+        """Rivals at as many experts as their references: their knobs first, by replay, then they themselves, `by` what
+        measures the others."""
         found = self.kept.lists["calibration"]
         there = {(Setting.of(one), one["reference"], one["rival"]) for one in found}
         missing = {key: wanted[key] for key in wanted if (key[0], str(key[1]), key[2]) not in there}
@@ -105,7 +108,7 @@ class Study:
                     advance(1)
             self.kept.write()
         cells: dict[Cell, str] = dict.fromkeys(((Setting.of(one), Policy.parse(one["policy"])) for one in found), "")
-        return self.measure("rivals", cells)
+        return self.measure("rivals", cells, by)
 
 
 def nearest(trace: Trace, setting: Setting, reference: Policy, policies: list[Policy]) -> Row:
