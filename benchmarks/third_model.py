@@ -23,6 +23,7 @@ its score, and rivals. Every cell is written when it is done; the same command g
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -50,6 +51,7 @@ from xshare.workers import Workers
 SETTINGS = [Setting(batch, 0, mixed) for batch in (16, 32) for mixed in (True, False)]
 PAPER = [(24, 1), (0, 1), (0, 2), (12, 1), (12, 2)]  # its (m, k0), by both scores
 RIVALED = ["k0=1,m=24", "balanced"]  # what rivals are held against, the first with its budget for 128 experts
+REPLAYED = 25  # batches, to count experts in advance: smol has five times nano's layers
 LISTS = ("calibration", "perplexity", "load", "overlap")
 UNKNOWN = ("accuracy", "accuracy_low", "accuracy_high", "change", "change_low", "change_high", "p", "lost", "won")
 
@@ -155,7 +157,9 @@ def held_out_rows(name: str, folder: str, job: Job) -> list[Row]:
 def describe(bench: Bench, kept: Kept, beside: dict[str, str], recorded: Callable[..., Trace]) -> None:
     """Everything that needs no policy."""
     for name, folder in {"smol": bench.job.model, **beside}.items():
-        if not any(row["model"] == name for row in kept.lists["perplexity"]):
+        if not (Path(folder) / "config.json").is_file():
+            typer.echo(f"{name} is not in {folder}: its perplexity is left out")
+        elif not any(row["model"] == name for row in kept.lists["perplexity"]):
             kept.lists["perplexity"] += held_out_rows(name, folder, bench.job)
             kept.write()
     if not kept.lists["load"]:
@@ -182,7 +186,7 @@ def main(
     ),
 ) -> None:
     options, alone, weights = engine_arguments(engine_args), threads or (1 if jobs > 1 else None), weights_of(model)
-    complete, rows = True, []
+    began, complete, rows = time.monotonic(), True, []
     sets: list[tuple[str, type[Asking], list[Task], int]] = [("texts", Reading, tasks_of(texts, count, 0), tokens)]
     if questions is not None and questions.is_file() and questions.stat().st_size:
         sets.append(("questions", Asking, tasks_of(questions, count, 0), answer_tokens))
@@ -206,7 +210,8 @@ def main(
             describe(bench, kept, dict(each.split("=", 1) for each in beside or []), recorded)
         workers = Workers(bench.told if jobs == 1 else partial(kind, job), jobs)
         try:
-            study = Study(bench, workers, kept, seconds)
+            left = None if seconds is None else seconds - (time.monotonic() - began)
+            study = Study(bench, workers, kept, left, REPLAYED)
             all_ = study.natives(settings) and study.measure(name, cells_of(settings, about.experts), kind.cell)
             if name == "texts" and all_:
                 wanted = rival_cells(settings, about.experts, about.top_k)
