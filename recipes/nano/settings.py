@@ -79,6 +79,7 @@ class Training:
     cooldown: float = 0.3  # last share of the steps, in which the rate falls to zero
     decay: float = 0.1  # of weights
     betas: tuple[float, float] = (0.9, 0.95)
+    timed: int = 150  # steps after which their number is fitted to the time, where none was asked for
     parts: int = 1  # in which a step's rows go through the model, one after another
     seed: int = 0
 
@@ -88,7 +89,7 @@ TRAINING = {
     "draft": Training(256, 4e-3),
     "lab": Training(128, 1e-3, balance=0.02, spread=1e-4),
     "lab-draft": Training(128, 4e-3),
-    "smol": Training(64, 6e-4, balance=0.02, spread=1e-4, warmup=50, parts=2),
+    "smol": Training(64, 6e-4, balance=0.02, spread=1e-4, warmup=50, timed=100, parts=2),
     "smol-dense": Training(64, 6e-4, warmup=50, parts=2),
 }
 

@@ -28,8 +28,6 @@ from safetensors.torch import load_file, save_file
 from settings import BOTH, DRAFT_MODEL, LAB_MODEL, MODEL, NANO, TRAINING, Training
 from torch import Tensor, nn
 
-TIMED = 150  # steps after which their number is fitted to the time
-
 
 def new_model(name: str, device: str, tiny: bool, start: Path | None) -> Any:
     import transformers as t
@@ -223,7 +221,7 @@ def train(
     """From step `first` to the last, or until the time is up; a checkpoint at the end of either, and now and then.
     Questions of all sizes from step `lengthen` on.
 
-    -> the number of steps, which is chosen after `TIMED` more of them where it is 0
+    -> the number of steps, which is chosen after `settings.timed` more of them where it is 0
     """
     settings = TRAINING[model]
     device = str(masters.masters[0].device.type)
@@ -254,7 +252,9 @@ def train(
                 line |= {"norm": round(float(norm), 2), "tokens_per_s": round(speed)}
                 print(json.dumps(line), file=log, flush=True)
                 print(json.dumps(line), flush=True)
-                if not steps and step + 1 - first >= TIMED:  # the last 50 of them: the first wait for the compiler
+                if (
+                    not steps and step + 1 - first >= settings.timed
+                ):  # the last 50 of them: the first wait for the compiler
                     left = max(0.0, until - time.monotonic())
                     steps = step + 1 + int(left * speed * 50 / tokens)
                     print(f"{steps} steps fit", flush=True)

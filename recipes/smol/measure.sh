@@ -25,15 +25,16 @@ train=(python recipes/nano/train.py "$corpus" --out "$out" --questions 0 ${TRAIN
 
 # The dense model sees the same rows, as far as its time goes; smol's answers are judged meanwhile.
 steps=$(tail -1 "$out/log-smol.jsonl" | python -c 'import json, sys; print(json.loads(sys.stdin.read())["step"])')
+resume=$([ ! -f "$out/checkpoint-smol-dense.safetensors" ] || echo --resume)
 [ -f "$out/smol-dense/tokenizer.json" ] ||
-  timeout "${DENSE_SECONDS:-200}" "${train[@]}" --model smol-dense --start "$out/dense" --steps "$steps" --workers 4 \
-    > "$out/train-dense.log" 2>&1 &
+  "${train[@]}" --model smol-dense --start "$out/dense" --steps "$steps" --seconds "${DENSE_SECONDS:-200}" $resume \
+    --workers 4 >> "$out/train-dense.log" 2>&1 &
 dense=$!
 [ -f "$out/evaluation-smol.json" ] ||
   python recipes/nano/evaluate.py "$corpus" --out "$out" --model smol --questions "${EACH:-16}" > "$out/evaluation.log" 2>&1
 [ -f "$out/smol.jsonl" ] ||
   python recipes/lab/tasks.py 40 "$out/evaluation-smol.json" > "$out/smol.jsonl"  # empty, if it answers none well
-wait $dense || echo "the dense model was not trained: $out/train-dense.log"
+wait $dense || echo "the dense model is not trained yet: $out/train-dense.log"
 
 python benchmarks/third_model.py "$out/smol" "$out/texts.jsonl" --questions "$out/smol.jsonl" --jobs "${JOBS:-6}" \
   --count "${QUESTIONS:-320}" --beside "dense=$out/dense" --beside "dense-trained=$out/smol-dense" \
