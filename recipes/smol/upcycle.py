@@ -44,7 +44,7 @@ class Shape:
     parts: int = 4  # of an MLP, and experts of a token
     copies: int = 8  # of each part
     noise: float = 0.02  # in a router's rows, as a share of their length
-    sharpness: float = 2.0  # standard deviation of a router's logits
+    sharpness: float = 1.0  # standard deviation of a router's logits
     seed: int = 0
 
     @property
