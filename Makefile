@@ -112,6 +112,7 @@ evidence: setup
 	mkdir -p docs/plots
 	$(REPLAY) --curve --policy k0=1,m=6 --out evidence/curve.json --plot docs/plots/curve.svg
 	$(REPLAY) --overlap --out evidence/overlap.json --plot docs/plots/overlap.svg
+	$(BIN)/xshare trace load $(TRACE) --out evidence/load.json
 	$(BIN)/python benchmarks/selecting.py --json evidence/select.json
 	$(MAKE) docs
 

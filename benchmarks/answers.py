@@ -133,14 +133,22 @@ class Bench:
 
     def divergence(self, setting: Setting, policy: Policy, native: Row) -> Row:
         """KL of native's next tokens from the policy's, over some of native's answers; per token, over all of them."""
+        return self.kl_row(setting, self.compared(setting, policy, native))
+
+    def kl_row(self, setting: Setting, texts: dict[int, Compared]) -> Row:
+        """Of what was compared last."""
+        kl, low, high = mean_kl(list(texts.values()))
+        active = self.engine(setting.drafts).stats().mean["experts_active"]
+        return {"kl": kl, "kl_low": low, "kl_high": high, "kl_answers": len(texts), "kl_active": active}
+
+    def compared(self, setting: Setting, policy: Policy | None, native: Row) -> dict[int, Compared]:
+        """Some of native's answers under a policy, by their places."""
         engine = self.engine(setting.drafts)
         engine.use(policy)
         if setting not in self.native_texts:
             self.native_texts[setting] = list(self.texts(setting, native, self.job.forced))
-        texts = [text for _, some in self.native_texts[setting] for text in some.compare(engine.attached)]
-        kl, low, high = mean_kl(texts)
-        active = engine.stats().mean["experts_active"]
-        return {"kl": kl, "kl_low": low, "kl_high": high, "kl_answers": len(texts), "kl_active": active}
+        passes = ((places, some.compare(engine.attached)) for places, some in self.native_texts[setting])
+        return {place: text for places, some in passes for place, text in zip(places, some, strict=True)}
 
     def texts(
         self, setting: Setting, native: Row, most: int | None = None, places: Sequence[int] | None = None

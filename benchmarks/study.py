@@ -30,13 +30,17 @@ from xshare.workers import Call, Workers
 KEY = ("batch", "drafts", "mixed", "policy")
 LISTS = ("calibration", "matched")
 CONTROL = "no-op control"
-REPLAYED = 100  # batches, to count experts in advance
+REPLAYED = 100  # batches
 Cell = tuple[Setting, Policy | None]
 Wanted = dict[tuple[Setting, Policy, str], list[Policy]]  # a reference, a rival's name, and its policies
 
 
 class Study:
-    def __init__(self, bench: Bench, workers: Workers, kept: Kept, seconds: float | None = None) -> None:
+    def __init__(
+        self, bench: Bench, workers: Workers, kept: Kept, seconds: float | None = None, replayed: int = REPLAYED
+    ) -> None:
+        """replayed: batches, to count experts in advance"""
+        self.replayed = replayed
         self.workers, self.kept, self.began, self.seconds = workers, kept, time.monotonic(), seconds
         self.asked = len(bench.job.tasks)
         self.slowest: dict[int, float] = {}  # seconds of a cell so far, by drafts
@@ -91,8 +95,11 @@ class Study:
             kept.lists["matched"] = found
         kept.write()
 
-    def matches(self, wanted: Wanted, recorded: Callable[[Advance], Trace]) -> bool:
-        """Rivals at as many experts as their references: their knobs first, by replay, then they themselves."""
+    def matches(
+        self, wanted: Wanted, recorded: Callable[[Advance], Trace], by: Callable[..., Any] | None = None
+    ) -> bool:
+        """Rivals at as many experts as their references: their knobs first, by replay, then they themselves, `by` what
+        measures the others."""
         found = self.kept.lists["calibration"]
         there = {(Setting.of(one), one["reference"], one["rival"]) for one in found}
         missing = {key: wanted[key] for key in wanted if (key[0], str(key[1]), key[2]) not in there}
@@ -101,17 +108,19 @@ class Study:
                 trace = recorded(advance)
             with progress_bar("knobs of rivals", len(missing)) as advance:
                 for (setting, reference, rival), policies in missing.items():
-                    found.append({"rival": rival} | asdict(setting) | nearest(trace, setting, reference, policies))
+                    found.append(
+                        {"rival": rival} | asdict(setting) | nearest(trace, setting, reference, policies, self.replayed)
+                    )
                     advance(1)
             self.kept.write()
         cells: dict[Cell, str] = dict.fromkeys(((Setting.of(one), Policy.parse(one["policy"])) for one in found), "")
-        return self.measure("rivals", cells)
+        return self.measure("rivals", cells, by)
 
 
-def nearest(trace: Trace, setting: Setting, reference: Policy, policies: list[Policy]) -> Row:
+def nearest(trace: Trace, setting: Setting, reference: Policy, policies: list[Policy], replayed: int = REPLAYED) -> Row:
     """Of policies that load more and more, the one that loads about as much as the reference, by halving."""
     mix: Mix = "random" if setting.mixed else "single"
-    batches = sampled(trace, setting.batch, setting.drafts, mix, REPLAYED)
+    batches = sampled(trace, setting.batch, setting.drafts, mix, replayed)
     counts: dict[Policy, float] = {}
 
     def count(policy: Policy) -> float:

@@ -32,6 +32,7 @@ def evaluate(corpus: Path, out: Path, name: str, questions: int) -> None:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
     model = AutoModelForCausalLM.from_pretrained(out / name, dtype=dtype).to(device).eval()
+    folder = out / name if (out / name / "tokenizer.json").is_file() else NANO
     last = json.loads((out / f"log-{name}.jsonl").read_text().splitlines()[-1])
     found = {
         "model": name,
@@ -41,16 +42,16 @@ def evaluate(corpus: Path, out: Path, name: str, questions: int) -> None:
         "questions": questions,
         "device": device,
         "dtype": str(dtype),
-        "accuracy": accuracy(model, device, questions, name),
-        "loss": losses(model, corpus, LENGTH[name], device),
+        "accuracy": accuracy(model, folder, device, questions, name),
+        "loss": losses(model, folder, corpus, LENGTH[name], device),
     }
     (out / f"evaluation-{name}.json").write_text(json.dumps(found, indent=1) + "\n")
 
 
-def accuracy(model: Any, device: str, questions: int, name: str) -> dict[str, dict[str, float]]:
+def accuracy(model: Any, folder: Path, device: str, questions: int, name: str) -> dict[str, dict[str, float]]:
     from transformers import AutoTokenizer
 
-    words = AutoTokenizer.from_pretrained(NANO)
+    words = AutoTokenizer.from_pretrained(folder)
     asked = []
     for kind in KINDS:
         trained = sizes(name)[kind]
@@ -82,12 +83,12 @@ def accuracy(model: Any, device: str, questions: int, name: str) -> dict[str, di
     return found
 
 
-def losses(model: Any, corpus: Path, length: int, device: str) -> dict[str, float]:
+def losses(model: Any, folder: Path, corpus: Path, length: int, device: str) -> dict[str, float]:
     found = {}
-    special = tokenizer()
+    special = tokenizer(folder)
     marks = [special.token_to_id(name) for name in (QUESTION, ANSWER)]
     for domain in [*PROSE, "python"]:
-        inputs, targets = as_batch(prose(corpus, length, domain, held=True, most=128).astype("int64"), *marks)
+        inputs, targets = as_batch(prose(corpus, folder, length, domain, held=True, most=128).astype("int64"), *marks)
         sums, count = 0.0, 0
         for i in range(0, len(inputs), 32):
             logits = model(input_ids=inputs[i : i + 32].to(device), use_cache=False).logits.float()
@@ -102,7 +103,7 @@ def losses(model: Any, corpus: Path, length: int, device: str) -> dict[str, floa
 def main(
     corpus: Annotated[Path, typer.Argument(help="The folder with eltec_*.txt.xz.")],
     out: Annotated[Path, typer.Option(help="Where train.py wrote.")],
-    model: Annotated[str, typer.Option(help="nano, draft, lab or lab-draft.")] = "nano",
+    model: Annotated[str, typer.Option(help="nano, draft, lab, lab-draft, smol or smol-dense.")] = "nano",
     questions: Annotated[int, typer.Option(help="Questions of each kind and size.")] = 32,
 ) -> None:
     evaluate(corpus, out, model, questions)

@@ -13,38 +13,43 @@ from pathlib import Path
 import numpy as np
 import torch
 from data import Rows, documents, held_out, prose_rows, task_rows
-from settings import ANSWER, LENGTH, MIX, NANO, PROSE, QUESTION, sizes
+from settings import ANSWER, LENGTH, NANO, PROSE, QUESTION, mix, sizes
 from tokenizers import Tokenizer
 from torch import Tensor
 
 AT_ONCE = 256  # rows of tasks that a process makes before it hands them over
 
 
-def tokenizer() -> Tokenizer:
-    return Tokenizer.from_file(str(NANO / "tokenizer.json"))
+def tokenizer(folder: Path = NANO) -> Tokenizer:
+    return Tokenizer.from_file(str(folder / "tokenizer.json"))
 
 
-def prose(corpus: Path, length: int, domain: str, held: bool = False, most: int | None = None) -> Rows:
+def prose(corpus: Path, folder: Path, length: int, domain: str, held: bool = False, most: int | None = None) -> Rows:
+    """In tokens of the model in `folder`."""
     texts = [text for text in documents(corpus, domain) if held_out(text) == held]
-    return prose_rows(tokenizer(), texts, length)[:most]
+    return prose_rows(tokenizer(folder), texts, length)[:most]
 
 
-def tasks(model: str, short: bool, seed: int) -> Rows:
+def tasks(model: str, folder: Path, short: bool, seed: int) -> Rows:
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the processes are parallel already
-    return task_rows(tokenizer(), AT_ONCE, LENGTH[model], seed, sizes(model, short))
+    return task_rows(tokenizer(folder), AT_ONCE, LENGTH[model], seed, sizes(model, short))
 
 
 class Feed:
-    def __init__(self, model: str, corpus: Path, rows: int, seed: int, workers: int, short: bool) -> None:
-        self.model, self.rows, self.rng = model, rows, np.random.default_rng(seed)
+    def __init__(
+        self, model: str, corpus: Path, rows: int, seed: int, workers: int, short: bool, folder: Path = NANO
+    ) -> None:
+        """folder: the model whose tokenizer is used"""
+        self.model, self.folder, self.rows, self.rng = model, folder, rows, np.random.default_rng(seed)
         self.short = short  # may change: from then on questions of all sizes are made
         self.pool = ProcessPoolExecutor(workers, get_context("spawn"))
-        self.shares = np.array(list(MIX.values())) / sum(MIX.values())
+        self.mix = mix(model)
+        self.shares = np.array(list(self.mix.values())) / sum(self.mix.values())
         domains = [*PROSE, "python"]
-        texts = self.pool.map(partial(prose, corpus, LENGTH[model]), domains)
+        texts = self.pool.map(partial(prose, corpus, folder, LENGTH[model]), domains)
         self.stock = dict(zip(domains, texts, strict=True))
         self.tasks = self._tasks(seed, workers)
-        special = tokenizer()
+        special = tokenizer(folder)
         self.question, self.answer = special.token_to_id(QUESTION), special.token_to_id(ANSWER)
 
     def _tasks(self, seed: int, workers: int) -> Iterator[np.ndarray]:
@@ -52,7 +57,7 @@ class Feed:
         seeds = count(seed * 1_000_000)
 
         def begin() -> Future[Rows]:
-            return self.pool.submit(tasks, self.model, self.short, next(seeds))
+            return self.pool.submit(tasks, self.model, self.folder, self.short, next(seeds))
 
         waiting = [begin() for _ in range(2 * workers)]
         while True:
@@ -64,7 +69,7 @@ class Feed:
         """-> inputs and targets, int64 [rows, length]; -100 where nothing is to be learnt: inside a question"""
         counts = self.rng.multinomial(self.rows, self.shares)
         parts = []
-        for domain, number in zip(MIX, counts, strict=True):
+        for domain, number in zip(self.mix, counts, strict=True):
             if domain == "tasks":
                 parts += [next(self.tasks)[None] for _ in range(number)]
             else:

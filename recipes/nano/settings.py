@@ -11,10 +11,19 @@ NANO = Path(__file__).resolve().parents[2] / "nano" / "xshare_nano" / "nano"
 DRAFT = NANO.with_name("nano-draft")
 VOCABULARY = 3072
 END, QUESTION, ANSWER = "<|endoftext|>", "<|question|>", "<|answer|>"
-LENGTH = {"nano": 512, "draft": 512, "lab": 1024, "lab-draft": 1024}  # tokens of a training row
+LENGTH = {
+    "nano": 512,
+    "draft": 512,
+    "lab": 1024,
+    "lab-draft": 1024,
+    "smol": 1024,
+    "smol-dense": 1024,
+}  # of a training row
 
 # Where a training row comes from. Prose and code keep the experts apart, tasks can be marked.
 MIX = {"tasks": 0.58, "english": 0.10, "french": 0.08, "german": 0.08, "spanish": 0.08, "python": 0.08}
+# smol has learnt English already, and reads the other languages badly: fewer questions, more of those.
+SMOL_MIX = {"tasks": 0.30, "english": 0.14, "french": 0.14, "german": 0.14, "spanish": 0.14, "python": 0.14}
 PROSE = {"english": "eng", "french": "fra", "german": "deu", "spanish": "spa"}
 HELD_OUT = 12  # one document in so many is never trained on
 
@@ -70,6 +79,8 @@ class Training:
     cooldown: float = 0.3  # last share of the steps, in which the rate falls to zero
     decay: float = 0.1  # of weights
     betas: tuple[float, float] = (0.9, 0.95)
+    timed: int = 150  # steps after which their number is fitted to the time, where none was asked for
+    parts: int = 1  # in which a step's rows go through the model, one after another
     seed: int = 0
 
 
@@ -78,6 +89,8 @@ TRAINING = {
     "draft": Training(256, 4e-3),
     "lab": Training(128, 1e-3, balance=0.02, spread=1e-4),
     "lab-draft": Training(128, 4e-3),
+    "smol": Training(64, 6e-4, balance=0.02, spread=1e-4, warmup=50, timed=100, parts=2),
+    "smol-dense": Training(64, 6e-4, warmup=50, parts=2),
 }
 
 # The longest questions by kind: of nano's first steps, and of lab, which finds nano's too easy.
@@ -99,10 +112,14 @@ HARDEST = 720  # tokens that lab's answers may take
 
 def sizes(model: str, short: bool = False) -> dict[str, range]:
     """The sizes of questions that a model is trained on, by kind."""
-    longest = SHORT if short else HARD if model.startswith("lab") else {}
+    longest = SHORT if short or model.startswith("smol") else HARD if model.startswith("lab") else {}
     return {kind: range(trained[0], longest.get(kind, trained[-1]) + 1) for kind, trained in TRAINED.items()}
 
 
 def asked(model: str) -> dict[str, int]:
     """The size at which it is asked."""
-    return HARD if model.startswith("lab") else ASKED
+    return HARD if model.startswith("lab") else SHORT if model.startswith("smol") else ASKED
+
+
+def mix(model: str) -> dict[str, float]:
+    return SMOL_MIX if model.startswith("smol") else MIX

@@ -3,6 +3,7 @@
     python recipes/nano/train.py CORPUS --model nano --short --steps 7600 --out OUT
     python recipes/nano/train.py CORPUS --model nano --resume --steps 8900 --out OUT
     python recipes/nano/train.py CORPUS --model draft --steps 1510 --out OUT
+    python recipes/nano/train.py CORPUS --model smol --start OUT/start --seconds 500 --out OUT
 
 Weights are bfloat16 with float32 masters (on a CPU, where this can only be tried out, all is float32). `--seconds`
 stops early and leaves a checkpoint in OUT, `--resume` goes on from it; without `--steps`, as many are made as fit.
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 import sys
 import time
 from pathlib import Path
@@ -23,18 +25,21 @@ import typer
 from evaluate import evaluate
 from feed import Feed
 from safetensors.torch import load_file, save_file
-from settings import BOTH, DRAFT_MODEL, LAB_MODEL, MODEL, TRAINING, Training
+from settings import BOTH, DRAFT_MODEL, LAB_MODEL, MODEL, NANO, TRAINING, Training
 from torch import Tensor, nn
 
-TIMED = 150  # steps after which their number is fitted to the time
 
-
-def new_model(name: str, device: str, tiny: bool) -> Any:
+def new_model(name: str, device: str, tiny: bool, start: Path | None) -> Any:
     import transformers as t
 
+    if start is not None:
+        net = t.AutoModelForCausalLM.from_pretrained(start, dtype=torch.float32).to(device)
+        if hasattr(net.config, "num_experts_per_tok"):
+            net.set_experts_implementation("grouped_mm")
+        return to_bfloat16(net) if device == "cuda" else net
     small = {"num_hidden_layers": 2, "hidden_size": 64} if tiny else {}
     if name.endswith("draft"):
-        net: Any = t.Qwen3ForCausalLM(t.Qwen3Config(**(DRAFT_MODEL | BOTH | small)))
+        net = t.Qwen3ForCausalLM(t.Qwen3Config(**(DRAFT_MODEL | BOTH | small)))
     else:
         shape = LAB_MODEL if name == "lab" else MODEL
         config = t.Qwen3MoeConfig(**(shape | BOTH | small), router_aux_loss_coef=0.0)
@@ -141,6 +146,15 @@ class Loss(nn.Module):
         return loss, balance, spread
 
 
+def compile_layers(net: Any) -> None:
+    """Attention, experts and norms, each compiled once for all layers alike: thirty layers in one piece take minutes.
+    Routers are left alone, since what they give is kept for the loss."""
+    for layer in net.model.layers:
+        compiled = [layer.self_attn, layer.input_layernorm, layer.post_attention_layernorm]
+        for part in [*compiled, getattr(layer.mlp, "experts", layer.mlp)]:
+            part.compile(dynamic=False)
+
+
 def rate_at(step: int, steps: int, settings: Training) -> float:
     """Up, level, and down to zero; `steps` 0: not known yet."""
     rise = min(1.0, (step + 1) / settings.warmup)
@@ -151,7 +165,8 @@ def rate_at(step: int, steps: int, settings: Training) -> float:
 def main(
     corpus: Annotated[Path, typer.Argument(help="The folder with eltec_*.txt.xz.")],
     out: Annotated[Path, typer.Option(help="Where to write.")],
-    model: Annotated[str, typer.Option(help="nano, draft, lab or lab-draft.")] = "nano",
+    model: Annotated[str, typer.Option(help="nano, draft, lab, lab-draft, smol or smol-dense.")] = "nano",
+    start: Annotated[Path | None, typer.Option(help="Train the model in this folder, not one from nothing.")] = None,
     steps: Annotated[int, typer.Option(min=0, help="Steps in all; 0: as many as fit into --seconds.")] = 0,
     rows: Annotated[int | None, typer.Option(help="Rows a step.")] = None,
     seconds: Annotated[float, typer.Option(help="Stop after these, with a checkpoint.")] = math.inf,
@@ -172,17 +187,22 @@ def main(
     torch.manual_seed(settings.seed)
     torch.set_float32_matmul_precision("high")
     out.mkdir(parents=True, exist_ok=True)
-    net = new_model(model, device, tiny)
+    if model.startswith("smol") and start is None:
+        raise SystemExit(f"{model} is not trained from nothing: say where it --start, a folder of recipes/smol")
+    net = new_model(model, device, tiny, start)
     print(f"{model}: {sum(p.numel() for p in net.parameters()) / 1e6:.2f} M parameters", flush=True)
     masters = Masters(net, settings, fused=device == "cuda")
     first = masters.load(out / f"checkpoint-{model}.safetensors") if resume else 0
     if not steps or first < steps:
-        feed = Feed(model, corpus, rows or settings.rows, settings.seed + first, workers, short or first < short_steps)
+        few = short or first < short_steps
+        feed = Feed(model, corpus, rows or settings.rows, settings.seed + first, workers, few, start or NANO)
         lengthen = math.inf if short else short_steps
         steps = train(net, masters, model, feed, out, first, steps, began + seconds, lengthen)
     net.config.architectures = [type(net).__name__]
     net.generation_config.eos_token_id, net.generation_config.pad_token_id = 0, 0
-    to_bfloat16(net).save_pretrained(out / model, max_shard_size="12MB")
+    to_bfloat16(net).save_pretrained(out / model, max_shard_size="12MB" if start is None else "4GB")
+    for file in [] if start is None else start.glob("tokenizer*.json"):
+        shutil.copy(file, out / model)
     if questions:  # what was written is evaluated, not what was trained: they must be the same
         evaluate(corpus, out, model, questions)
 
@@ -201,13 +221,17 @@ def train(
     """From step `first` to the last, or until the time is up; a checkpoint at the end of either, and now and then.
     Questions of all sizes from step `lengthen` on.
 
-    -> the number of steps, which is chosen after `TIMED` more of them where it is 0
+    -> the number of steps, which is chosen after `settings.timed` more of them where it is 0
     """
     settings = TRAINING[model]
     device = str(masters.masters[0].device.type)
     checkpoint = out / f"checkpoint-{model}.safetensors"
     loss_of = Loss(net)
-    compiled = torch.compile(loss_of, dynamic=False) if device == "cuda" else loss_of
+    compiled: Any = loss_of
+    if device == "cuda" and settings.parts == 1:
+        compiled = torch.compile(loss_of, dynamic=False)
+    elif device == "cuda":
+        compile_layers(net)
     with (out / f"log-{model}.jsonl").open("a" if first else "w") as log:
         since, tokens = time.monotonic(), 0
         step, fitted = first - 1, not steps
@@ -215,9 +239,11 @@ def train(
             feed.short = step < lengthen
             batch = feed.batch()
             inputs, targets = (t.pin_memory().to(device, non_blocking=True) if device == "cuda" else t for t in batch)
-            loss, balance, spread = compiled(inputs, targets)
-            (loss + settings.balance * balance + settings.spread * spread).backward()
-            loss, balance = loss.detach(), balance.detach()
+            for part in zip(inputs.chunk(settings.parts), targets.chunk(settings.parts), strict=True):
+                loss, balance, spread = compiled(*part)
+                whole = loss + settings.balance * balance + settings.spread * spread
+                (whole / settings.parts).backward()
+                loss, balance = loss.detach(), balance.detach()
             norm = masters.step(rate_at(step, steps, settings))
             tokens += inputs.numel()
             if (step + 1) % 50 == 0 or step + 1 == steps:
@@ -226,7 +252,9 @@ def train(
                 line |= {"norm": round(float(norm), 2), "tokens_per_s": round(speed)}
                 print(json.dumps(line), file=log, flush=True)
                 print(json.dumps(line), flush=True)
-                if not steps and step + 1 - first >= TIMED:  # the last 50 of them: the first wait for the compiler
+                if (
+                    not steps and step + 1 - first >= settings.timed
+                ):  # the last 50 of them: the first wait for the compiler
                     left = max(0.0, until - time.monotonic())
                     steps = step + 1 + int(left * speed * 50 / tokens)
                     print(f"{steps} steps fit", flush=True)

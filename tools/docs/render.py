@@ -21,6 +21,7 @@ import quality_tables
 import speed_tables
 import stamp_tables
 import summary_tables
+import third_tables
 import typer
 from spans import Span, called
 
@@ -233,7 +234,7 @@ TABLES: dict[str, Callable[[str], str]] = {
 }
 
 FILES = quality_tables.tables() | speed_tables.tables() | parallel_tables.tables() | frontier_tables.tables()
-FILES |= summary_tables.tables() | protected_tables.tables() | further_tables.tables()
+FILES |= summary_tables.tables() | protected_tables.tables() | further_tables.tables() | third_tables.tables()
 FILES["accepted_speed"] = ("paper_speed paper_quality", claim_tables.accepted)
 
 

@@ -1,0 +1,80 @@
+"""The third model's measurements on a small random mixture: texts are forced as they go on, and everything is there."""
+
+import importlib
+import json
+import math
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.append(str(ROOT / "benchmarks"))
+sys.path.append(str(ROOT / "tools" / "docs"))
+answers, third_model, third_tables = map(importlib.import_module, ("answers", "third_model", "third_tables"))
+TEXTS = {"english": "The river was low that year, and nobody ", "french": "La rivière était basse cette année, et "}
+
+
+@pytest.fixture
+def measured(small, tmp_path, monkeypatch):
+    monkeypatch.setattr(third_model, "SETTINGS", [answers.Setting(4, 0, True), answers.Setting(4, 0, False)])
+    monkeypatch.setattr(third_model, "PAPER", [(24, 1)])
+    monkeypatch.setattr(third_model, "RIVALED", ["balanced"])
+    monkeypatch.setattr(third_model, "REPLAYED", 2)
+    rows = [
+        {"question": f"{n}. {text}", "answer": 5 * f" {text}{n}", "kind": k} for k, text in TEXTS.items() for n in "123"
+    ]
+    (tmp_path / "texts.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    (tmp_path / "questions.jsonl").write_text(json.dumps({"question": "6 * 7?", "answer": "42", "kind": "sums"}))
+    options = {
+        "engine_args": '{"dtype": "float32"}',
+        "count": 6,
+        "tokens": 8,
+        "answer_tokens": 4,
+        "jobs": 1,
+        "threads": 1,
+    }
+    path = tmp_path / "third_model.json"
+    third_model.main(
+        str(small), tmp_path / "texts.jsonl", tmp_path / "questions.jsonl", [f"twin={small}", "gone=/nowhere"],
+        **options, together=64, seconds=None, json=path,
+    )  # fmt: skip
+    return json.loads(path.read_text())
+
+
+def test_texts_questions_and_routers_are_measured(measured):
+    rows = {(row["set"], row["mixed"], row["policy"]): row for row in measured["rows"]}
+    assert {name for name, *_ in rows} == {"texts", "questions"}
+    assert len({row["weights"] for row in measured["rows"]}) == 1
+    control = rows["texts", True, "k0=1,m=16,score=full"]
+    assert (control["diverged"], control["agreement"]) == (0, 1)
+    pruned, reading = rows["texts", True, "k0=1,m=3,score=full"], rows["texts", True, "k0=1,m=3"]
+    assert pruned["kl"] > 0
+    assert pruned["perplexity"] != pruned["perplexity_native"]
+    assert pruned["active"] < pruned["active_native"]
+    assert reading["paper"] == pruned["paper"] == "m=24,k0=1"
+    assert pruned["accuracy"] is None  # nobody asked anything
+    assert rows["questions", True, "native"]["accuracy"] == 0
+    assert {row["rival"] for row in measured["calibration"]} >= {"oea", "lynx", "random"}
+    assert len(measured["load"]) == 2
+    assert {row["pair"] for row in measured["overlap"]} == {"consecutive", "same domain", "different domains"}
+    # The text under the mixture itself is what a forced pass says, and its twin says the same.
+    at = {(row["model"], row["kind"]): row["perplexity"] for row in measured["perplexity"]}
+    assert {model for model, _ in at} == {"smol", "twin"}
+    for kind in TEXTS:
+        assert math.isclose(at["smol", kind], at["twin", kind])
+        assert math.isclose(at["smol", kind], pruned[f"perplexity_native {kind}"], rel_tol=1e-4)
+
+    # The tables of its page.
+    tables = third_tables.tables()
+    titles, cells = tables["third_perplexity"][1](measured)
+    assert titles[:3] == ["model", "parameters", "english"]
+    assert [line[0] for line in cells] == ["the mixture, trained", "twin"]
+    setting = third_tables.policies(measured, 4, True)
+    assert setting[1][0][0] == "`native`"
+    assert "no-op control" in {line[1] for line in setting[1]}
+    assert third_tables.questions(measured)[1]
+    files, health = tables["third_routers"]
+    given = [json.loads((ROOT / "evidence" / f"{name}.json").read_text()) for name in files.split()[1:]]
+    lines = {line[0]: line for line in health(measured, *given)[1]}
+    assert {"smol", "nano", "lab", "gpt-oss-20b"} == set(lines)

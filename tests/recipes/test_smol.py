@@ -1,0 +1,149 @@
+"""The recipe of smol at a tiny size: its file is read, the mixture begins as the dense model, and it trains."""
+
+import importlib
+import json
+import lzma
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from test_recipe import SMALL_LIBRARY
+from typer import Typer
+from typer.testing import CliRunner
+
+transformers = pytest.importorskip("transformers")
+
+RECIPES = Path(__file__).parents[2] / "recipes"
+SIZES = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+TEXT = "A sentence of some words, and another one of more. "
+
+
+@pytest.fixture
+def recipe(monkeypatch):
+    """A function from a script's name to its module."""
+    for folder in ("nano", "smol"):
+        monkeypatch.syspath_prepend(str(RECIPES / folder))
+    monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false")
+    before = set(sys.modules)
+    precision = torch.get_float32_matmul_precision()  # training asks for another
+    yield importlib.import_module
+    torch.set_float32_matmul_precision(precision)
+    for name in ("dense", "upcycle"):  # names that others could have too
+        if name not in before:
+            sys.modules.pop(name, None)
+
+
+def dense_model(vocabulary=3072, seed=0):
+    torch.manual_seed(seed)
+    config = transformers.LlamaConfig(
+        **SIZES, num_key_value_heads=2, head_dim=8, vocab_size=vocabulary, tie_word_embeddings=True, bos_token_id=None,
+        eos_token_id=0, pad_token_id=0, rope_parameters={"rope_type": "default", "rope_theta": 100000.0},
+        initializer_range=0.2,
+    )  # fmt: skip
+    return transformers.LlamaForCausalLM(config).eval()
+
+
+@torch.inference_mode()
+def logits(model, ids):
+    return model(input_ids=ids).logits
+
+
+def test_a_mixture_begins_as_the_dense_model(recipe):
+    upcycle, dense = recipe("upcycle"), dense_model()
+    ids = torch.randint(0, 3072, (8, 64), generator=torch.Generator().manual_seed(1))
+    exact = upcycle.upcycled(dense, upcycle.Shape(noise=0.0), ids).eval()
+    torch.testing.assert_close(logits(exact, ids), logits(dense, ids), rtol=1e-4, atol=1e-4)
+    near = upcycle.upcycled(dense, upcycle.Shape(), ids).eval()
+    chosen = []
+    near.model.layers[0].mlp.gate.register_forward_hook(lambda _, given, out: chosen.append(out[2]))
+    p, q = (logits(model, ids).log_softmax(-1) for model in (dense, near))
+    none = torch.zeros_like(p).log_softmax(-1)  # what a model says that has learnt nothing
+    assert (p.exp() * (p - q)).sum(-1).mean() < 0.2 * (p.exp() * (p - none)).sum(-1).mean()
+    assert len(chosen[0].unique()) == upcycle.Shape.copies * upcycle.Shape.parts  # no expert is left without tokens
+
+
+def paired(weight, heads):
+    """Rows as GGUF has them: the two halves of a head in turn."""
+    rows, columns = weight.shape
+    return weight.view(heads, 2, rows // heads // 2, columns).transpose(1, 2).reshape(rows, columns)
+
+
+def write_gguf(path, model):
+    gguf = pytest.importorskip("gguf")
+    config, writer = model.config, gguf.GGUFWriter(path, "llama")
+    tokens = ["<|endoftext|>", "<reponame>", "<gh_stars>", *"abc", "Ġ", "ab", "Ġab"]
+    writer.add_vocab_size(config.vocab_size)
+    writer.add_context_length(128)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_rope_freq_base(100000.0)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_token_list(tokens)
+    writer.add_token_types([3] * 3 + [1] * 6)
+    writer.add_token_merges(["a b", "Ġ ab"])
+    dense = importlib.import_module("dense")
+    theirs = {name: f"blk.{{}}.{kind}.weight" for kind, name in dense.LAYER.items()}
+    whole = {f"{name}.weight": f"{kind}.weight" for kind, name in dense.WHOLE.items()}
+    for name, tensor in model.state_dict().items():
+        if name == "lm_head.weight":
+            continue
+        if name not in whole:
+            _, _, number, *rest, _ = name.split(".")
+            if rest[-1] in ("q_proj", "k_proj"):
+                tensor = paired(tensor, config.num_attention_heads if rest[-1] == "q_proj" else 2)
+            whole[name] = theirs[".".join(rest)].format(number)
+        writer.add_tensor(whole[name], tensor.numpy())
+    for step in ("write_header_to_file", "write_kv_data_to_file", "write_tensors_to_file", "close"):
+        getattr(writer, step)()
+
+
+def test_the_packages_file_is_read(recipe, tmp_path):
+    dense, model = recipe("dense"), dense_model(vocabulary=9)
+    write_gguf(tmp_path / "small.gguf", model)
+    dense.convert(tmp_path / "small.gguf", tmp_path / "dense")
+    read = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "dense", dtype=torch.float32)
+    ids = torch.arange(9).unsqueeze(0)
+    for weight in model.parameters():
+        weight.data = weight.data.to(torch.bfloat16).float()
+    torch.testing.assert_close(logits(read, ids), logits(model, ids))
+    words = transformers.AutoTokenizer.from_pretrained(tmp_path / "dense")
+    assert words("<|question|>ab ab<|answer|>c").input_ids == [1, 7, 8, 2, 5]
+    assert words.eos_token_id == 0
+
+
+def test_it_is_made_and_trained(recipe, tmp_path, monkeypatch):
+    nano = importlib.import_module("xshare.models").folder("nano")
+    start, out, library = tmp_path / "dense", tmp_path / "out", tmp_path / "library"
+    dense_model().save_pretrained(start)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (start / name).write_text((nano / name).read_text())
+    library.mkdir()
+    (library / "long.py").write_text("\n".join(f"value_{i} = {i}" for i in range(400)))
+    (tmp_path / "first").mkdir()
+    (tmp_path / "first" / "sitecustomize.py").write_text(SMALL_LIBRARY.format(folder=str(library)))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "first"), prepend=":")
+    monkeypatch.setattr("sysconfig.get_path", lambda name: str(library))
+    for language in ("eng", "fra", "deu", "spa"):
+        with lzma.open(tmp_path / f"eltec_{language}.txt.xz", "wt") as file:
+            file.write("\n<|endoftext|>\n".join(f"{number} " + TEXT * 400 for number in range(14)))
+
+    def run(script, *words):
+        app = Typer()
+        app.command()(recipe(script).main)
+        return CliRunner().invoke(app, [str(word) for word in words])
+
+    made = run("upcycle", tmp_path, start, tmp_path / "start", "--rows", "2", "--length", "32")
+    assert made.exit_code == 0, made.output
+    options = [tmp_path, "--out", out, "--model", "smol", "--rows", "2", "--workers", "1", "--questions", "0"]
+    ended = run("train", *options, "--start", tmp_path / "start", "--steps", 2)
+    assert ended.exit_code == 0, ended.output
+    config = json.loads((out / "smol" / "config.json").read_text())
+    assert (config["model_type"], config["num_local_experts"], config["num_experts_per_tok"]) == ("mixtral", 32, 4)
+    assert (out / "smol" / "tokenizer.json").is_file()
+    assert json.loads((out / "log-smol.jsonl").read_text().splitlines()[-1])["step"] == 2
+    refused = run("train", *options, "--steps", 1)
+    assert "say where it --start" in refused.output

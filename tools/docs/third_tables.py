@@ -1,0 +1,106 @@
+"""Tables of the third model, for render.py: what it foresees, how it routes, and what policies do to its texts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from quality_tables import Row, Table, change, of_native
+
+from xshare.report.words import named
+
+MODELS = {
+    "dense": "SmolLM2-135M, as it came",
+    "dense-trained": "SmolLM2-135M, trained on the same rows",
+    "start": "the mixture, before training",
+    "smol": "the mixture, trained",
+}
+SETTINGS = {
+    f"third_{batch}{'' if mixed else '_alike'}": (batch, mixed) for batch in (16, 32) for mixed in (True, False)
+}
+
+
+def perplexity(found: Row) -> Table:
+    """By model and language, on the texts that policies are measured on."""
+    rows = found["perplexity"]
+    kinds = list(dict.fromkeys(row["kind"] for row in rows))
+    at = {(row["model"], row["kind"]): row for row in rows}
+    order = sorted(dict.fromkeys(row["model"] for row in rows), key=lambda name: [*MODELS, name].index(name))
+    cells = [
+        [MODELS.get(name, name), f"{at[name, None]['parameters'] / 1e6:.0f} M"]
+        + [f"{at[name, kind]['perplexity']:.1f}" for kind in kinds]
+        for name in order
+    ]
+    return ["model", "parameters", *(kind or "all" for kind in kinds)], cells
+
+
+def routers(
+    found: Row, nano_load: Row | None, nano_overlap: Row | None, lab: Row | None, load: Row | None, overlap: Row | None
+) -> Table:
+    """How even the load is, and how many of four experts two tokens share, in times chance: models have other numbers
+    of experts. lab's load was not recorded, and its overlap is of the best five."""
+    pairs = {
+        "consecutive": "shared by neighbours in a text",
+        "same domain": "by texts of one domain",
+        "different domains": "of two",
+    }
+    titles = ["model", "entropy of the load", "dead experts", "heaviest, in even loads", *pairs.values()]
+    cells = []
+    for name, loads, shared, top in (
+        ("smol", found["load"], found["overlap"], 4),
+        ("nano", _rows(nano_load), _rows(nano_overlap), 4),
+        ("lab", [], (lab or {}).get("overlap", []), 5),
+        ("gpt-oss-20b", _rows(load), _rows(overlap), 4),
+    ):
+        at = {row["pair"]: row["overlap"] / row["chance"] for row in shared if row["top"] == top}
+        if loads or at:
+            cells.append([name, *_spread(loads), *(f"{at[pair]:.1f}x" if pair in at else "" for pair in pairs)])
+    return titles, cells
+
+
+def _rows(found: Row | None) -> list[Row]:
+    return [] if found is None else found["rows"]
+
+
+def _spread(loads: list[Row]) -> list[str]:
+    """Of all layers: the mean, and what the worst has."""
+    if not loads:
+        return [""] * 3
+    entropy = [row["entropy"] for row in loads]
+    mean = f"{sum(entropy) / len(entropy):.3f} ({min(entropy):.3f} in the least even layer)"
+    dead = sum(row["dead"] for row in loads) / len(loads)
+    return [mean, f"{dead:.1%}", f"{max(row['heaviest'] for row in loads):.1f}x"]
+
+
+def policies(found: Row, batch: int, mixed: bool) -> Table:
+    """From most experts to fewest, native and the control first."""
+    titles = ["policy", "the paper's", "active experts", "of native", "KL", "perplexity", "against native", "agreement"]
+    rows = [row for row in found["rows"] if (row["set"], row["batch"], row["mixed"]) == ("texts", batch, mixed)]
+    cells = []
+    for row in sorted(rows, key=lambda row: (row["policy"] != "native", -row["active"] / row["active_native"])):
+        ratio = row["perplexity"] / row["perplexity_native"] - 1
+        line = [f"`{named(row['policy'])}`", row["paper"].replace(",", ", "), f"{row['active']:.1f}", of_native(row)]
+        line += [f"{row['kl']:.4f}", f"{row['perplexity']:.2f}", "" if row["policy"] == "native" else f"{ratio:+.1%}"]
+        cells.append([*line, f"{row['agreement']:.1%}"])
+    return titles, cells
+
+
+def questions(found: Row) -> Table:
+    titles = ["policy", "active experts", "of native", "right", "change (95 %)", "KL", "agreement"]
+    rows = [row for row in found["rows"] if row["set"] == "questions"]
+    cells = []
+    for row in rows:
+        line = [f"`{named(row['policy'])}`", f"{row['active']:.1f}", of_native(row), f"{row['accuracy']:.1%}"]
+        cells.append([*line, change(row), f"{row['kl']:.4f}", f"{row['agreement']:.1%}"])
+    return titles, cells
+
+
+def tables() -> dict[str, tuple[str, Callable[..., Table]]]:
+    """By marker: the result files, and what is made of them."""
+    found: dict[str, tuple[str, Callable[..., Any]]] = {
+        name: ("third_model", partial(policies, batch=batch, mixed=mixed)) for name, (batch, mixed) in SETTINGS.items()
+    }
+    found["third_perplexity"] = ("third_model", perplexity)
+    found["third_routers"] = ("third_model nano_load nano_overlap assumptions_lab load overlap", routers)
+    return found | {"third_questions": ("third_model", questions)}
