@@ -43,7 +43,10 @@ class Rank:
         runner = self.engine.model_executor.driver_worker.worker.model_runner
         self.state = getattr(runner, "xshare", None)
         for place, layer in enumerate(self.state.layers if self.state is not None else ()):
-            layer.selector.decide = self._watched(layer.selector.decide, place)
+            if hasattr(layer.selector, "decide"):
+                layer.selector.decide = self._watched(layer.selector.decide, place)
+            else:
+                layer.selector.launch = self._watched_launch(layer, place)
 
     def _watched(self, native, place):
         def decide(logits):
@@ -56,6 +59,20 @@ class Rank:
             return routing
 
         return decide
+
+    def _watched_launch(self, layer, place):
+        native = layer.selector.launch
+
+        def launch(logits, route=False):
+            now = self.state.now
+            starts, kept = [int(start) for start in now.starts], logits[: now.rows].numpy().copy() if now.gate else None
+            found = native(logits, route)
+            keep = layer.buffers.keep
+            S = None if found is None or keep.all() else keep.nonzero().flatten().tolist()
+            self.decided.append(Decided(self.step, place, now.gate, starts, kept, S))
+            return found
+
+        return launch
 
     def run(self, plan: Plan, last: int) -> dict[str, list[int]]:
         """Steps until all ranks are done; nothing happens after step `last`, on any of them. -> tokens by request"""
