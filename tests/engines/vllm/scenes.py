@@ -12,6 +12,12 @@ from models import engine, prompts
 
 import xshare
 
+# Two experts more on each rank than without, and all of them moved every few steps.
+REBALANCED = {
+    "enable_expert_parallel": True,
+    "enable_eplb": True,
+    "eplb_config": {"window_size": 4, "step_interval": 5, "num_redundant_experts": 4, "use_async": False},
+}
 ALL = {"gates": {"bypass": False}, "metrics": {"every": 1}}
 PRUNED, EVERYTHING = "k0=1,m=3", "k0=1,m=32"
 LAST = 14  # nothing happens after this step
@@ -58,15 +64,21 @@ def changing(rank):
     return plan
 
 
+def started(model, key, options):
+    if options.get("enable_eplb"):
+        import rebalancing  # noqa: F401
+    return Rank(engine(model, key, distributed_executor_backend="uni", **options))
+
+
 def native(rank, model, options):
     """Without the key."""
-    found = Rank(engine(model, None, distributed_executor_backend="uni", **options))
+    found = started(model, None, options)
     return {"plain": found.run(first_scene(options)(rank), 0), "busy": found.run(busy(rank), LAST)}
 
 
 def pruned(rank, model, options, policies=(PRUNED,)):
     """With it: tokens and decisions of every scene, and what was counted."""
-    found = Rank(engine(model, ALL | {"policy": EVERYTHING}, distributed_executor_backend="uni", **options))
+    found = started(model, ALL | {"policy": EVERYTHING}, options)
     told, first = {}, first_scene(options)
     told["everything"] = {"plain": found.run(first(rank), 0), "busy": found.run(busy(rank), LAST)}, found.taken()
     for policy in policies:
@@ -82,13 +94,16 @@ def pruned(rank, model, options, policies=(PRUNED,)):
 
 def drafted(rank, model, options, policy):
     """With a budget of all experts, with a policy, and switched off."""
-    options = options | {"speculative_config": DRAFTS}
-    found = Rank(engine(model, ALL | {"policy": EVERYTHING}, distributed_executor_backend="uni", **options))
-    told = {"everything": (found.run(repeating(rank), 0), found.taken())}
+    return in_turn(rank, model, options | {"speculative_config": DRAFTS}, policy)
+
+
+def in_turn(rank, model, options, policy):
+    found, first = started(model, ALL | {"policy": EVERYTHING}, options), first_scene(options)
+    told = {"everything": (found.run(first(rank), 0), found.taken())}
     for method, given in (("xshare_set", policy), ("xshare_switch", False)):
         found.llm.collective_rpc(method, args=(given,))
         found.llm.reset_prefix_cache()
-        told[given] = found.run(repeating(rank), 0), found.taken()
+        told[given] = found.run(first(rank), 0), found.taken()
     return told
 
 
@@ -113,7 +128,7 @@ def short_by_kernels(rank, model, options, policy):
     """Rank 1 begins later, with a prompt of more rows than its kernels are for. The policy changes on one rank after
     the other, and one is switched off for a step."""
     use_kernels()
-    found = Rank(engine(model, ALL | {"policy": EVERYTHING}, distributed_executor_backend="uni", **options))
+    found = started(model, ALL | {"policy": EVERYTHING}, options)
     asked = prompts(3, seed=20 + rank)
     told = {"everything": (found.run(Plan({0: [(f"{rank}-0", asked[0], 3)]}), 0), found.taken())}
     plan = Plan({0: [(f"0-{i}", prompt, 12) for i, prompt in enumerate(asked)]})
@@ -129,7 +144,7 @@ def short_by_kernels(rank, model, options, policy):
 
 def dying(rank, model, options):
     """Rank 1 ends in the middle of a step, in front of its message. -> what the others' engines end with"""
-    found = Rank(engine(model, ALL | {"policy": PRUNED}, distributed_executor_backend="uni", **options))
+    found = started(model, ALL | {"policy": PRUNED}, options)
     if rank == 1:
         selector = found.state.layers[1].selector
         native, calls = selector.decide, iter(range(6))
@@ -141,6 +156,11 @@ def dying(rank, model, options):
     return None
 
 
+def rebalanced(rank, model, policy):
+    """While vLLM moves experts: with a budget of all of them, with a policy, and switched off."""
+    return in_turn(rank, model, REBALANCED, policy)
+
+
 def together(decided):
     """By step and layer what each rank did, from each rank's list."""
     found = {}
@@ -148,6 +168,14 @@ def together(decided):
         for each in mine:
             found.setdefault((each.step, each.layer), {})[rank] = each
     return found
+
+
+def places_of(ranks):
+    """Where experts count in a layer of a step: the same for all ranks, and a place where vLLM holds them."""
+    (devices,) = {tuple(each.devices) for each in ranks.values() if each.voted}
+    for each in ranks.values():
+        assert all(device in held for device, held in zip(devices, each.held, strict=True) if each.voted)
+    return xshare.Placement(torch.tensor(devices), 1 + max(devices))
 
 
 def wanted(ranks, router, policy, placement=None):
