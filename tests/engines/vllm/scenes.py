@@ -110,7 +110,7 @@ def in_turn(rank, model, options, policy):
 def use_kernels():
     """In this process as on a GPU: the fused kernels choose, under Triton's interpreter, and decide about every step
     by themselves."""
-    os.environ["TRITON_INTERPRET"] = "1"
+    assert os.environ["TRITON_INTERPRET"] == "1"  # since before Triton was imported
     sys.path.append(str(Path(__file__).resolve().parents[2] / "kernels"))
     import fusing  # noqa: F401  (makes the interpreter faster)
 
