@@ -1,11 +1,14 @@
 """Layers that are left out where data-parallel ranks choose together, and parallel layouts that vLLM itself builds and
 that are refused with the reason."""
 
+from pathlib import Path
 from types import SimpleNamespace
+from typing import get_args
 
 import pytest
 import torch
 from vllm.config import ParallelConfig
+from vllm.config.parallel import All2AllBackend
 
 from xshare import Policy, RouterSpec
 from xshare.engines.serving.settings import SettingsError
@@ -64,3 +67,8 @@ def test_layouts_as_vllm_configures_them_are_refused(options, sentence):
     )
     with pytest.raises(SettingsError, match=sentence):
         check_config(config, settings_of({"xshare": {"warmup": 1, "batch_budget": 2}}))
+
+
+def test_the_page_has_every_backend_of_this_vllm():
+    page = (Path(__file__).parents[3] / "docs" / "scale.md").read_text()
+    assert [name for name in get_args(All2AllBackend) if f"`{name}`" not in page] == []
