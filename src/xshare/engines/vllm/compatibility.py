@@ -37,6 +37,7 @@ SIGNATURES = {
     ("vllm.v1.engine.core", "EngineCore.preprocess_add_request"): ("request",),
     ("vllm.v1.engine.input_processor", "InputProcessor.process_inputs"): ("request_id", "prompt", "params"),
     ("vllm.v1.engine.core", "EngineCore.reset_prefix_cache"): ("reset_running_requests",),
+    ("vllm.distributed.device_communicators.pynccl", "PyNcclCommunicator.all_reduce"): ("in_tensor", "out_tensor"),
 }
 V1 = {
     ("vllm.v1.worker.gpu_model_runner", "GPUModelRunner._prepare_inputs"): ("scheduler_output", "num_scheduled_tokens"),
