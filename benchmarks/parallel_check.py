@@ -3,8 +3,9 @@
     python benchmarks/parallel_check.py [--json evidence/parallel_check.json]
 
 On a CPU, with the real vLLM over gloo, a tiny model of random weights, and what vLLM lacks there put in by
-tests/engines/vllm/collectives.py. Each layout runs without the key and with it. `hashes` of a row are of S, by step and
-rank (all layers of a step together); null where the rank was left alone.
+tests/engines/vllm: collectives.py (data-parallel ranks) and rebalancing.py (EPLB). Each layout runs without the key and
+with it. `hashes` of a row are of S, by step and rank (all layers of a step together); null where the rank was left
+alone. "GPU's kernels" are the fused kernels in two halves, as they are on a GPU, under Triton's interpreter.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import sys
 import tempfile
 from importlib import import_module
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import torch
 import typer
@@ -26,7 +27,6 @@ from xshare.results import Results, Row
 
 HERE = Path(__file__).resolve().parent.parent / "tests" / "engines" / "vllm"
 ROUTER = xshare.RouterSpec.softmax(top_k=4)
-LAYOUTS: dict[str, dict[str, Any]] = {"DP 2": {}, "DP 2 + EP": {"enable_expert_parallel": True}}
 SECONDS = 280  # after which ranks that still run are taken to hang
 Sets = dict[tuple[int, int], dict[int, Any]]  # by step and layer, by rank
 
@@ -45,17 +45,36 @@ def hashes(found: Sets) -> list[list[str | None]]:
     return [[sets_hash(ranks[rank]) for rank in sorted(ranks)] for ranks in steps.values()]
 
 
-def data_parallel(layout: str, options: dict[str, Any], model: Path) -> list[Row]:
+class Layout(NamedTuple):
+    options: dict[str, Any]
+    policies: tuple[str, ...]  # the last one for requests that come and go, too
+    kernels: bool = False  # those of a GPU
+
+
+def layouts(scenes: Any) -> dict[str, Layout]:
+    everywhere, spread = (scenes.PRUNED, "k0=1,mr=1", "rho=0.6"), {"enable_expert_parallel": True}
+    return {
+        "DP 2": Layout({}, everywhere),
+        "DP 2 + EP": Layout(spread, (*everywhere, "k0=1,mg=6")),
+        "DP 2 + EP, n-gram drafts": Layout(spread | {"speculative_config": scenes.DRAFTS}, ("k0=1,mr=2",)),
+        "DP 2 + EP, EPLB": Layout(scenes.REBALANCED, ("k0=1,mg=5",)),
+        "DP 2 + EP, EPLB, GPU's kernels": Layout(scenes.REBALANCED, (scenes.PRUNED, "k0=1,mg=5"), kernels=True),
+    }
+
+
+def data_parallel(name: str, layout: Layout, model: Path) -> list[Row]:
     scenes, run_ranks = import_module("scenes"), import_module("ranked").run_ranks
-    spread = options.get("enable_expert_parallel", False)
-    placement = xshare.Placement.contiguous(32, 2) if spread else None
-    policies = (scenes.PRUNED, "k0=1,mr=1", "rho=0.6", *(["k0=1,mg=6"] if spread else []))
+    options, policies = layout.options, layout.policies
+    moving, spread = "enable_eplb" in options, "enable_expert_parallel" in options
+    contiguous = xshare.Placement.contiguous(32, 2) if spread else None
     native = run_ranks(2, scenes.native, model, options, seconds=SECONDS)
-    ranks = run_ranks(2, scenes.pruned, model, options, policies, seconds=SECONDS)
+    work = scenes.pruned_by_kernels if layout.kernels else scenes.pruned
+    ranks = run_ranks(2, work, model, options, policies, seconds=SECONDS)
+    places = set()  # of experts, by layer
     rows: list[Row] = []
 
     def add(check: str, passed: bool, detail: str, **more: Any) -> None:
-        rows.append({"layout": layout, "check": check, "passed": bool(passed), "detail": detail, **more})
+        rows.append({"layout": name, "check": check, "passed": bool(passed), "detail": detail, **more})
 
     same = [mine["everything"][0] == without for mine, without in zip(ranks, native, strict=True)]
     add("budget N: tokens of the same layout without the key", all(same), f"{len(same)} ranks, two scenes")
@@ -64,15 +83,22 @@ def data_parallel(layout: str, options: dict[str, Any], model: Path) -> list[Row
         found: Sets = scenes.together([rank[policy][1] for rank in ranks])
         acted = [each for each in found.values() if any(rank.S is not None for rank in each.values())]
         equal = [len({tuple(rank.S) for rank in each.values() if rank.S is not None}) == 1 for each in acted]
-        right = [
-            scenes.wanted(each, ROUTER, rule, placement) in [rank.S for rank in each.values() if rank.S is not None]
-            for each in acted
-        ]
+        right = []
+        for each in acted:
+            placement: Any = scenes.places_of(each) if moving else contiguous
+            if moving:
+                places.add((next(iter(each.values())).layer, tuple(placement.devices.tolist())))
+            S = scenes.wanted(each, ROUTER, rule, placement)
+            right.append(S in [rank.S for rank in each.values() if rank.S is not None])
         joined = all(len(each) == 2 for each in found.values())
-        name = f"{rule}, requests come and go on one rank" if policy == "busy" else policy
+        said = f"{rule}, requests come and go on one rank" if policy == "busy" else policy
         detail = f"{len(acted)} layers of steps, {sum(right)} as xshare.route on the rows of all ranks"
         passed = bool(acted) and all(equal) and all(right) and joined
-        add(f"one set: {name}", passed, detail, hashes=hashes(found))
+        add(f"one set: {said}", passed, detail, hashes=hashes(found))
+    if moving:
+        counts = [sum(layer == which for layer, _ in places) for which in (0, 1)]
+        detail = f"{counts} placements by layer, the same on all ranks, each where vLLM holds a replica"
+        add("devices are filled by where experts are at that step", min(counts) > 2, detail)
     busy = [rank["busy"][0] for rank in ranks]
     whole = [len(busy[0][f"0-{i}"]) == 18 + i for i in range(6)] + [len(busy[1][f"1-{i}"]) == 3 for i in range(3, 6)]
     add("no request is lost where others join, end and abort", all(whole), f"{sum(whole)} of {len(whole)} requests")
@@ -141,14 +167,15 @@ def pipeline(model: Path) -> list[Row]:
 
 
 def main(json: Annotated[Path | None, typer.Option(help="Write the rows here.")] = None) -> None:
+    os.environ["TRITON_INTERPRET"] = "1"  # before anybody imports Triton
     sys.path.insert(0, str(HERE))
     models = import_module("models")
     import vllm
 
     results = Results(json, None, {"vllm": vllm.__version__, "device": "cpu", "seed": 0}, lists=())
     with tempfile.TemporaryDirectory() as folder:
-        for layout, options in LAYOUTS.items():
-            results.rows += data_parallel(layout, options, models.make("qwen3", Path(folder)))
+        for name, layout in layouts(import_module("scenes")).items():
+            results.rows += data_parallel(name, layout, models.make("qwen3", Path(folder)))
             results.write()
         results.rows += pipeline(models.make("partly_dense", Path(folder)))
     results.write()

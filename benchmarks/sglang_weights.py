@@ -2,7 +2,7 @@
 
 SGLang's own dummy weights are so small that a router's scores are all alike. `written` makes a folder from which SGLang
 loads this module beside XShare; it then fills what `--load-format dummy` has made, by the rules of vLLM's
-`xshare_dummy` (xshare.engines.vllm.dummy). Speed can be measured with such weights, quality cannot.
+`xshare_dummy` (xshare.engines.vllm.dummy_weights). Speed can be measured with such weights, quality cannot.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from xshare.engines.vllm.dummy import GROWTH, Weights, gaussian
+from xshare.engines.vllm.dummy_weights import GROWTH, Weights, gaussian
 
 VARIABLE = "XSHARE_DUMMY"  # the knobs of Weights, as JSON
 ENTRY = "[sglang.srt.plugins]\nxshare_dummy = sglang_weights:register\n"

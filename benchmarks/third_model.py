@@ -39,13 +39,13 @@ from study import CONTROL, KEY, Cell, Study, Wanted, run, tasks_of
 from torch.nn.utils.rnn import pad_sequence
 
 from xshare.cli.output import engine_arguments, number_table, wide_console
-from xshare.engines.transformers.forced import Compared
+from xshare.engines.transformers.teacher_forcing import Compared
 from xshare.policy import RECOMMENDED, Policy
-from xshare.quality.files import Task
+from xshare.quality.task_files import Task
 from xshare.results import Row
 from xshare.tasks import LONGEST
 from xshare.trace import Trace
-from xshare.trace.load import load_rows
+from xshare.trace.expert_load import load_rows
 from xshare.trace.overlap import overlap
 from xshare.workers import Workers
 

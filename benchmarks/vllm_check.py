@@ -5,6 +5,9 @@
 Each case is an engine of its own with random weights (`xshare_dummy`) in a process of its own, several at once: this
 checks results, not speed. At every decode step the set of every layer is compared with the reference, computed from the
 logits that the kernel saw. `--tiny` runs small shapes on a machine without a GPU.
+
+The cases `across` (`--only across`) take the path of several data-parallel ranks with a group of one: the kernel in two
+halves, and a real all-reduce in between, in the captured graph. There every row's experts and weights are compared too.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -33,6 +37,9 @@ SAME = [
     ("V1 full", "V2 full"),
     ("V1 full", "V1 full, in host memory"),
     ("V1 full, in host memory", "V2 full, in host memory"),
+    ("V1 full", "V1 full, across"),
+    ("V1 full, across", "V2 full, across"),
+    ("V1 full, across", "V1 full, across vLLM's NCCL"),
 ]
 CASES: dict[str, dict[str, Any]] = {
     "gpt-oss V1 eager": {"shape": "gpt-oss", "eager": True},
@@ -40,6 +47,7 @@ CASES: dict[str, dict[str, Any]] = {
     "gpt-oss V1 piecewise": {"shape": "gpt-oss", "graphs": "PIECEWISE"},
     "gpt-oss V1 full": {"shape": "gpt-oss", "graphs": "FULL_AND_PIECEWISE"},
     "gpt-oss V2 full": {"shape": "gpt-oss", "graphs": "FULL_AND_PIECEWISE", "v2": True},
+    "gpt-oss V1 full, across": {"shape": "gpt-oss", "graphs": "FULL_AND_PIECEWISE", "across": "torch"},
     "gpt-oss V1 drafts": {"shape": "gpt-oss", "graphs": "FULL_AND_PIECEWISE", "drafts": 3},
     "gpt-oss V1 eagle3": {"shape": "gpt-oss", "graphs": "FULL_AND_PIECEWISE", "drafts": 3, "eagle3": True},
     "gpt-oss V2 eagle3": {"shape": "gpt-oss", "graphs": "FULL_AND_PIECEWISE", "drafts": 3, "eagle3": True, "v2": True},
@@ -48,6 +56,9 @@ CASES: dict[str, dict[str, Any]] = {
     "qwen3 V1 piecewise": {"shape": "qwen3", "graphs": "PIECEWISE"},
     "qwen3 V1 full": {"shape": "qwen3", "graphs": "FULL_AND_PIECEWISE"},
     "qwen3 V2 full": {"shape": "qwen3", "graphs": "FULL_AND_PIECEWISE", "v2": True},
+    "qwen3 V1 full, across": {"shape": "qwen3", "graphs": "FULL_AND_PIECEWISE", "across": "torch"},
+    "qwen3 V1 full, across vLLM's NCCL": {"shape": "qwen3", "graphs": "FULL_AND_PIECEWISE", "across": "vllm"},
+    "qwen3 V2 full, across": {"shape": "qwen3", "graphs": "FULL_AND_PIECEWISE", "across": "torch", "v2": True},
     "qwen3 V1 full, in host memory": {"shape": "qwen3", "graphs": "FULL_AND_PIECEWISE", "host": True},
     "qwen3 V2 full, in host memory": {"shape": "qwen3", "graphs": "FULL_AND_PIECEWISE", "v2": True, "host": True},
 }
@@ -59,6 +70,8 @@ def engine(case: dict[str, Any], tiny: bool, folder: Path) -> Any:
     from shapes import eagle3_head, gpt_oss_120b, qwen3_30b_a3b, write
     from vllm import LLM
 
+    if case.get("across"):
+        take_path_of_several(case["across"] == "vllm" and not tiny)
     shape = gpt_oss_120b(4, tiny) if case["shape"] == "gpt-oss" else qwen3_30b_a3b(4, tiny)
     policy: dict[str, Any] = {"warmup": 1, "batch_budget": 8 if tiny else 24}
     if case.get("drafts"):
@@ -66,7 +79,8 @@ def engine(case: dict[str, Any], tiny: bool, folder: Path) -> Any:
     options: dict[str, Any] = {"dtype": "float32"} if tiny else {}
     if case.get("host") and not tiny:
         options |= {"cpu_offload_gb": 8, "cpu_offload_params": {"experts"}}
-    if case.get("eager"):
+    # Code that is compiled for a CPU leaves out what Kept does.
+    if case.get("eager") or (tiny and case.get("across")):
         options["enforce_eager"] = True
     elif not tiny:
         options["compilation_config"] = {"cudagraph_mode": case["graphs"], "max_cudagraph_capture_size": 64}
@@ -96,11 +110,69 @@ def engine(case: dict[str, Any], tiny: bool, folder: Path) -> Any:
     )
 
 
+def take_path_of_several(by_vllm: bool) -> None:
+    """Engines of this process choose as data-parallel ranks do, and keep what every row gets. `by_vllm`: the sum goes
+    through vLLM's own communicator, which it makes for several ranks only, or else through torch's."""
+    layer: Any = import_module("xshare.engines.vllm.layer")
+    ranks: Any = import_module("xshare.engines.vllm.ranks")
+    make_hook, ranks.EVEN_ALONE = layer.make_hook, True
+    layer.make_hook = lambda mode, site, *more: Kept(make_hook(mode, site, *more), site.top_k, more[-1])
+    if by_vllm:
+        ranks.nccl_of = lambda group: nccl_of_one(group.device)
+
+
+def nccl_of_one(device: Any) -> Any:
+    """vLLM's communicator with a group of one rank."""
+    import torch
+    from vllm.distributed.device_communicators.pynccl import PyNcclCommunicator
+    from vllm.distributed.device_communicators.pynccl_wrapper import NCCLLibrary
+
+    found = PyNcclCommunicator.__new__(PyNcclCommunicator)
+    found.nccl, found.rank, found.world_size, found.device = NCCLLibrary(), 0, 1, device
+    found.available, found.disabled = True, False
+    with torch.cuda.device(device):
+        found.comm = found.nccl.ncclCommInitRank(1, found.nccl.ncclGetUniqueId(), 0)
+    return found
+
+
+class Kept:
+    """A hook that leaves each row's experts and weights in memory of its own, from inside a captured graph too."""
+
+    def __init__(self, hook: Any, top_k: int, device: Any) -> None:
+        import torch
+
+        self.hook, self.mode = hook, hook.mode
+        self.ids = torch.zeros(64, top_k, dtype=torch.int64, device=device)
+        self.weights = torch.zeros(64, top_k, device=device)
+
+    def route(self, native: Any, logits: Any) -> Any:
+        weights, ids = self.hook.route(native, logits)
+        if len(ids) <= len(self.ids):
+            self.ids[: len(ids)].copy_(ids)
+            self.weights[: len(ids)].copy_(weights)
+        return weights, ids
+
+    def compute(self, native: Any, logits: Any) -> Any:
+        return self.hook.compute(native, logits)  # its experts route by themselves
+
+    def as_wanted(self, logits: Any, routing: Any) -> bool:
+        """Whether the rows have the experts and weights of the reference; of experts with equal logits either."""
+        import torch
+
+        n = len(logits)
+        ids, weights = self.ids[:n].cpu(), self.weights[:n].cpu()
+        chosen = [logits.gather(1, each).sort(-1) for each in (ids, routing.ids)]
+        ours, want = (each.gather(1, it.indices) for each, it in zip((weights, routing.weights), chosen, strict=True))
+        inside = bool(routing.selected[ids].all())
+        return inside and torch.equal(chosen[0].values, chosen[1].values) and torch.allclose(ours, want.float(), 1e-3)
+
+
 class Witness:
     """Compares every layer's S with the reference, from the logits that were left aside, at every decode step."""
 
     def __init__(self, state: Any) -> None:
         self.state, self.compared, self.differ, self.sizes = state, 0, 0, [[0.0]][:0]
+        self.routed = self.misrouted = 0  # layers of steps whose rows were compared, and those that differ
         self.native = state.samples.settle
         state.samples.settle = self.settle
 
@@ -114,9 +186,12 @@ class Witness:
             layout = self.state.now.layout(waiting).to(torch.device("cpu"))
             for layer in self.state.layers:
                 logits, own = layer.buffers.seen[:waiting].cpu(), self.state.policy.for_layer(layer.site.number)
-                want = xshare.route(logits, router_on_cpu(layer.site.router), own, layout=layout).selected
+                routing = xshare.route(logits, router_on_cpu(layer.site.router), own, layout=layout)
                 self.compared += 1
-                self.differ += int(not bool((want == layer.buffers.keep.cpu()).all()))
+                self.differ += int(not bool((routing.selected == layer.buffers.keep.cpu()).all()))
+                if isinstance(layer.hook, Kept) and layer.site.path == "router":
+                    self.routed += 1
+                    self.misrouted += int(not layer.hook.as_wanted(logits, routing))
             self.sizes.append([float(layer.buffers.keep.sum()) for layer in self.state.layers])
         self.native()
 
@@ -163,7 +238,10 @@ def run_case(name: str, tiny: bool) -> dict[str, Any]:
         state = state_of(llm)
         paths = sorted({f"{layer.site.path}/{layer.mode}" for layer in state.layers})
         check("attached", len(state.layers) == 4, f"{len(state.layers)} of 4 layers, {', '.join(paths)}")
-        if case["shape"] == "gpt-oss" and not tiny:
+        if case.get("across"):
+            between = state.ranks.add_up.__name__ if state.ranks is not None else "nothing"
+            check("takes the path of several ranks", state.ranks is not None, f"in between: {between}")
+        elif case["shape"] == "gpt-oss" and not tiny:
             routed = state.snapshot()["routed_layers"]
             check("routed in one launch", routed == 4, f"{routed} of 4 layers")
         if case.get("host") and not tiny:
@@ -195,6 +273,9 @@ def run_case(name: str, tiny: bool) -> dict[str, Any]:
             f"{compared} sets over {pruned} decode steps of {requests} requests, 2 of them protected, {differ} differ"
         )
         check("S with protected requests equals the reference", compared > 0 and not differ, detail)
+        if case.get("across") and paths[0].startswith("router"):
+            detail = f"{witness.routed} layers of steps, {witness.misrouted} differ"
+            check("rows have the reference's experts and weights", witness.routed > 0 and not witness.misrouted, detail)
         if not drafts:
             guarded = generate(llm, 16, protected=PROTECTED)
             witness.take()

@@ -15,11 +15,11 @@ ROWS = (3, 14, 0)  # of each rank; the third only listens
 GROUPS = RouterSpec.sigmoid(4, correction_bias=torch.linspace(-0.2, 0.2, 32), n_group=4, topk_group=2)
 
 
-def control_of(policy, starts, gate=True, number=7, **group):
+def control_of(policy, starts, gate=True, number=7, only_votes=False, **group):
     control = Control(DEVICE)
     control.set_policy(policy)
     control.set_step(starts[-1], starts)
-    control.set_gate(gate)
+    control.set_gate(gate, only_votes=only_votes)
     control.set_group(number, **group)
     control.push()
     return control
@@ -89,6 +89,41 @@ def test_a_rank_whose_gate_is_closed_brings_nothing_and_is_left_alone():
     assert torch.equal(selections[0].keep.cpu(), xshare.route(logits[0], TOP_4, policy).selected)
     assert selections[1].keep.all()
     assert torch.equal(left[1], logits[1])
+
+
+def test_a_rank_that_only_votes_brings_its_rows_and_is_left_alone():
+    policy, logits, starts = Policy.parse("k0=1,m=8"), random_rows(rows=(6, 9)), [list(range(7)), list(range(10))]
+    selections = made(rows=(6, 9))
+    left = together(selections, [control_of(policy, starts[0]), control_of(policy, starts[1], only_votes=True)], logits)
+    want = xshare.route(torch.cat(logits), TOP_4, policy).selected
+    assert torch.equal(selections[0].keep.cpu(), want)
+    assert selections[1].keep.all()
+    assert torch.equal(left[1], logits[1])
+
+
+def test_one_rank_alone_leaves_what_one_launch_does():
+    """Masked logits, a masked bias and each row's share, some rows protected, the last of them padding."""
+    softmax, policy, logits = (
+        RouterSpec.softmax(4, renormalize=False),
+        Policy.parse("k0=1,m=5"),
+        random_rows(rows=(12,)),
+    )
+    sigmoid = RouterSpec.sigmoid(4, correction_bias=torch.linspace(-0.2, 0.2, N))
+    for router in (softmax, sigmoid):
+        found = []
+        for across in (None, lambda message: None):
+            selection, control = of_shape(N, 12, router, protects=True, across=across), Control(DEVICE)
+            control.set_policy(policy)
+            control.set_step(10, list(range(11)), [3, 7])
+            control.set_gate(True)
+            control.set_group(1)
+            control.push()
+            rows = logits[0].to(DEVICE, copy=True)
+            selection.launch(rows, control)
+            found.append((rows.cpu(), selection.keep.cpu(), selection.share.cpu(), selection.masked_bias.cpu()))
+        for one, halves in zip(*found, strict=True):
+            assert torch.equal(one, halves)
+        assert not found[0][1].all()
 
 
 @pytest.mark.parametrize(

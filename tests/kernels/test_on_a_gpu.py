@@ -86,6 +86,50 @@ def test_layers_in_a_graph_wait_for_one_another(n):
             assert torch.equal(layer.keep, alone.keep), turn
 
 
+@pytest.mark.parametrize("n", [8, 64])
+def test_two_ranks_in_a_graph_choose_from_the_votes_of_both(n):
+    """The first leaves what it says, the second adds it to its own; either may be closed, and rows may differ."""
+    N, said = 128, []
+    controls = [Control(DEVICE), Control(DEVICE)]
+    rows = [torch.zeros(size, N, device=DEVICE).bfloat16() for size in (n, 5)]
+
+    def adds(message):
+        message.add_(said[0])
+
+    def leaves(message):
+        said[:] = said or [torch.zeros_like(message)]
+        said[0].copy_(message)
+
+    ranks = [of_shape(N, len(mine), across=across) for mine, across in zip(rows, (adds, leaves), strict=True)]
+
+    def step():
+        for rank in (1, 0):
+            ranks[rank].launch(rows[rank], controls[rank])
+
+    for control in controls:
+        control.set_policy(Policy.parse("k0=1,m=8"))
+    step()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step()
+    noise = torch.Generator().manual_seed(5)
+    for turn in range(CASES // 5):
+        policy = Policy.parse(["k0=1,m=8", "k0=0,rho=0.6", "k0=1,tau=0.7"][turn % 3])
+        logits = [(torch.randn(len(mine), N, generator=noise) * 2).bfloat16() for mine in rows]
+        for rank, control in enumerate(controls):
+            rows[rank].copy_(logits[rank])
+            control.set_policy(policy)
+            control.set_step(len(logits[rank]))
+            control.set_gate((turn + rank) % 4 != 0)
+            control.set_group(7)
+            control.push()
+        graph.replay()
+        voting = [mine for rank, mine in enumerate(logits) if (turn + rank) % 4 != 0]
+        want = xshare.route(torch.cat(voting), RouterSpec.softmax(4), policy).selected if turn % 4 else None
+        assert torch.equal(ranks[0].keep.cpu(), torch.ones(N, dtype=torch.bool) if want is None else want), turn
+
+
 def test_programs_meet_after_days_of_serving():
     """Arrivals are counted for as long as an engine lives: beyond what 32 bits hold."""
     selection = of_shape(128, 64)

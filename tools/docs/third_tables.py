@@ -8,7 +8,7 @@ from typing import Any
 
 from quality_tables import Row, Table, change, of_native
 
-from xshare.report.words import named
+from xshare.report.labels import named
 
 MODELS = {
     "dense": "SmolLM2-135M, as it came",

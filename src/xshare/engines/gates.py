@@ -54,12 +54,16 @@ class Gates(BaseModel):
         if self.max_requests is not None and requests > self.max_requests:
             return "many_requests"
         if rows == 0 or (self.bypass and rows < self.min_rows):
-            return "few_rows"
+            return "few_rows"  # least_rows has the same bounds
         if self.bypass and rows <= within:
             return "within_budget"
         if self.bypass and rows <= unshared:
             return "unshared"
         return None
+
+    def least_rows(self, within: int, unshared: int = 0) -> int:
+        """The fewest rows for which `why_not` has nothing to say."""
+        return max(1, self.min_rows, within + 1, unshared + 1) if self.bypass else 1
 
 
 class Tally:

@@ -48,7 +48,7 @@ class Control:
         self._changed = True  # since the last push
         self._host[Word.COST] = -1
         self._host[Word.MOST_ROWS] = self._host[Word.MOST_REQUESTS] = np.iinfo(np.int32).max
-        self._gate, self._step = (False, False), (0, np.zeros(1, np.int32))  # as set last
+        self._gate, self._step = (False, False, False), (0, np.zeros(1, np.int32))  # as set last
         on_gpu = self.memory.is_cuda
         # each with room for the marks of protected rows, which are sent only where there are any
         room, turns = size + MAX_ROWS, 8 if on_gpu else 1
@@ -117,11 +117,12 @@ class Control:
         if tuple(self._host[words]) != wanted:
             self._host[words], self._changed = wanted, True
 
-    def set_gate(self, on: bool, sample: bool = False) -> None:
-        """Whether selection acts at all, and whether the logits are copied aside (FusedSelection.seen)."""
-        if self._gate != (on, sample):
-            self._gate, self._changed = (on, sample), True
-            self._host[Word.GATE], self._host[Word.SAMPLE] = on, sample
+    def set_gate(self, on: bool, sample: bool = False, only_votes: bool = False) -> None:
+        """Whether selection acts at all, and whether the logits are copied aside (FusedSelection.seen). `only_votes`:
+        where several ranks choose together, the rows here vote and are left alone."""
+        if self._gate != (on, sample, only_votes):
+            self._gate, self._changed = (on, sample, only_votes), True
+            self._host[Word.GATE], self._host[Word.SAMPLE] = on + (on and only_votes), sample
 
     def push(self) -> None:
         """Send what was set. The launches after it, on the same stream, see it."""

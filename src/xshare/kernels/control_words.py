@@ -6,7 +6,7 @@ from enum import IntEnum
 class Word(IntEnum):
     """Places in Control.words, int32: what all layers share."""
 
-    GATE = 0  # whether selection acts at all
+    GATE = 0  # 0: selection does nothing; 1: it acts; 2: rows vote with those of other ranks, and are left alone
     ROWS = 1  # that vote, the first ones
     REQUESTS = 2
     K0 = 3

@@ -125,6 +125,8 @@ class FusedSelection:
         for part in (0,) if plan.on_gpu and not together else (1, 2) if tables is None else (1, 2, 3):
             if part == 2 and together:
                 self._add_up(control)
+                if plan.early:  # whatever the collective has launched is waited for as usual
+                    arguments |= {"EARLY": False, "launch_pdl": False}
             kernel.select_in_blocks[(plan.blocks,)](
                 **arguments, **shared, starts=control.starts,
                 BLOCKS=plan.blocks, PART=part, QUOTA=plan.quota, DIRECT=plan.direct, EACH=plan.each,

@@ -70,6 +70,11 @@ class Plan:
         )
 
     @property
+    def message_size(self) -> int:
+        """int64 words that a rank sends: by the number of experts alone, so that ranks may have other rows."""
+        return 2 * self.block_n + len(Said)
+
+    @property
     def direct(self) -> bool:
         """Whether rows are few enough for every program to add up all of them."""
         return self.blocks * self.block_q <= FEW_ROWS and not self.in_halves
@@ -78,7 +83,9 @@ class Plan:
 class Scratch:
     """Memory between the programs of a launch. Layers run one after another, and may share it."""
 
-    def __init__(self, plan: Plan, device: torch.device | str) -> None:
+    def __init__(self, plan: Plan, device: torch.device | str, message: Tensor | None = None) -> None:
+        """`message`: one that is shared with other plans for as many experts."""
+
         def zeros(count: int, dtype: torch.dtype) -> Tensor:
             return torch.zeros(count, dtype=dtype, device=device)
 
@@ -89,4 +96,5 @@ class Scratch:
         self.sums, self.totals = zeros(columns, torch.int64), zeros(columns, torch.int32)
         self.order = zeros(columns, torch.int64)  # sums in the order of greedy, each program's own
         self.arrivals = zeros(1, torch.int64)  # counted up for as long as an engine serves
-        self.message = zeros(2 * plan.block_n + len(Said), torch.int64)  # between two halves, for all ranks
+        # between two halves, for all ranks
+        self.message = zeros(plan.message_size, torch.int64) if message is None else message

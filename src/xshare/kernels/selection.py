@@ -247,7 +247,7 @@ def select_in_blocks(
         tl.extra.cuda.gdc_wait()
     gate = tl.load(control + GATE)  # of the words' cache line; asked for ahead, ptxas waits for it before the logits
     if ACROSS and PART > 1:
-        gate = gate * all_act(control, message, BN)
+        gate = (gate == 1).to(tl.int32) * all_act(control, message, BN)
     rows, place, there, x = _rows_at(logits, stride, block * BR, present, N, BR, BN, SPAN)
     S = cols < N
     if gate == 0:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import sys
+from pathlib import Path
 
 import torch
 from stepped_rank import Plan, Rank
@@ -10,15 +12,36 @@ from tiny_vllm_models import engine, prompts
 
 import xshare
 
+# Two experts more on each rank than without, and all of them moved every few steps.
+REBALANCED = {
+    "enable_expert_parallel": True,
+    "enable_eplb": True,
+    "eplb_config": {"window_size": 4, "step_interval": 5, "num_redundant_experts": 4, "use_async": False},
+}
 ALL = {"gates": {"bypass": False}, "metrics": {"every": 1}}
 PRUNED, EVERYTHING = "k0=1,m=3", "k0=1,m=32"
 LAST = 14  # nothing happens after this step
+# Drafts are looked up in what a request has had so far.
+DRAFTS = {"method": "ngram", "prompt_lookup_max": 3, "prompt_lookup_min": 1, "num_speculative_tokens": 3}
 
 
 def plain(rank):
     """Six requests that come at once, of different lengths."""
     asked = prompts(6, seed=rank)
     return Plan({0: [(f"{rank}-{i}", prompt, 4 + i + 3 * rank) for i, prompt in enumerate(asked)]})
+
+
+def repeating(rank):
+    """The same, where every second one repeats itself: it is drafted for, and the others seldom are."""
+    plan = plain(rank)
+    plan.arrive[0] = [
+        (name, prompt[:4] * (5 if i % 2 else 1), 4 + length) for i, (name, prompt, length) in enumerate(plan.arrive[0])
+    ]
+    return plan
+
+
+def first_scene(options):
+    return repeating if "speculative_config" in options else plain
 
 
 def busy(rank):
@@ -41,21 +64,27 @@ def changing(rank):
     return plan
 
 
+def started(model, key, options):
+    if options.get("enable_eplb"):
+        import rebalancing  # noqa: F401
+    return Rank(engine(model, key, distributed_executor_backend="uni", **options))
+
+
 def native(rank, model, options):
     """Without the key."""
-    found = Rank(engine(model, None, distributed_executor_backend="uni", **options))
-    return {"plain": found.run(plain(rank), 0), "busy": found.run(busy(rank), LAST)}
+    found = started(model, None, options)
+    return {"plain": found.run(first_scene(options)(rank), 0), "busy": found.run(busy(rank), LAST)}
 
 
 def pruned(rank, model, options, policies=(PRUNED,)):
     """With it: tokens and decisions of every scene, and what was counted."""
-    found = Rank(engine(model, ALL | {"policy": EVERYTHING}, distributed_executor_backend="uni", **options))
-    told = {}
-    told["everything"] = {"plain": found.run(plain(rank), 0), "busy": found.run(busy(rank), LAST)}, found.taken()
+    found = started(model, ALL | {"policy": EVERYTHING}, options)
+    told, first = {}, first_scene(options)
+    told["everything"] = {"plain": found.run(first(rank), 0), "busy": found.run(busy(rank), LAST)}, found.taken()
     for policy in policies:
         found.llm.collective_rpc("xshare_set", args=(policy,))
         found.llm.reset_prefix_cache()
-        told[policy] = found.run(plain(rank), 0), found.taken()
+        told[policy] = found.run(first(rank), 0), found.taken()
     told["busy"] = found.run(busy(rank), LAST), found.taken()
     told["stats"] = found.llm.collective_rpc("xshare_stats")[0]
     told["changing"] = found.run(changing(rank), LAST), found.taken()
@@ -63,9 +92,59 @@ def pruned(rank, model, options, policies=(PRUNED,)):
     return told
 
 
+def drafted(rank, model, options, policy):
+    """With a budget of all experts, with a policy, and switched off."""
+    return in_turn(rank, model, options | {"speculative_config": DRAFTS}, policy)
+
+
+def in_turn(rank, model, options, policy):
+    found, first = started(model, ALL | {"policy": EVERYTHING}, options), first_scene(options)
+    told = {"everything": (found.run(first(rank), 0), found.taken())}
+    for method, given in (("xshare_set", policy), ("xshare_switch", False)):
+        found.llm.collective_rpc(method, args=(given,))
+        found.llm.reset_prefix_cache()
+        told[given] = found.run(first(rank), 0), found.taken()
+    return told
+
+
+def use_kernels():
+    """In this process as on a GPU: the fused kernels choose, under Triton's interpreter, and decide about every step
+    by themselves."""
+    assert os.environ["TRITON_INTERPRET"] == "1"  # since before Triton was imported
+    sys.path.append(str(Path(__file__).resolve().parents[2] / "kernels"))
+    import fusing  # noqa: F401  (makes the interpreter faster)
+
+    import xshare.engines.serving.build_state as building
+
+    building.has_kernels = lambda device: True
+
+
+def pruned_by_kernels(rank, model, options, policies):
+    use_kernels()
+    return pruned(rank, model, options, policies)
+
+
+def short_by_kernels(rank, model, options, policy):
+    """Rank 1 begins later, with a prompt of more rows than its kernels are for. The policy changes on one rank after
+    the other, and one is switched off for a step."""
+    use_kernels()
+    found = started(model, ALL | {"policy": EVERYTHING}, options)
+    asked = prompts(3, seed=20 + rank)
+    told = {"everything": (found.run(Plan({0: [(f"{rank}-0", asked[0], 3)]}), 0), found.taken())}
+    plan = Plan({0: [(f"0-{i}", prompt, 12) for i, prompt in enumerate(asked)]})
+    if rank == 1:
+        plan = Plan({2: [("1-0", asked[0] * 25, 8)], 4: [("1-1", asked[1], 4)]})
+    plan.call = {0: [("xshare_set", policy)], 6 + 2 * rank: [("xshare_set", "k0=1,m=5")]}
+    if rank == 0:
+        plan.call |= {10: [("xshare_switch", False)], 11: [("xshare_switch", True)]}
+    told["short"] = found.run(plan, LAST), found.taken()
+    told["stats"] = found.llm.collective_rpc("xshare_stats")[0]
+    return told
+
+
 def dying(rank, model, options):
     """Rank 1 ends in the middle of a step, in front of its message. -> what the others' engines end with"""
-    found = Rank(engine(model, ALL | {"policy": PRUNED}, distributed_executor_backend="uni", **options))
+    found = started(model, ALL | {"policy": PRUNED}, options)
     if rank == 1:
         selector = found.state.layers[1].selector
         native, calls = selector.decide, iter(range(6))
@@ -77,6 +156,11 @@ def dying(rank, model, options):
     return None
 
 
+def rebalanced(rank, model, policy):
+    """While vLLM moves experts: with a budget of all of them, with a policy, and switched off."""
+    return in_turn(rank, model, REBALANCED, policy)
+
+
 def together(decided):
     """By step and layer what each rank did, from each rank's list."""
     found = {}
@@ -84,6 +168,14 @@ def together(decided):
         for each in mine:
             found.setdefault((each.step, each.layer), {})[rank] = each
     return found
+
+
+def places_of(ranks):
+    """Where experts count in a layer of a step: the same for all ranks, and a place where vLLM holds them."""
+    (devices,) = {tuple(each.devices) for each in ranks.values() if each.voted}
+    for each in ranks.values():
+        assert all(device in held for device, held in zip(devices, each.held, strict=True) if each.voted)
+    return xshare.Placement(torch.tensor(devices), 1 + max(devices))
 
 
 def wanted(ranks, router, policy, placement=None):

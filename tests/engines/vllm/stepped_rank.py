@@ -30,6 +30,8 @@ class Decided:
     starts: list[int]  # boundaries of the requests that vote
     logits: np.ndarray | None  # of the rows that vote
     S: list[int] | None  # None: left alone
+    devices: list[int] | None = None  # the rank that each expert counts on
+    held: list[list[int]] | None = None  # with replicas: the ranks that hold each, by vLLM's own map
 
     @property
     def hash(self) -> str | None:
@@ -41,9 +43,12 @@ class Rank:
         self.llm, self.engine, self.step = llm, llm.llm_engine, 0
         self.decided: list[Decided] = []
         runner = self.engine.model_executor.driver_worker.worker.model_runner
-        self.state = getattr(runner, "xshare", None)
+        self.state, self.eplb = getattr(runner, "xshare", None), runner.eplb_state
         for place, layer in enumerate(self.state.layers if self.state is not None else ()):
-            layer.selector.decide = self._watched(layer.selector.decide, place)
+            if hasattr(layer.selector, "decide"):
+                layer.selector.decide = self._watched(layer.selector.decide, place)
+            else:
+                layer.selector.launch = self._watched_launch(layer, place)
 
     def _watched(self, native, place):
         def decide(logits):
@@ -52,10 +57,34 @@ class Rank:
             routing = native(logits)
             S = None if routing is None else routing.selected.nonzero().flatten().tolist()
             kept = logits[:rows].numpy().copy() if voted else None
-            self.decided.append(Decided(self.step, place, voted, starts, kept, S))
+            self.decided.append(Decided(self.step, place, voted, starts, kept, S, *self._places(place)))
             return routing
 
         return decide
+
+    def _watched_launch(self, layer, place):
+        native = layer.selector.launch
+
+        def launch(logits, route=False):
+            now = self.state.now
+            starts, kept = [int(start) for start in now.starts], logits[: now.rows].numpy().copy() if now.gate else None
+            found = native(logits, route)
+            keep = layer.buffers.keep
+            S = None if found is None or keep.all() else keep.nonzero().flatten().tolist()
+            self.decided.append(Decided(self.step, place, now.gate, starts, kept, S, *self._places(place)))
+            return found
+
+        return launch
+
+    def _places(self, place):
+        placement = self.state.layers[place].site.placement
+        devices = None if placement is None else placement.devices.tolist()
+        if self.eplb is None:
+            return devices, None
+        (state,) = self.eplb.model_states.values()
+        experts = state.physical_to_logical_map[place].tolist()
+        each = len(experts) // placement.num_devices
+        return devices, [[p // each for p, e in enumerate(experts) if e == expert] for expert in range(len(devices))]
 
     def run(self, plan: Plan, last: int) -> dict[str, list[int]]:
         """Steps until all ranks are done; nothing happens after step `last`, on any of them. -> tokens by request"""

@@ -151,15 +151,22 @@ def test_a_feature_with_which_it_cannot_be_right_is_refused(parallel, sentence):
 def test_data_parallel_ranks_choose_together_on_a_cpu_and_by_our_own_policies():
     check(engine_with(data_parallel_size=2))
     check(engine_with(data_parallel_size=2, enable_expert_parallel=True), {"warmup": 1, "device_budget": 2})
+    with pytest.raises(SettingsError, match="method 'lynx' in xshare does not choose one set for several") as error:
+        check(engine_with(data_parallel_size=2), {"policy": "lynx:drop=2"})
+    one_sentence(error)
+
+
+def test_data_parallel_ranks_on_gpus_are_an_experiment():
     on_gpu = engine_with(data_parallel_size=2)
     on_gpu.device_config.device_type = "cuda"
+    check(on_gpu, GOOD | {"experiment": True})
     with pytest.raises(
-        SettingsError, match=r"data parallel size 2 on a GPU.*use tensor and expert.*or remove"
+        SettingsError, match=r"data parallel size 2 on GPUs: set experiment to true.*or remove"
     ) as error:
         check(on_gpu)
     one_sentence(error)
-    with pytest.raises(SettingsError, match="method 'lynx' in xshare does not choose one set for several") as error:
-        check(engine_with(data_parallel_size=2), {"policy": "lynx:drop=2"})
+    with pytest.raises(SettingsError, match="cost in xshare does not go with data parallelism on GPUs") as error:
+        check(on_gpu, GOOD | {"experiment": True, "cost": "stairs.json"})
     one_sentence(error)
 
 

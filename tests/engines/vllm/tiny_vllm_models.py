@@ -15,6 +15,7 @@ import torch
 
 ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # in process: which requests share a step is reproducible
+    "NUMBA_THREADING_LAYER": "workqueue",  # n-gram drafts start threads; a fork with OpenMP's is ended
     "OMP_NUM_THREADS": "1",  # tests run in parallel processes, and these models are tiny
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "HF_HUB_OFFLINE": "1",

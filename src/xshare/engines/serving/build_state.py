@@ -49,6 +49,11 @@ class MakesLayers(Protocol[AnySite]):
     ) -> Sequence[Attached]: ...
 
 
+def has_kernels(device: torch.device) -> bool:
+    """Whether the fused kernels select there, told of every step by a Control."""
+    return device.type == "cuda"
+
+
 def build_state(
     sites: Sequence[Any],
     settings: Settings,
@@ -69,7 +74,7 @@ def build_state(
     if settings.profile is not None:
         policy = read_profile(Path(settings.profile)).policy_on(numbers)
     control = None
-    if device.type == "cuda":
+    if has_kernels(device):
         control = Control(device, max_requests)
         control.set_policy(policy)
         control.push()
@@ -78,7 +83,8 @@ def build_state(
     if stairs is not None:
         now.costs = stairs.costs.to(device)
     groups = alike(sites, sizes.buckets[-1], device, sampled=settings.metrics.on)
-    never_within = 0 if settings.at_every_size else rows_within(policy, numbers, top_k)
+    # Together with those of other ranks any number of rows may be acted on.
+    never_within = 0 if settings.at_every_size or ranks is not None else rows_within(policy, numbers, top_k)
     thresholds = THRESHOLDS if settings.at_every_size else thresholds_of(policy.by_layer(numbers))
     layers = make_layers(
         sites, policy, groups, now, sizes, tally,

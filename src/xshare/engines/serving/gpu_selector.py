@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
@@ -12,7 +13,7 @@ from xshare.engines.serving.site import Site
 from xshare.engines.serving.step import Step
 from xshare.engines.serving.step_sizes import Sizes
 from xshare.kernels.control import own_numbers
-from xshare.kernels.control_words import Own
+from xshare.kernels.control_words import Own, Said
 from xshare.kernels.launch import FusedSelection
 from xshare.kernels.plan import Plan, Scratch
 from xshare.kernels.routing_tables import Tables
@@ -35,11 +36,20 @@ class Pool:
     def __init__(self) -> None:
         self._scratch: dict[Plan, Scratch] = {}
         self._tables: dict[tuple[Any, ...], Tables] = {}
+        self._messages: dict[int, Tensor] = {}  # by size
 
     def scratch(self, plan: Plan, device: torch.device) -> Scratch:
         if plan not in self._scratch:
-            self._scratch[plan] = Scratch(plan, device)
+            message = self.message(plan, device) if plan.in_halves else None
+            self._scratch[plan] = Scratch(plan, device, message)
         return self._scratch[plan]
+
+    def message(self, plan: Plan, device: torch.device) -> Tensor:
+        """One for all rows that a step may have, so that it can be read without knowing them."""
+        size = plan.message_size
+        if size not in self._messages:
+            self._messages[size] = torch.zeros(size, dtype=torch.int64, device=device)
+        return self._messages[size]
 
     def tables(self, plan: Plan, num_experts: int, top_k: int, dtype: torch.dtype, device: torch.device) -> Tables:
         key = plan, num_experts, top_k, dtype
@@ -66,19 +76,21 @@ class FusedSelector:
         pool: Pool,
         protects: bool = True,
         one_launch: OneLaunch | None = None,
+        across: Callable[[Tensor], None] | None = None,
     ) -> None:
         """`policy` is this layer's of the start. `never_within`: rows that are never acted on, because they natively
-        load no more than the budget. `thresholds`, `protects`: see FusedSelection. `routes`: logits of this type
-        are routed in the same launch, as `one_launch` has it."""
+        load no more than the budget. `thresholds`, `protects`, `across`: see FusedSelection. `routes`: logits of this
+        type are routed in the same launch, as `one_launch` has it."""
         assert step.control is not None
         self.control, self.sizes, self.router, self.num_experts = step.control, sizes, site.router, site.num_experts
         self.never_within, self.reroutes = never_within, reroutes
+        self.across = across
         self.own = torch.zeros(len(Own), dtype=torch.float64, device=step.device)  # this layer's own numbers
         drafts = sizes.num_spec_tokens
         each = 1 + drafts if drafts or policy.request_budget else 0
         self.selections: dict[int, FusedSelection] = {}  # by rows
         for rows in sizes.buckets:
-            plan = Plan.of(site.num_experts, rows, each, step.device)
+            plan = Plan.of(site.num_experts, rows, each, step.device, across is not None)
             shape = site.num_experts, site.router.top_k
             self.selections[rows] = FusedSelection(
                 num_experts=site.num_experts,
@@ -97,6 +109,7 @@ class FusedSelector:
                 protects=protects,
                 scratch=pool.scratch(plan, step.device),
                 tables=None if routes is None else pool.tables(plan, *shape, routes, step.device),
+                across=across,
             )
         self.routes, self.one_launch = routes, one_launch
         self.cannot_route: str | None = None  # logits that came and could not be routed
@@ -107,11 +120,21 @@ class FusedSelector:
         """Select for these logits; the selection, or None where it was not launched. Where it routes it always is: with
         the gate closed it routes natively, and faster than the engine."""
         n = len(logits)
-        if n > self.sizes.buckets[-1] or (n <= self.never_within and not route):
+        if self.across is not None and n > self.sizes.buckets[-1]:
+            self.selections[1].only_listen()  # the other ranks wait for it
+            return None
+        if n > self.sizes.buckets[-1] or (n <= self.never_within and not route and self.across is None):
             return None
         selection = self.selections[next(rows for rows in self.selections if rows >= n)]
         selection.launch(logits, self.control, route)
         return selection
+
+    @property
+    def said(self) -> Tensor:
+        """What all ranks said in the step that ran last, int64 [len(Said)]."""
+        scratch = self.selections[1].scratch
+        assert scratch is not None
+        return scratch.message[-len(Said) :]
 
     def routed(self, logits: Tensor) -> Any:
         if self.one_launch is None or self.routes is None:

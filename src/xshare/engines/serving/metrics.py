@@ -41,6 +41,7 @@ class Samples:
         self._steps = 0  # that could have been sampled
         self._waiting: int | None = None  # voting rows of the sampled step that has not been counted
         self._marks: Tensor | None = None  # those of them that are protected, not zero
+        self._protected = 0  # how many these are
         self.rows_protected = 0  # in all sampled steps
         # Where the sums are copied without waiting for them; read by other threads.
         self.host = torch.zeros_like(self.sums, device="cpu")
@@ -65,10 +66,10 @@ class Samples:
     def begin(self, rows: int, protected: Sequence[int] | Array | None = None, marks: Tensor | None = None) -> None:
         """The step that now begins leaves its logits behind. `protected`: those of its rows that are, by number;
         `marks` are the same in device memory, as they are when the step has run."""
-        self._waiting, self._marks = rows, None
+        self._waiting, self._marks, self._protected = rows, None, 0
         if protected is None:
             return
-        self.rows_protected += len(protected)
+        self._protected = len(protected)
         if marks is None:
             marks = torch.zeros(rows, dtype=torch.int32)
             marks[torch.as_tensor(protected, dtype=torch.long)] = 1
@@ -79,6 +80,7 @@ class Samples:
         if self._waiting is None:
             return
         rows, self._waiting = self._waiting, None
+        self.rows_protected += self._protected
         for group in self.groups:
             if self._marks is not None:
                 group.add_protected(rows, self._marks, self.sums, self.protected)
@@ -88,6 +90,10 @@ class Samples:
             self.protected_host.copy_(self.protected, non_blocking=True)
         self.count += 1
         self.host.copy_(self.sums, non_blocking=True)
+
+    def forget(self) -> None:
+        """The step that was sampled is not to be counted."""
+        self._waiting = None
 
     def clear(self) -> None:
         self.sums.zero_()

@@ -66,7 +66,8 @@ class Settings(BaseModel):
     )
     experiment: bool = Field(
         default=False,
-        description="serve `random`, a control that draws experts by lot; other rivals are served without it, on a CPU",
+        description="serve what nobody should serve unknowingly: `random`, a control that draws experts by lot; data "
+        "parallelism on GPUs, which was not tried on several; other rivals are served without it, on a CPU",
     )
     protect: bool = Field(
         default=True, description="requests may be protected; the kernels are compiled with the code for it"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -15,6 +15,7 @@ from torch import Tensor
 from xshare.engines.gates import Gates, Reason, Tally
 from xshare.engines.serving.layer_facts import Facts
 from xshare.engines.serving.metrics import Samples
+from xshare.engines.serving.outcomes import Outcomes
 from xshare.engines.serving.ranks import Ranks, number_of
 from xshare.engines.serving.selector import Selector
 from xshare.engines.serving.settings import Settings, SettingsError
@@ -22,6 +23,7 @@ from xshare.engines.serving.site import Site
 from xshare.engines.serving.step import Array, Step
 from xshare.engines.serving.step_sizes import Sizes
 from xshare.errors import PolicyError, shown
+from xshare.kernels.control import Control
 from xshare.kernels.limits import MAX_ROWS
 from xshare.policy import MOST, Policy
 from xshare.routing import check_policy
@@ -85,9 +87,12 @@ class State:
         self.first_within = self.within = rows_within(policy, self.numbers, self.top_k)
         self.forcing: Any = None  # an engine's own, while tokens are forced
         self.ranks = ranks
+        self.outcomes: Outcomes | None = None  # on a GPU, where the kernels decide for all ranks
         if ranks is not None:
             ranks.acts = self._act_together
             ranks.policy = self._policy_number
+            if now.control is not None and layers:
+                self.outcomes = Outcomes(layers[0].selector.said)  # type: ignore[attr-defined]
         self._one_row_each = now.starts
         self._protected: tuple[Marks, Array, Array] | None = None  # requests, their boundaries, their rows
         self._flags: tuple[Marks, Tensor] | None = None  # protected requests, and the same in device memory
@@ -145,6 +150,8 @@ class State:
         """
         if self.ranks is not None:
             self._vote(decoding, starts, exact, self.ranks)
+            if self.now.control is not None:
+                self._send_vote(self.now.control, self.ranks, on_device, exact)
             return
         now, control = self.now, self.now.control
         if self.samples is not None:
@@ -176,9 +183,7 @@ class State:
                 control.set_step(now.rows, starts, now.protected, table=now.table)
             control.push()
             if on_device is not None and now.gate:
-                control.starts[: len(starts)].copy_(on_device[: len(starts)])
-                if exact is not None and now.protected is not None:
-                    control.protected.copy_(self._marked_on_device(exact, on_device))
+                self._read_on_device(control, on_device, exact)
         if now.sampling and self.samples is not None:
             self.samples.begin(now.rows, now.protected, None if control is None else control.protected)
 
@@ -198,8 +203,7 @@ class State:
     def _vote(self, decoding: bool, starts: Array, exact: Marks | None, ranks: Ranks) -> None:
         """A step begins: whether this rank's rows vote. Whether selection acts is known in the first layer."""
         now = self.now
-        if self.samples is not None:
-            self.samples.settle()
+        self._settle_together()
         now.rows, now.starts, now.sampling, now.table = int(starts[-1]), starts, False, None
         now.laid_out.clear()
         ranks.begin()
@@ -217,41 +221,92 @@ class State:
         if reason is not None:
             self.tally.bypassed[reason] += 1
 
-    def idle(self) -> None:
-        """A dummy pass begins, on a rank that has nothing to do: it has no rows of its own."""
+    def _send_vote(self, control: Control, ranks: Ranks, on_device: Tensor | None, exact: Marks | None) -> None:
+        """The same to the kernels, which decide whether selection acts."""
+        now = self.now
+        if now.gate:
+            for layer in self.layers:
+                layer.follow_replicas()  # at every step: ranks must not know different ones
+            now.sampling = not now.only_votes and self.samples is not None and self.samples.due(self.every)
+            gates = self._gates_of_all
+            control.set_group(
+                ranks.policy, gates.least_rows(self.within, self.unshared), gates.max_rows, gates.max_requests
+            )
+            control.set_step(now.rows, now.starts, now.protected)
+            if self.outcomes is not None:
+                self.outcomes.begin(partial(self._counted, within=self.within, only_votes=now.only_votes))
+        control.set_gate(now.gate, now.sampling, now.only_votes)
+        control.push()
+        if on_device is not None and now.gate:
+            self._read_on_device(control, on_device, exact)
+        if now.sampling and self.samples is not None:
+            self.samples.begin(now.rows, now.protected, control.protected)
+
+    def _settle_together(self) -> None:
+        """The step before has been launched: what is known of it is counted."""
+        if self.outcomes is not None:
+            self.outcomes.end()
+            # A figure is about a step that was acted on: this waits for the device, in one step of so many.
+            if self.now.sampling and not self.outcomes.settle() and self.samples is not None:
+                self.samples.forget()
         if self.samples is not None:
             self.samples.settle()
-        self.now.gate, self.now.sampling, self.now.rows = False, False, 0
-        self.now.laid_out.clear()
+
+    def idle(self) -> None:
+        """A dummy pass begins, on a rank that has nothing to do: it has no rows of its own."""
+        self._settle_together()
+        now = self.now
+        now.gate, now.sampling, now.only_votes, now.rows = False, False, False, 0
+        now.laid_out.clear()
         if self.ranks is not None:
             self.ranks.begin()
+        if now.control is not None:
+            now.control.set_gate(False)
+            now.control.push()
 
     def _act_together(self, rows: int, requests: int, agree: bool) -> bool:
         """The first layer of a step in which this rank votes: what all ranks have, and whether they agree."""
         now = self.now
-        gates = self.settings.gates
-        if "max_rows" not in gates.model_fields_set:  # otherwise it is what a kernel takes, of one rank
-            gates = gates.model_copy(update={"max_rows": None})
-        reason = gates.why_not(rows, self.within, requests, self.unshared) if agree else "changing"
-        now.gate = reason is None
-        if reason is not None:
-            self.tally.bypassed[reason] += 1
+        now.gate = self._counted(rows, requests, agree, within=self.within, only_votes=now.only_votes)
+        if not now.gate:
             return False
         for layer in self.layers:
             layer.follow_replicas()  # at every step: ranks must not know different ones
         now.table = self.stairs.table_for(rows) if self.stairs is not None and self.by_cost else None
         if now.only_votes:
-            self.tally.bypassed["protected"] += 1
             return True
-        self.tally.pruned += 1
         now.sampling = self.samples is not None and self.samples.due(self.every)
         if now.sampling and self.samples is not None:
             self.samples.begin(now.rows, now.protected)
         return True
 
+    def _counted(self, rows: int, requests: int, agree: bool, *, within: int, only_votes: bool) -> bool:
+        """A step in which this rank votes is counted; whether a set is chosen in it."""
+        reason = self._gates_of_all.why_not(rows, within, requests, self.unshared) if agree else "changing"
+        if reason is None and not only_votes:
+            self.tally.pruned += 1
+        else:
+            self.tally.bypassed[reason or "protected"] += 1
+        return reason is None
+
+    @property
+    def _gates_of_all(self) -> Gates:
+        """Which count the rows of all ranks. Unless a bound on rows was asked for it is what a kernel takes, of one."""
+        asked = self.settings.gates
+        most = asked.max_rows if "max_rows" in asked.model_fields_set else None
+        return self.gates.model_copy(update={"max_rows": most})
+
     @property
     def _policy_number(self) -> int:
         return number_of(str(self.policy), self.by_cost)
+
+    def _read_on_device(self, control: Control, starts: Tensor, exact: Marks | None) -> None:
+        """The boundaries of this step's requests, and the rows that are protected, where the engine has dealt drafts
+        out in device memory."""
+        count = len(self.now.starts)
+        control.starts[:count].copy_(starts[:count])
+        if exact is not None and self.now.protected is not None:
+            control.protected.copy_(self._marked_on_device(exact, starts))
 
     def _marked_on_device(self, exact: Marks, starts: Tensor) -> Tensor:
         """Which rows are protected, int32 [MAX_ROWS], by boundaries that only the device knows."""
@@ -282,7 +337,8 @@ class State:
             check_policy(mine, layer.site.placement, layer.site.num_experts)
             layer.selector.check(mine)
         within = rows_within(policy, self.numbers, self.top_k)
-        if control is not None and not self.settings.at_every_size and within < self.first_within:
+        every_size = self.settings.at_every_size or self.ranks is not None
+        if control is not None and not every_size and within < self.first_within:
             raise PolicyError(
                 f"policy {policy} can act on smaller batches than the one that this engine was started with, for which "
                 f"no selection is captured: start with the smaller budget, or with live 'any'"
@@ -327,10 +383,15 @@ class State:
 
     def stats(self) -> dict[str, Any]:
         """Everything that was counted, to the last step: this waits for the device."""
-        if self.samples is not None:
+        if self.ranks is not None:
+            self._settle_together()
+            self.now.sampling = False
+        elif self.samples is not None:
             self.samples.settle()
-            if self.device.type == "cuda":
-                torch.cuda.synchronize()
+        if self.outcomes is not None:
+            self.outcomes.settle()
+        if self.samples is not None and self.device.type == "cuda":
+            torch.cuda.synchronize()
         return self.snapshot()
 
     def snapshot(self) -> dict[str, Any]:

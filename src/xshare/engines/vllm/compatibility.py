@@ -37,6 +37,7 @@ SIGNATURES = {
     ("vllm.v1.engine.core", "EngineCore.preprocess_add_request"): ("request",),
     ("vllm.v1.engine.input_processor", "InputProcessor.process_inputs"): ("request_id", "prompt", "params"),
     ("vllm.v1.engine.core", "EngineCore.reset_prefix_cache"): ("reset_running_requests",),
+    ("vllm.distributed.device_communicators.pynccl", "PyNcclCommunicator.all_reduce"): ("in_tensor", "out_tensor"),
 }
 V1 = {
     ("vllm.v1.worker.gpu_model_runner", "GPUModelRunner._prepare_inputs"): ("scheduler_output", "num_scheduled_tokens"),
@@ -91,8 +92,6 @@ def check_config(config: Any, settings: Settings) -> None:
     if settings.profile is not None:
         read_profile(Path(settings.profile)).check(config.model_config.hf_text_config)
     check_layers(getattr(config.model_config, "hf_text_config", None), settings)
-    if settings.cost is not None:
-        read_stairs(Path(settings.cost)).check(where(config))
     parallel = config.parallel_config
     way_out = "or remove the xshare key"
     if parallel.use_ubatching:
@@ -100,10 +99,18 @@ def check_config(config: Any, settings: Settings) -> None:
             f"xshare does not run with dual batch overlap, which splits a step in two: turn --enable-dbo off, {way_out}"
         )
     if parallel.data_parallel_size > 1 and config.device_config.device_type != "cpu":
-        raise SettingsError(
-            f"xshare does not run with data parallel size {parallel.data_parallel_size} on a GPU: there its ranks "
-            f"cannot choose one set together yet; use tensor and expert parallelism, {way_out}"
-        )
+        if not settings.experiment:
+            raise SettingsError(
+                f"xshare has not been tried with data parallel size {parallel.data_parallel_size} on GPUs: set "
+                f"experiment to true to try it, use tensor and expert parallelism, {way_out}"
+            )
+        if settings.cost is not None:
+            raise SettingsError(
+                f"cost in xshare does not go with data parallelism on GPUs, where no rank knows the rows of all when a "
+                f"step begins: leave it out, {way_out}"
+            )
+    if settings.cost is not None:
+        read_stairs(Path(settings.cost)).check(where(config))
     if parallel.data_parallel_size > 1 and settings.policy.method != "xshare":
         raise SettingsError(
             f"method {settings.policy.method!r} in xshare does not choose one set for several data-parallel ranks: use "

@@ -26,7 +26,7 @@ from xshare.engines.serving.state import Attached
 from xshare.engines.serving.step import Step
 from xshare.engines.serving.step_sizes import Sizes
 from xshare.engines.vllm.hooks import Route, make_hook, mode_of
-from xshare.engines.vllm.routers import first_replicas, has_replicas
+from xshare.engines.vllm.routers import first_replicas, has_replicas, replica_map
 from xshare.engines.vllm.site import Site
 from xshare.policy import Policy
 
@@ -39,6 +39,8 @@ class Layer:
     selector: Selector
     hook: Hook
     buffers: Buffers
+    read_map: Tensor | None = None  # of replicas, vLLM's own, as it was read last
+    read_version: int | None = None
 
     @property
     def mode(self) -> str:
@@ -75,10 +77,16 @@ class Layer:
     def follow_replicas(self) -> None:
         """Read where an expert's first replica is, after the engine may have moved it."""
         placement = self.site.placement
-        if placement is not None and has_replicas(self.site.runner):
-            devices = first_replicas(self.site.runner)
-            placement.devices.copy_(devices)
-            self.selector.move(devices)
+        if placement is None or not has_replicas(self.site.runner):
+            return
+        places = replica_map(self.site.runner)
+        version = None if places.is_inference() else places._version  # counts what was written to it
+        if version is not None and self.read_map is places and self.read_version == version:
+            return
+        self.read_map, self.read_version = places, version
+        devices = first_replicas(self.site.runner)
+        placement.devices.copy_(devices)
+        self.selector.move(devices)
 
 
 def make_layers(
@@ -105,13 +113,13 @@ def make_layers(
     for place, site in enumerate(sites):
         mode, own = mode_of(site, policy, step.device), policy.for_layer(site.number)
         selector: Selector
-        if step.device.type == "cuda":
+        if step.control is not None:
             from xshare.engines.serving.gpu_selector import FusedSelector, Pool  # needs Triton
             from xshare.engines.vllm import one_launch as launches
 
             pool, dtype = pool or Pool(), site.runner.moe_config.in_dtype
             if mode == MaskLogits.mode and one_launch:
-                reason = launches.why_not(site, step.device, dtype)
+                reason = "ranks choose together" if ranks else launches.why_not(site, step.device, dtype)
                 mode = Route.mode if reason is None else mode
                 refused[reason] = refused.get(reason, 0) + 1
             selector = FusedSelector(
@@ -129,6 +137,7 @@ def make_layers(
                 routes=dtype if mode == Route.mode else None,
                 pool=pool,
                 one_launch=launches,
+                across=None if ranks is None else ranks.add_up,
             )
         else:
             selector = ReferenceSelector(site, buffers[place], step, tally, own, ranks)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -9,6 +10,8 @@ from torch import Tensor
 
 from xshare.engines.serving.ranks import Ranks
 from xshare.engines.serving.step import Step
+
+EVEN_ALONE = False  # for benchmarks/vllm_check.py alone: a single rank takes the path of several, on the GPU it has
 
 
 def rank_of(parallel: Any) -> int:
@@ -21,10 +24,24 @@ def make_ranks(step: Step) -> Ranks | None:
     from vllm.distributed import get_dp_group
 
     group = get_dp_group()
-    if group.world_size == 1:
+    if group.world_size == 1 and not EVEN_ALONE:
         return None
+    return Ranks(step, all_reduce_of(group, nccl_of(group)))
 
-    def add_up(message: Tensor) -> None:
+
+def nccl_of(group: Any) -> Any:
+    """vLLM's own way to NCCL for this group, which its graphs capture; None where it has none, as on a CPU."""
+    nccl = getattr(group.device_communicator, "pynccl_comm", None)
+    return None if nccl is None or nccl.disabled else nccl
+
+
+def all_reduce_of(group: Any, nccl: Any) -> Callable[[Tensor], None]:
+    """Puts the sum over the group in place of a tensor, on the stream of its caller."""
+
+    def by_vllm(message: Tensor) -> None:
+        nccl.all_reduce(message, message)
+
+    def by_torch(message: Tensor) -> None:
         torch.distributed.all_reduce(message, group=group.device_group)
 
-    return Ranks(step, add_up)
+    return by_torch if nccl is None else by_vllm

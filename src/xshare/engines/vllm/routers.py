@@ -69,10 +69,16 @@ def has_replicas(runner: Any) -> bool:
     return getattr(state, "logical_to_physical_map", None) is not None
 
 
+def replica_map(runner: Any) -> torch.Tensor:
+    """Where vLLM has put each expert's replicas, [N, most replicas]: written anew when it moves them."""
+    found: torch.Tensor = runner.router.eplb_state.logical_to_physical_map
+    return found
+
+
 def first_replicas(runner: Any) -> torch.Tensor:
     """The rank of each expert's first replica, int64 [N], without leaving the device."""
     manager = runner.routed_experts.expert_map_manager
-    physical = runner.router.eplb_state.logical_to_physical_map[:, 0]  # [N]
+    physical = replica_map(runner)[:, 0]  # [N]
     each = runner.router.global_num_experts // manager.ep_size
     ranks: torch.Tensor = (physical // each).clamp(min=0).long()
     return ranks

@@ -60,6 +60,9 @@ class Site:
             return "its kernel judges groups by experts outside the set too; choose a modular --moe-backend"
         if getattr(self.runner, "do_naive_dispatch_combine", False):
             return "its experts are handed the logits of all data-parallel ranks; choose another --moe-backend"
+        # Of a rank that acts and one that is left alone each would route the same rows by a bias of its own.
+        if self.monolithic and self.router.correction_bias is not None and self.runner.moe_config.dp_size > 1:
+            return "its kernel routes the rows of all data-parallel ranks by one bias; choose a modular --moe-backend"
         if self.monolithic and policy.method != "xshare":
             return f"method {policy.method!r} cannot reach into its kernel; choose a modular --moe-backend"
         return unsupported_shape(self.num_experts, 1, self.router.n_group) if device.type == "cuda" else None
