@@ -22,7 +22,7 @@ from xshare.engines.by_name import open_engine
 from xshare.policy import RECOMMENDED, Policy
 from xshare.quality.answering import ordered
 from xshare.quality.task_files import built_in
-from xshare.results import Results, Row, check_replaced
+from xshare.results import Results, Row, check_replaceable
 from xshare.statistics import interval_names
 from xshare.tune.cpu_products import HIDDEN, WIDTH, product_ms
 
@@ -35,7 +35,7 @@ def main(
     repeats: Annotated[int, typer.Option(min=1, help="Of each, in turns.")] = 15,
     json: Annotated[Path, typer.Option(help="Results.")] = Path("evidence/cpu_decode.json"),
 ) -> None:
-    check_replaced(json)
+    check_replaceable(json)
     engine = open_engine("transformers", "nano")
     policies = {name: Policy.parse(name) for name in RECOMMENDED}
     prompts = [engine.encode(task.prompt) for task in ordered(built_in(2), mixed=True)[:batch]]

@@ -23,8 +23,8 @@ from study import run
 import xshare
 from xshare.cli.output import number_table, progress_bar, wide_console
 from xshare.kernels import cpu
-from xshare.results import Results, Row, check_replaced
-from xshare.routing import apply, fit, prepare, route
+from xshare.results import Results, Row, check_replaceable
+from xshare.routing import fit_layout, prepare_step, route, route_prepared
 
 POLICIES = [
     "balanced", "fast", "k0=2,m=0", "k0=1,m=12", "k0=1,m=12,p=3", "k0=1,m=12,score=full", "lam=0.04,p=2", "k0=1,mr=4",
@@ -39,7 +39,7 @@ def reference(
     layout: xshare.BatchLayout,
     placement: xshare.Placement | None,
 ) -> xshare.Routing:
-    return apply(prepare(logits, router, *fit(logits, layout, placement)), router, policy)
+    return route_prepared(prepare_step(logits, router, *fit_layout(logits, layout, placement)), router, policy)
 
 
 def timed(call: Callable[[], object], times: int) -> float:
@@ -57,7 +57,7 @@ def main(
     repeats: Annotated[int, typer.Option(min=1, help="Of each, in turns.")] = 15,
     json: Annotated[Path, typer.Option(help="Results.")] = Path("evidence/cpu_selection.json"),
 ) -> None:
-    check_replaced(json)
+    check_replaceable(json)
     torch.set_num_threads(1)
     torch.manual_seed(0)
     logits, router = torch.randn(rows, experts) * 2, xshare.RouterSpec.softmax(top_k)

@@ -39,7 +39,7 @@ from xshare.kernels.limits import THRESHOLDS, thresholds_of
 from xshare.methods import decide_routing
 from xshare.report.plot import check_plot, plot_kernel
 from xshare.results import Results, Row
-from xshare.routing import prepare
+from xshare.routing import prepare_step
 
 LAYERS, REPLAYS, HIDDEN = 24, 80, 2880
 ROWS = (1, 4, 16, 64, 256)
@@ -95,7 +95,7 @@ class Shape:
         self.control.push()
 
     def reference(self, logits: Tensor) -> object:
-        step = prepare(logits, self.spec, self.layout, self.placement, cost=self.stairs if self.cost else None)
+        step = prepare_step(logits, self.spec, self.layout, self.placement, cost=self.stairs if self.cost else None)
         keep = decide_routing(step, self.policy).keep
         return logits.masked_fill_(~keep, torch.finfo(logits.dtype).min)
 

@@ -35,7 +35,7 @@ from xshare.cli.output import engine_arguments, number_table, wide_console
 from xshare.policy import Policy
 from xshare.results import Row
 from xshare.statistics import share_interval
-from xshare.tasks import LONGEST, given_answer
+from xshare.tasks import LONGEST, extract_answer
 from xshare.workers import Workers
 
 SETTINGS = [Setting(16, 0, True), Setting(16, 0, False)]
@@ -72,7 +72,7 @@ def spread(bench: Bench, setting: Setting, which: Policy | None, native: Row, se
         for some, forced in bench.texts(setting, native, places=places):
             for i, text in zip(some, forced.compare(engine.attached), strict=True):
                 kl[i].append(float(text.kl.mean()))
-    answers = [{given_answer(text) or text for text in engine.tokenizer.batch_decode(each)} for each in texts]
+    answers = [{extract_answer(text) or text for text in engine.tokenizer.batch_decode(each)} for each in texts]
     different = [len(set(each)) for each in texts]
     flipped = [len(set(each)) > 1 for each in right]
     by_order = np.array(right).mean(0)

@@ -34,8 +34,8 @@ from xshare import BatchLayout, Placement, Policy, RouterSpec
 from xshare.algorithms import load
 from xshare.cli.output import number_table, progress_bar, wide_console
 from xshare.results import Results, Row
-from xshare.results.columns import spelled_mean
-from xshare.routing import apply, prepare
+from xshare.results.columns import mean_text
+from xshare.routing import prepare_step, route_prepared
 from xshare.statistics import interval, median_interval
 from xshare.tune.doctor import copy_gbps
 
@@ -97,9 +97,9 @@ def route_all(logits: Tensor, router: RouterSpec, points: Sequence[Choice] = CHO
     layout, placement = BatchLayout.one_per_row(logits.shape[1]), Placement.contiguous(EXPERTS, DEVICES)
     parts: list[list[Routed]] = [[] for _ in points]
     for some in torch.split(logits, CHUNK):  # twice as fast as all at once: it stays in the caches
-        step = prepare(some, router, layout, placement)
+        step = prepare_step(some, router, layout, placement)
         for part, choice in zip(parts, points, strict=True):
-            found = apply(step, router, choice.policy)
+            found = route_prepared(step, router, choice.policy)
             loads = load(found.active, placement.devices, DEVICES)
             part.append(Routed(found.ids, found.weights, loads, found.max_load, found.mass))
     return [Routed(*(torch.cat(column) for column in zip(*part, strict=True))) for part in parts]
@@ -175,13 +175,13 @@ def show(rows: list[Row], regime: str) -> None:
     for row in (row for row in rows if row["regime"] == regime):
         cells = [
             str(row["rows"]),
-            spelled_mean(row, "active", 1),
-            spelled_mean(row, "peak", 2),
+            mean_text(row, "active", 1),
+            mean_text(row, "peak", 2),
             f"{row['peak_cut']:.2f}",
         ]
         cells += [f"{row['mass']:.3f}", *(str(row[f"paper_{name}"] or "") for name in ("active", "peak"))]
         if row["layer_us"] is not None:
-            cells += [spelled_mean(row, "layer_us", 0), spelled_mean(row, "ratio", 2), f"{row['gbps']:.0f}"]
+            cells += [mean_text(row, "layer_us", 0), mean_text(row, "ratio", 2), f"{row['gbps']:.0f}"]
             cells += [f"{row['copy_share']:.0%}"]
         table.add_row(row["policy"], *cells)
     wide_console().print(table)

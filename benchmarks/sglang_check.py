@@ -28,7 +28,7 @@ import torch
 import typer
 
 from xshare import models
-from xshare.models.untied_output import untied
+from xshare.models.untied_output import write_untied_copy
 from xshare.quality.task_files import built_in
 from xshare.results import Results, Row
 
@@ -71,7 +71,7 @@ def model(name: str, folder: Path) -> tuple[Path, dict[str, Any]]:
     from shapes import gpt_oss_120b, qwen3_30b_a3b, write
 
     if name.startswith("nano"):
-        return untied(models.folder("nano"), folder / "nano"), {}
+        return write_untied_copy(models.folder("nano"), folder / "nano"), {}
     shape = gpt_oss_120b(4, tiny=not GPU) if name.startswith("gpt-oss") else qwen3_30b_a3b(4, tiny=not GPU)
     shape.pop("quantization_config", None)  # random weights in MXFP4 have no loader here
     return write(shape, folder / "random"), {"load_format": "dummy", "skip_tokenizer_init": True}

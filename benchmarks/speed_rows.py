@@ -9,7 +9,7 @@ from typing import Any
 
 from engine_pair import PROMPT
 
-from xshare.latency_law import Law, fit
+from xshare.latency_law import Law, fit_law
 from xshare.results import Row
 from xshare.statistics import interval_mark, median_interval
 
@@ -95,7 +95,7 @@ def law_of(points: Sequence[tuple[float, float]]) -> Law | None:
     active = [each for each, _ in points]
     if len(set(active)) < 3 or max(active) - min(active) < 2:
         return None
-    law = fit(active, [ms for _, ms in points])
+    law = fit_law(active, [ms for _, ms in points])
     return law if law.b > 0 else None
 
 

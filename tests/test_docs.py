@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from xshare.results.file import as_meant
+from xshare.results.file import with_current_policies
 
 ROOT = Path(__file__).parent.parent
 
@@ -45,12 +45,12 @@ def tables_of(name, found):
 
 def test_tables_stay_when_more_is_measured_into_a_file_of_before():
     path = ROOT / "evidence" / "paper_speed.json"
-    before, now = json.loads(path.read_text()), as_meant(json.loads(path.read_text()))
+    before, now = json.loads(path.read_text()), with_current_policies(json.loads(path.read_text()))
     assert tables_of("paper_speed", now | {"format": 2}) == tables_of("paper_speed", before)
 
 
 def test_presets_are_shown_once_they_are_measured():
-    found = as_meant(json.loads((ROOT / "evidence" / "paper_speed.json").read_text())) | {"format": 2}
+    found = with_current_policies(json.loads((ROOT / "evidence" / "paper_speed.json").read_text())) | {"format": 2}
     nothing = tables_of("paper_speed", found | {"pooled": []})
     measured = {"ratio": 1.25, "ratio_low": 1.24, "ratio_high": 1.26, "active": 30.0, "active_native": 40.0}
     measured |= {"drafts": 0, "layers": 36, "step_ms": 8.0, "pairs": 16, "starts": 2, "regime": "carried", "batch": 16}

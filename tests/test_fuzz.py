@@ -27,10 +27,10 @@ from xshare.profile import Profile, model_hash, read_profile
 from xshare.quality.task_files import read_tasks
 from xshare.report.page import page
 from xshare.report.result_files import read_folder
-from xshare.results import Results, check_replaced
+from xshare.results import Results, check_replaceable
 from xshare.staircase import read_stairs
 from xshare.trace import Trace, import_npz
-from xshare.trace.compressed import content_sha256, packed
+from xshare.trace.compressed import compress, content_sha256
 from xshare.trace.file import HEADER_KEY, TENSORS
 from xshare.trace.prompt_file import read_prompts
 
@@ -139,7 +139,7 @@ def test_a_profile(tmp_path, content):
         assert isinstance(profile, Profile)
         read(profile.policy_on, [0, 1])
         read(profile.stairs, tmp_path / "p.yaml")
-        read(profile.check, {})
+        read(profile.check_model, {})
 
 
 WHERE = {"engine": "vllm", "device": "cpu", "dtype": "float32", "experts": 8, "top_k": 2, "layers": 2}
@@ -160,7 +160,7 @@ def test_a_staircase(tmp_path, stairs, data):
         assert found.costs.shape == (len(found.rows), found.where["experts"] + 1)
         assert bool(found.costs.isfinite().all())
         found.table_for(3)
-        read(found.check, WHERE)
+        read(found.check_conditions, WHERE)
 
 
 ROW = {"policy": "k0=1,m=8", "batch": 4, "active": 20.5, "active_native": 25.0, "mass": 0.97, "top1_kept": 1.0}
@@ -178,7 +178,7 @@ def test_results(tmp_path, content):
     path = tmp_path / "r.json"
     path.write_bytes(content)
     read(lambda: page(*read_folder(tmp_path), title="all"))
-    read(check_replaced, path)
+    read(check_replaceable, path)
     read(engine_of, path)
     if (earlier := read(Results, path, {"engine": "vllm", "tokens": 8}, {})) is not None:
         read(earlier.write)
@@ -225,7 +225,9 @@ def test_a_trace_with_other_bytes(tmp_path, name, data):
 @given(name=st.sampled_from([*TRACES]), data=st.data())
 def test_a_compressed_trace_with_other_bytes(tmp_path, name, data):
     inner = data.draw(st.just(WHOLE[name]) | other_bytes(WHOLE[name]))
-    (tmp_path / "t.trace.xz").write_bytes(data.draw(other_bytes(packed(inner)) | st.just(packed(inner)) | st.binary()))
+    (tmp_path / "t.trace.xz").write_bytes(
+        data.draw(other_bytes(compress(inner)) | st.just(compress(inner)) | st.binary())
+    )
     if (trace := read(Trace.load, tmp_path / "t.trace.xz")) is not None:
         replayed(trace)
     read(content_sha256, tmp_path / "t.trace.xz")

@@ -14,7 +14,7 @@ from random_cases import make
 
 import xshare
 from xshare import BatchLayout, Placement, Policy, RouterSpec
-from xshare.routing import mark
+from xshare.routing import used_experts
 
 seeds = st.integers(0, 2**32)
 many = settings(max_examples=150, deadline=None)
@@ -96,7 +96,7 @@ def test_5_rows_that_do_not_vote_change_nothing(seed, extra):
     close(padded.weights[:-extra], got.weights)
     assert torch.equal(padded.active, got.active)
     everyone = torch.ones(len(padded.ids), dtype=torch.bool)
-    assert experts(mark(padded.ids, everyone, case.N)) <= experts(got.selected)  # padding routes inside S too
+    assert experts(used_experts(padded.ids, everyone, case.N)) <= experts(got.selected)  # padding routes inside S too
 
 
 @many

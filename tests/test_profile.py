@@ -46,9 +46,9 @@ def test_budgets_from_before_go_to_the_models_own_layers(tmp_path):
 def test_a_model_is_known_by_its_facts_in_either_form():
     assert model_hash(CONFIG) == model_hash(SimpleNamespace(**CONFIG)) == model_hash(CONFIG | {"dtype": "bfloat16"})
     assert model_hash(CONFIG) != model_hash(CONFIG | {"num_experts": 16})
-    Profile(**GOOD).check(CONFIG)
+    Profile(**GOOD).check_model(CONFIG)
     with pytest.raises(ProfileError, match=r"made for toy \(configuration [0-9a-f]{12}\)"):
-        Profile(**GOOD).check(CONFIG | {"hidden_size": 128})
+        Profile(**GOOD).check_model(CONFIG | {"hidden_size": 128})
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 import pytest
 
-from xshare.protected_share import spread
+from xshare.protected_share import protected_requests
 
 
 @pytest.mark.parametrize(
@@ -10,12 +10,12 @@ from xshare.protected_share import spread
     [(0, 16, []), (0.1, 16, [4, 12]), (0.5, 4, [1, 3]), (1, 3, [0, 1, 2]), (0.01, 5, [2]), (0.25, 16, [2, 6, 10, 14])],
 )
 def test_who_it_is(share, requests, places):
-    assert sorted(spread(share, requests)) == places
+    assert sorted(protected_requests(share, requests)) == places
 
 
 def test_as_many_as_come_nearest_and_nobody_twice():
     for requests in range(1, 70):
         for share in (0.1, 1 / 3, 0.5, 0.77, 0.99, 1):
-            found = spread(share, requests)
+            found = protected_requests(share, requests)
             assert len(found) == max(1, round(share * requests))
             assert found <= set(range(requests))

@@ -120,9 +120,9 @@ def test_a_file(tmp_path):
     assert found.costs.shape == (2, 33)
     assert torch.equal(found.costs[1], cost_of(range(8, 29), [stair(size) for size in range(8, 29)], 32))
     assert [found.table_for(rows) for rows in (1, 4, 5, 16, 17)] == [0, 0, 1, 1, None]
-    found.check(STAMP)
-    found.check({})  # what is not known cannot differ
-    found.check(STAMP | {"tensor_parallel": None})
+    found.check_conditions(STAMP)
+    found.check_conditions({})  # what is not known cannot differ
+    found.check_conditions(STAMP | {"tensor_parallel": None})
 
 
 @pytest.mark.parametrize("what", WHERE)
@@ -131,7 +131,7 @@ def test_a_staircase_is_of_one_place(what):
     with pytest.raises(
         StairsError, match=f"measured with {what.replace('_', ' ')} .*, and here it is 'another': measure"
     ):
-        Stairs(STAMP, {4: {8: 1.0, 9: 2.0}}).check(here)
+        Stairs(STAMP, {4: {8: 1.0, 9: 2.0}}).check_conditions(here)
 
 
 def test_files_that_are_none(tmp_path):

@@ -11,10 +11,10 @@ from xshare.tasks import (
     KINDS,
     LEGS,
     TRAINED,
-    given_answer,
+    extract_answer,
     held_out_questions,
     is_right,
-    make,
+    make_question,
     training_questions,
 )
 
@@ -59,7 +59,7 @@ def test_answers_are_right_at_every_size(kind):
     rng = random.Random(1)
     for size in {*TRAINED[kind], ASKED.get(kind, TRAINED[kind][-1])}:
         for _ in range(50):
-            question = make(kind, rng, size)
+            question = make_question(kind, rng, size)
             assert question.answer == SOLVERS[kind](question.text), question
             assert is_right(question, question.solution)
             lines = [line for line in question.work.splitlines() if "x" not in line]
@@ -89,7 +89,7 @@ def test_training_never_meets_a_held_out_question():
 
 def test_about_one_question_in_so_many_is_held_out():
     rng = random.Random(0)
-    share = sum(make("sums", rng, 6).held_out for _ in range(4000)) / 4000
+    share = sum(make_question("sums", rng, 6).held_out for _ in range(4000)) / 4000
     assert 0.8 / HELD_OUT < share < 1.2 / HELD_OUT
 
 
@@ -99,6 +99,6 @@ def test_too_few_held_out_questions_are_refused():
 
 
 def test_the_answer_is_what_stands_last():
-    assert given_answer("1 + 1 = 2\nanswer 2") == "2"
-    assert given_answer("answer 3\nanswer 1 2 \nmore") == "1 2"
-    assert given_answer("1 + 1 = 2") is None
+    assert extract_answer("1 + 1 = 2\nanswer 2") == "2"
+    assert extract_answer("answer 3\nanswer 1 2 \nmore") == "1 2"
+    assert extract_answer("1 + 1 = 2") is None

@@ -13,13 +13,13 @@ from xshare.cli.prompts import of_a_file
 from xshare.cli.quality import natives
 from xshare.cli.replay import _policies
 from xshare.engines.by_name import open_engine
-from xshare.errors import XShareError, shown
+from xshare.errors import XShareError, short_repr
 from xshare.files import check_writable
 from xshare.profile import read_profile
 from xshare.quality.task_files import read_tasks
 from xshare.report.page import page
 from xshare.report.result_files import read_folder
-from xshare.results import Results, check_continued, check_replaced
+from xshare.results import Results, check_replaceable, check_resumable
 from xshare.trace import Trace, import_npz
 from xshare.trace import numpy_import as npz
 from xshare.trace.file import HEADER_KEY
@@ -41,8 +41,8 @@ BAD = [*DEEP, '{"a": ' + "9" * 5000 + "}"]
         lambda path: of_a_file(str(path)),
         lambda path: natives(path, SETTING),
         lambda path: _policies([], path),
-        lambda path: check_continued(path, {}),
-        check_replaced,
+        lambda path: check_resumable(path, {}),
+        check_replaceable,
         check_writable,
         read_folder,
         lambda path: open_engine("transformers", model=str(path)),
@@ -63,8 +63,8 @@ def test_json_that_cannot_be_read_is_one_sentence(tmp_path, text):
         with pytest.raises(XShareError, match="line 1 is not JSON"):
             read(path)
     with pytest.raises(XShareError, match="holds no results that could be gone on with"):
-        check_continued(path, {})
-    check_replaced(path)  # holds nothing that would be lost
+        check_resumable(path, {})
+    check_replaceable(path)  # holds nothing that would be lost
     assert engine_of(path) is None
     with pytest.raises(XShareError, match="engine-args must be a JSON object") as caught:
         engine_arguments(text)
@@ -88,10 +88,10 @@ def test_a_trace_whose_header_cannot_be_read(tmp_path, text):
 
 
 def test_what_is_refused_is_shown_in_short():
-    assert shown("ab") == "'ab'"
-    assert shown("a" * 5000) == "'" + "a" * 79 + "… (5002 characters)"
-    assert shown(10**5000) == "a number of 16610 bits"
-    assert shown([10**5000]) == "such a list"
+    assert short_repr("ab") == "'ab'"
+    assert short_repr("a" * 5000) == "'" + "a" * 79 + "… (5002 characters)"
+    assert short_repr(10**5000) == "a number of 16610 bits"
+    assert short_repr([10**5000]) == "such a list"
 
 
 # What make fuzz has found (tests/test_fuzz.py)
@@ -121,9 +121,9 @@ def test_results_of_a_command_that_is_no_text_are_not_written_over(tmp_path):
     for argv, by in [([None, 3, "a"], "None 3"), ("bench", "a command"), (None, "a command")]:
         path.write_text(json.dumps({"provenance": {"fingerprint": {}, "argv": argv}}))
         with pytest.raises(XShareError, match=f"holds what `{by}` has measured"):
-            check_replaced(path)
+            check_replaceable(path)
     path.write_text(json.dumps({"provenance": "fingerprint"}))
-    check_replaced(path)
+    check_replaceable(path)
 
 
 UNWRITABLE = [{"rows": None}, {"rows": "k0=1"}, {"rows": [[]]}, {"stamps": 3}, {"samples": [{"ms": 1e999}]}]

@@ -5,7 +5,7 @@ import os
 import pytest
 
 from xshare.errors import XShareError
-from xshare.files import check_apart, check_writable, whole_file
+from xshare.files import check_distinct_paths, check_writable, whole_file
 
 
 def test_a_pipe_or_device_is_not_replaced(tmp_path):
@@ -28,8 +28,8 @@ def test_a_link_stays_a_link(tmp_path):
 
 def test_an_output_is_neither_an_input_nor_another_output(tmp_path):
     trace, json, plot = (tmp_path / name for name in ("a.trace", "a.json", "a.svg"))
-    check_apart([json, plot, None], [trace, None])
+    check_distinct_paths([json, plot, None], [trace, None])
     with pytest.raises(XShareError, match="would replace what is read: name another file"):
-        check_apart([tmp_path / "." / "a.trace"], [trace])
+        check_distinct_paths([tmp_path / "." / "a.trace"], [trace])
     with pytest.raises(XShareError, match="would replace another output"):
-        check_apart([json, json])
+        check_distinct_paths([json, json])

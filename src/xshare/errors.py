@@ -37,7 +37,7 @@ class ModelError(XShareError):
     """A model that cannot be acted on, or cannot be loaded."""
 
 
-def shown(value: Any, most: int = 80) -> str:
+def short_repr(value: Any, most: int = 80) -> str:
     """A value that is refused, as the sentence shows it: cut short where it is long."""
     try:
         text = repr(value) if _can_be_spelled(value) else f"such a {type(value).__name__}"

@@ -7,14 +7,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from xshare.errors import XShareError, shown
+from xshare.errors import XShareError, short_repr
 
 LONGEST = 300  # characters of a path that a sentence shows
 
 
-def named(path: Path) -> str:
+def quoted_path(path: Path) -> str:
     """A path in a sentence."""
-    return shown(str(path), LONGEST)
+    return short_repr(str(path), LONGEST)
 
 
 def is_file(path: Path) -> bool:
@@ -35,14 +35,14 @@ def is_folder(path: Path) -> bool:
 def read_whole(path: Path, what: str, most: int, error: type[XShareError]) -> bytes:
     """A regular file of at most so many bytes. `what` it is, is named where it cannot be read."""
     if not is_file(path):
-        raise error(f"{what} {named(path)} does not exist or is not a file")
+        raise error(f"{what} {quoted_path(path)} does not exist or is not a file")
     try:
         with path.open("rb") as file:
             content = file.read(most + 1)
     except OSError as failed:
-        raise error(f"{what} {named(path)} cannot be read: {failed.strerror}") from None
+        raise error(f"{what} {quoted_path(path)} cannot be read: {failed.strerror}") from None
     if len(content) > most:
-        raise error(f"{what} {named(path)} is larger than {most >> 20} MiB, which none is")
+        raise error(f"{what} {quoted_path(path)} is larger than {most >> 20} MiB, which none is")
     return content
 
 
@@ -52,7 +52,7 @@ def check_writable(path: Path) -> None:
         path.exists()
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error)
-        raise XShareError(f"output {named(path)} cannot be written: {reason}") from None
+        raise XShareError(f"output {quoted_path(path)} cannot be written: {reason}") from None
     if path.is_dir():
         raise XShareError(f"output {str(path)!r} is a folder, expected a file")
     if path.exists() and not path.is_file():
@@ -63,7 +63,7 @@ def check_writable(path: Path) -> None:
         raise XShareError(f"output {str(path)!r}: the folder {str(path.parent)!r} cannot be written to")
 
 
-def check_apart(outputs: Sequence[Path | None], inputs: Sequence[Path | None] = ()) -> None:
+def check_distinct_paths(outputs: Sequence[Path | None], inputs: Sequence[Path | None] = ()) -> None:
     """Refuse an output that would replace what is read, or another output."""
     taken = {path.resolve(): "what is read" for path in inputs if path is not None}
     for path in outputs:
@@ -77,7 +77,7 @@ def read_lines(path: Path, what: str, holds: str, error: type[XShareError]) -> l
     """The lines of a text file that are not empty, stripped, with their numbers. `what` it is and what it `holds` are
     named where it cannot be read."""
     if not is_file(path):
-        raise error(f"{what} {named(path)} does not exist or is not a file")
+        raise error(f"{what} {quoted_path(path)} does not exist or is not a file")
     try:
         lines = path.read_text(encoding="utf-8-sig").split("\n")
     except UnicodeDecodeError:

@@ -15,10 +15,10 @@ from xshare.algorithms import top_up
 from xshare.batch import BatchLayout, Placement
 from xshare.errors import PolicyError
 from xshare.methods import Step
-from xshare.methods.xshare import chosen, votes
+from xshare.methods.xshare import choose_set, sums_and_initial_set
 from xshare.policy import Policy
 from xshare.router import RouterSpec
-from xshare.routing import Routing, apply, fit, prepare
+from xshare.routing import Routing, fit_layout, prepare_step, route_prepared
 
 
 def size_of_votes(num_experts: int) -> int:
@@ -38,7 +38,7 @@ class Vote:
 
     def routed(self, S: Tensor, dtype: torch.dtype = torch.float32) -> Routing:
         """The place's rows inside S, bool [N]."""
-        return apply(self.step, self.router, self.policy, dtype, keep=S)
+        return route_prepared(self.step, self.router, self.policy, dtype, keep=S)
 
 
 def vote(
@@ -52,9 +52,9 @@ def vote(
     """float [n, N] -> what these rows bring."""
     if policy.method != "xshare":
         raise PolicyError(f"method {policy.method!r} does not choose one set for rows in several places: use xshare")
-    layout, placement = fit(logits, layout, placement)
-    step = prepare(logits, router, layout, placement)
-    u, S0 = votes(step, policy)
+    layout, placement = fit_layout(logits, layout, placement)
+    step = prepare_step(logits, router, layout, placement)
+    u, S0 = sums_and_initial_set(step, policy)
     return Vote(step, router, policy, torch.cat((u, S0.long(), step.voting.sum().reshape(1))))
 
 
@@ -66,4 +66,4 @@ def choose(
     u, S0, nobody = counts[:N], counts[N : 2 * N] > 0, counts[2 * N] == 0
     if placement is None:
         placement = Placement(torch.zeros(N, dtype=torch.int64, device=counts.device), 1)
-    return top_up(chosen(u, S0, policy, placement, cost), u, router.top_k) | nobody
+    return top_up(choose_set(u, S0, policy, placement, cost), u, router.top_k) | nobody

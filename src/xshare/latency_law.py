@@ -33,7 +33,7 @@ class Law:
         return f"step = {self.a:.3g} {'-' if self.b < 0 else '+'} {abs(self.b):.3g} * T ms, R² {self.r2:.3f}"
 
 
-def fit(active: Sequence[float], step_ms: Sequence[float]) -> Law:
+def fit_law(active: Sequence[float], step_ms: Sequence[float]) -> Law:
     """Least squares, through three sizes or more."""
     if len(set(active)) < 3:
         raise XShareError(f"a law needs steps of three sizes or more, not {len(set(active))}: widen the sweep")

@@ -9,8 +9,8 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
-from xshare.errors import PolicyError, shown
-from xshare.policy_text import by_layer, number_of, ranges, spelled
+from xshare.errors import PolicyError, short_repr
+from xshare.policy_text import by_layer, number_or_text, ranges, value_text
 
 # Of every number that comes in: the kernels count in such integers, and engines send none of more than 64 bits.
 MOST = 2**31 - 1
@@ -43,15 +43,15 @@ class Knob:
     high: float | None = None
     default: int | float | None = None
 
-    def check(self, owner: str, value: Any) -> None:
+    def check_value(self, owner: str, value: Any) -> None:
         number = isinstance(value, int | float) and not isinstance(value, bool)
         if not number or (self.kind is int and not isinstance(value, int)):
-            raise PolicyError(f"{owner} must be {_A[self.kind]}, not {shown(value)}")
+            raise PolicyError(f"{owner} must be {_A[self.kind]}, not {short_repr(value)}")
         if not (value >= self.low and (self.high is None or value <= self.high)):  # NaN fails too
             wanted = f"at least {self.low:g}" if self.high is None else f"from {self.low:g} to {self.high:g}"
-            raise PolicyError(f"{owner} must be {wanted}, not {shown(value)}")
+            raise PolicyError(f"{owner} must be {wanted}, not {short_repr(value)}")
         if value > MOST:
-            raise PolicyError(f"{owner} must be at most {MOST}, not {shown(value)}")
+            raise PolicyError(f"{owner} must be at most {MOST}, not {short_repr(value)}")
 
 
 _A = {int: "a whole number", float: "a number"}
@@ -65,7 +65,7 @@ class Knobs:
     params: Mapping[str, Knob] = field(default_factory=dict)
     check: Callable[[Policy], None] = lambda policy: None
 
-    def spelled(self) -> str:
+    def names_text(self) -> str:
         return ", ".join([*(FIELD_LETTERS[name] for name in self.fields), *self.params]) or "none"
 
 
@@ -196,13 +196,14 @@ class Policy(BaseModel):
             raise PolicyError(f"method {self.method!r} is unknown: expected one of {', '.join(METHOD_KNOBS)}")
         for name in FIELD_LETTERS:
             if self._is_set(name) and name not in knobs.fields:
+                takes = knobs.names_text()
                 raise PolicyError(
-                    f"{name} ({FIELD_LETTERS[name]}) is no knob of method {self.method!r}: it takes {knobs.spelled()}"
+                    f"{name} ({FIELD_LETTERS[name]}) is no knob of method {self.method!r}: it takes {takes}"
                 )
         for name, value in self.params.items():
             if name not in knobs.params:
-                raise PolicyError(f"{name!r} is no knob of method {self.method!r}: it takes {knobs.spelled()}")
-            knobs.params[name].check(f"{self.method} knob {name}", value)
+                raise PolicyError(f"{name!r} is no knob of method {self.method!r}: it takes {knobs.names_text()}")
+            knobs.params[name].check_value(f"{self.method} knob {name}", value)
         knobs.check(self)
 
     def _is_set(self, name: str) -> bool:
@@ -262,7 +263,7 @@ class Policy(BaseModel):
     def parse(cls, text: str) -> Self:
         """`k0=1,m=24`, `oea:k0=2`, `native`, or the name of a preset."""
         if not isinstance(text, str):
-            raise PolicyError(f"a policy to parse must be a string as k0=1,m=24, not {shown(text)}")
+            raise PolicyError(f"a policy to parse must be a string as k0=1,m=24, not {short_repr(text)}")
         text = PRESETS.get(text.strip(), text.strip())
         method, colon, knobs = text.partition(":")
         if not colon or "=" in method:  # a colon further on is one of ml's or w's
@@ -270,24 +271,25 @@ class Policy(BaseModel):
         if knobs_of(method) is None:
             expected = ", ".join([*METHOD_KNOBS, *PRESETS])
             raise PolicyError(
-                f"policy {shown(text, 200)} names no known method: expected one of {expected}, or letters as k0=1,m=24"
+                f"policy {short_repr(text, 200)} names no known method: "
+                f"expected one of {expected}, or letters as k0=1,m=24"
             )
         fields: dict[str, Any] = {"method": method}
         params: dict[str, Any] = {}
         for item in filter(None, (part.strip() for part in knobs.split(","))):
             letter, equals, value = (part.strip() for part in item.partition("="))
             if not equals or not value:
-                raise PolicyError(f"policy {shown(text, 200)}: {item!r} should read letter=value, as in k0=1")
+                raise PolicyError(f"policy {short_repr(text, 200)}: {item!r} should read letter=value, as in k0=1")
             name = letter if letter in FIELD_LETTERS else LETTERS.get(letter)
             if name is None and letter not in METHOD_KNOBS[method].params:
-                known = METHOD_KNOBS[method].spelled()
+                known = METHOD_KNOBS[method].names_text()
                 raise PolicyError(
-                    f"policy {shown(text, 200)}: unknown letter {letter!r}, method {method!r} takes {known}"
+                    f"policy {short_repr(text, 200)}: unknown letter {letter!r}, method {method!r} takes {known}"
                 )
             target, key = (params, letter) if name is None else (fields, name)
             if key in target:
-                raise PolicyError(f"policy {shown(text, 200)}: {letter!r} is given twice")
-            target[key] = number_of(value)
+                raise PolicyError(f"policy {short_repr(text, 200)}: {letter!r} is given twice")
+            target[key] = number_or_text(value)
         return cls(**fields, params=params)
 
     def __str__(self) -> str:
@@ -296,9 +298,9 @@ class Policy(BaseModel):
         for letter, name in LETTERS.items():
             always = self.method == "xshare" and (letter == "k0" or (letter == "m" and not self._has_threshold))
             if always or self._is_set(name):
-                items.append(f"{letter}={spelled(getattr(self, name))}")
+                items.append(f"{letter}={value_text(getattr(self, name))}")
         own = METHOD_KNOBS[self.method].params  # in the method's order, so that equal policies spell alike
-        items += [f"{name}={spelled(self.params[name])}" for name in own if name in self.params]
+        items += [f"{name}={value_text(self.params[name])}" for name in own if name in self.params]
         knobs = ",".join(items)
         if self.method == "xshare":
             return knobs
@@ -318,7 +320,7 @@ class Policy(BaseModel):
             return cls.parse(value)
         if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
             return cls(**value)
-        raise PolicyError(f"a policy must be a string or a mapping of its fields, not {shown(value)}")
+        raise PolicyError(f"a policy must be a string or a mapping of its fields, not {short_repr(value)}")
 
     def to_dict(self) -> dict[str, Any]:
         """The fields that are set: `Policy.of(policy.to_dict()) == policy`."""
@@ -333,4 +335,4 @@ def _sentence(error: ValidationError) -> str:
         return f"{name!r} is no field of a policy: expected one of method, {', '.join(FIELD_LETTERS)}, params"
     letter = f" ({FIELD_LETTERS[name]})" if FIELD_LETTERS.get(name, name) != name else ""
     wanted = first["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
-    return f"{name}{letter} must be {wanted}, not {shown(first['input'])}"
+    return f"{name}{letter} must be {wanted}, not {short_repr(first['input'])}"

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 
-def number_of(text: str) -> int | float | str:
+def number_or_text(text: str) -> int | float | str:
     for kind in (int, float):
         try:
             return kind(text) if "_" not in text else text
@@ -15,9 +15,9 @@ def number_of(text: str) -> int | float | str:
     return text
 
 
-def spelled(value: Any) -> str:
+def value_text(value: Any) -> str:
     if isinstance(value, dict):
-        return "/".join(f"{layer}:{spelled(own)}" for layer, own in value.items())
+        return "/".join(f"{layer}:{value_text(own)}" for layer, own in value.items())
     return f"{value:g}" if isinstance(value, float) and float(f"{value:g}") == value else str(value)
 
 
@@ -27,11 +27,11 @@ def by_layer(what: str, example: str) -> Callable[[Any], Any]:
     def read(value: Any) -> Any:
         if isinstance(value, str):
             pairs = [pair.partition(":") for pair in value.split("/")]
-            if not all(layer.isdecimal() and isinstance(number_of(own), int | float) for layer, _, own in pairs):
+            if not all(layer.isdecimal() and isinstance(number_or_text(own), int | float) for layer, _, own in pairs):
                 raise ValueError(f"layer:{what} pairs as {example}")
             if len({int(layer) for layer, _, _ in pairs}) < len(pairs):
                 raise ValueError(f"one {what} for each layer")
-            value = {int(layer): number_of(own) for layer, _, own in pairs}
+            value = {int(layer): number_or_text(own) for layer, _, own in pairs}
         if not isinstance(value, Mapping):
             raise ValueError(f"layer:{what} pairs as {example}, or a mapping of them")
         numbers = {int(key) if isinstance(key, str) and key.isdecimal() else key: own for key, own in value.items()}
@@ -52,7 +52,7 @@ def ranges(numbers: Sequence[int]) -> str:
     return ", ".join(str(low) if low == high else f"{low} to {high}" for low, high in found)
 
 
-def meant_before(text: str) -> str:
+def current_policy_text(text: str) -> str:
     """A policy's canonical string of before, when a policy without a score summed all scores, as it is spelled today.
     Anything else stays as it is."""
     if not text.startswith(("k0=", "random:")) or "score=full" in text:

@@ -11,10 +11,10 @@ from typing import Annotated, Any, ClassVar, Literal
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from xshare.errors import PolicyError, XShareError, shown
-from xshare.files import is_file, named, read_whole, whole_file
+from xshare.errors import PolicyError, XShareError, short_repr
+from xshare.files import is_file, quoted_path, read_whole, whole_file
 from xshare.policy import MOST, Policy
-from xshare.policy_text import meant_before
+from xshare.policy_text import current_policy_text
 from xshare.results import sha256
 
 # What makes two models route alike in form, by the names that architectures have for it.
@@ -36,7 +36,7 @@ class ProfileError(XShareError):
     """A profile that cannot be read, or is for another model."""
 
 
-class Weighed(BaseModel):
+class StaircaseFile(BaseModel):
     """The staircase that sets were weighed by."""
 
     model_config: ClassVar[ConfigDict] = ConfigDict(frozen=True, extra="forbid")
@@ -59,7 +59,7 @@ class Profile(BaseModel):
     budgets: Annotated[list[Annotated[int, Field(ge=0, le=MOST, strict=True)]], Field(min_length=1)] | None = Field(
         default=None, description="in earlier profiles, an m for each MoE layer that it acts on, in their order"
     )
-    cost: Weighed | None = Field(default=None, description="the staircase that sets were weighed by")
+    cost: StaircaseFile | None = Field(default=None, description="the staircase that sets were weighed by")
     measured: dict[str, Any] = Field(description="what was measured: engine, batch, experts, speed, bounds")
     versions: dict[str, Any] = Field(description="of Python and the packages")
 
@@ -82,11 +82,11 @@ class Profile(BaseModel):
         if len(self.budgets) != len(layers):
             raise PolicyError(
                 f"the profile's budgets must be {len(layers)} whole numbers, one for each layer to act on, "
-                f"not {shown(self.budgets)}"
+                f"not {short_repr(self.budgets)}"
             )
         return policy.with_layer_budgets(dict(zip(layers, self.budgets, strict=True)))
 
-    def check(self, config: Any) -> None:
+    def check_model(self, config: Any) -> None:
         """Refuse a model that the profile was not made for."""
         if model_hash(config) != self.config:
             raise ProfileError(
@@ -94,13 +94,13 @@ class Profile(BaseModel):
                 f"configuration is {model_hash(config)[:12]}: tune this model"
             )
 
-    def stairs(self, path: Path) -> Path | None:
+    def staircase_path(self, path: Path) -> Path | None:
         """The staircase's file, of a profile that lies at `path`; refused where its content is another."""
         if self.cost is None:
             return None
         found = path.parent / self.cost.file
         if not is_file(found):
-            raise ProfileError(f"profile {str(path)!r} needs the staircase {named(found)}, which does not exist")
+            raise ProfileError(f"profile {str(path)!r} needs the staircase {quoted_path(found)}, which does not exist")
         if sha256(found) != self.cost.sha256:
             raise ProfileError(
                 f"the staircase {str(found)!r} is another than the one that profile {str(path)!r} was tuned with "
@@ -150,7 +150,7 @@ def read_profile(path: Path) -> Profile:
     try:
         profile = Profile(**found)
         if profile.format is None:
-            profile = profile.model_copy(update={"format": 2, "policy": meant_before(profile.policy)})
+            profile = profile.model_copy(update={"format": 2, "policy": current_policy_text(profile.policy)})
     except TypeError:
         raise ProfileError(f"profile {str(path)!r} must name its fields by words") from None
     except ValidationError as error:
@@ -162,7 +162,7 @@ def read_profile(path: Path) -> Profile:
         whole = isinstance(value, int) and not isinstance(value, bool)
         if value is not None and not (whole and least <= value <= MOST_REQUESTS):
             wanted = f"a whole number from {least} to {MOST_REQUESTS}"
-            raise ProfileError(f"profile {str(path)!r}: measured.{name} must be {wanted}, not {shown(value)}")
+            raise ProfileError(f"profile {str(path)!r}: measured.{name} must be {wanted}, not {short_repr(value)}")
     if Policy.parse(profile.policy).method != "xshare":  # may refuse by itself
         raise ProfileError(f"profile {str(path)!r}: policy must be one of XShare's own, not {profile.policy}")
     return profile

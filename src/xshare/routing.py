@@ -68,7 +68,7 @@ def select(
             raise LayoutError(f"choice must have the shape of scores {tuple(scores.shape)}, not {tuple(choice.shape)}")
     check_policy(policy, placement, scores.shape[-1])
     given = layout
-    layout, placement = fit(scores, layout, placement)
+    layout, placement = fit_layout(scores, layout, placement)
     if layout.protected is not None:
         raise LayoutError("protected rows keep their native experts, which select() does not know: call route()")
     if choice is None and (keep := fused_set(scores, policy, given, placement)) is not None:
@@ -102,17 +102,17 @@ def route(
         raise RouterError(f"router must be an xshare.RouterSpec, not {type(router).__name__}")
     check_policy(policy, placement, logits.shape[-1])
     given = layout
-    layout, placement = fit(logits, layout, placement)
+    layout, placement = fit_layout(logits, layout, placement)
     table = None if cost is None else cost_table(cost, logits)
     check_router(logits, router)
     if not tables and cpu.serves(logits, policy):
-        return routed(logits, _ready(router, policy, placement, table), layout)
-    step = prepare(logits, router, layout, placement, tables, table)
+        return route_compiled(logits, _ready(router, policy, placement, table), layout)
+    step = prepare_step(logits, router, layout, placement, tables, table)
     keep = fused_set(logits, policy, given, placement, router, table)
-    return apply(step, router, policy, torch.promote_types(logits.dtype, torch.float32), keep)
+    return route_prepared(step, router, policy, torch.promote_types(logits.dtype, torch.float32), keep)
 
 
-def routed(logits: Tensor, steps: cpu.Steps, layout: BatchLayout) -> Routing:
+def route_compiled(logits: Tensor, steps: cpu.Steps, layout: BatchLayout) -> Routing:
     """The same on a CPU in one call, of what has been checked."""
     found, lead = steps(logits, layout), logits.shape[:-2]
 
@@ -179,7 +179,7 @@ def cost_table(cost: Sequence[float] | Tensor, rows: Tensor) -> Tensor:
     return table.to(rows.device)  # once it was looked at: one that lies on the host waits for no device
 
 
-def fit(rows: Tensor, layout: BatchLayout | None, placement: Placement | None) -> tuple[BatchLayout, Placement]:
+def fit_layout(rows: Tensor, layout: BatchLayout | None, placement: Placement | None) -> tuple[BatchLayout, Placement]:
     """Layout and placement, or their defaults, checked against `rows` [..., n, N] and on its device."""
     for name, value, kind in (("layout", layout, BatchLayout), ("placement", placement, Placement)):
         if value is not None and not isinstance(value, kind):
@@ -217,7 +217,7 @@ def check_router(logits: Tensor, router: RouterSpec) -> None:
         raise RouterError(f"correction_bias must have the shape [{N}] or {[*lead, N]}, not {got}")
 
 
-def prepare(
+def prepare_step(
     logits: Tensor,
     router: RouterSpec,
     layout: BatchLayout,
@@ -247,14 +247,14 @@ def prepare(
     )
 
 
-def apply(
+def route_prepared(
     step: Step, router: RouterSpec, policy: Policy, dtype: torch.dtype = torch.float32, keep: Tensor | None = None
 ) -> Routing:
     """Select under one policy, unless `keep` is already selected, and route every row inside what was selected."""
     assert step.logits is not None
     assert step.open_choice is not None
     selection = decide_routing(step, policy) if keep is None else Selection(keep)
-    guarded = guard(step, selection)
+    guarded = keep_protected(step, selection)
     if selection.routed is not None:
         ids, weights = selection.routed
     else:
@@ -269,7 +269,7 @@ def apply(
     ids = torch.where(usable, ids, spare_ids)
     weights = torch.where(usable, weights, spare_weights)
     return Routing(
-        **vars(report(step, selection, mark(ids, step.voting, step.num_experts))),
+        **vars(report(step, selection, used_experts(ids, step.voting, step.num_experts))),
         ids=ids,
         weights=(weights * router.routed_scaling_factor).to(dtype),
         selected=selection.keep,
@@ -277,7 +277,7 @@ def apply(
     )
 
 
-def guard(step: Step, selection: Selection) -> Tensor | None:
+def keep_protected(step: Step, selection: Selection) -> Tensor | None:
     """Let a selection have the native experts of protected rows, of which a rival knows nothing. -> these rows, bool
     [..., n, 1], None where nobody is protected."""
     if step.layout.protected is None:
@@ -299,7 +299,7 @@ def report(step: Step, selection: Selection, active: Tensor) -> Report:
     placement = step.placement
     return Report(
         active=active,
-        active_native=mark(ids, step.voting, step.num_experts),
+        active_native=used_experts(ids, step.voting, step.num_experts),
         mass=_share(kept, step.native.weights * voting),
         mass_shared=_share(kept, step.native.weights * shared),
         below_half=(share < HALF).double().sum(-1) / step.voting.sum(-1).clamp(min=1),
@@ -309,7 +309,7 @@ def report(step: Step, selection: Selection, active: Tensor) -> Report:
     )
 
 
-def mark(ids: Tensor, rows: Tensor, num_experts: int) -> Tensor:
+def used_experts(ids: Tensor, rows: Tensor, num_experts: int) -> Tensor:
     """Experts that appear in the ids of the given rows. int64 [..., n, k], bool [..., n] -> bool [..., N]"""
     hits = torch.zeros(*ids.shape[:-2], num_experts, dtype=torch.int64, device=ids.device)
     counted = rows.unsqueeze(-1).expand(ids.shape).long()

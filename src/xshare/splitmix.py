@@ -8,7 +8,7 @@ FACTORS = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB))
 LAST = 31
 
 
-def mixed(x: int) -> int:
+def mix64(x: int) -> int:
     """The finaliser: a number below 2^64 -> another."""
     x &= MASK
     for bits, factor in FACTORS:
@@ -16,14 +16,14 @@ def mixed(x: int) -> int:
     return x ^ x >> LAST
 
 
-def mixed_all(x: Tensor) -> Tensor:
+def mix64_tensor(x: Tensor) -> Tensor:
     """The same for int64 of any shape, taken as unsigned numbers: products wrap round."""
     for bits, factor in FACTORS:
-        x = (x ^ _shifted(x, bits)) * signed(factor)
+        x = (x ^ _shifted(x, bits)) * as_int64(factor)
     return x.bitwise_xor(_shifted(x, LAST))
 
 
-def signed(x: int) -> int:
+def as_int64(x: int) -> int:
     """A number below 2^64 as int64 has its bits."""
     return x - 2**64 if x >= 2**63 else x
 

@@ -21,8 +21,8 @@ import torch
 from torch import Tensor
 
 from xshare.algorithms.price import SLACK
-from xshare.errors import XShareError, shown
-from xshare.files import named, read_whole
+from xshare.errors import XShareError, short_repr
+from xshare.files import quoted_path, read_whole
 from xshare.policy import MOST
 
 # What must be the same where a staircase is used: it is one machine's, one kernel's and one model's.
@@ -58,7 +58,7 @@ class Stairs:
         """The number of the table for a step: of the smallest measured that has no fewer rows; None beyond them."""
         return next((number for number, measured in enumerate(self.rows) if measured >= rows), None)
 
-    def check(self, here: Mapping[str, Any]) -> None:
+    def check_conditions(self, here: Mapping[str, Any]) -> None:
         """Refuse to be used elsewhere. `here`: what is known of the engine, by the names of WHERE."""
         for what in WHERE:
             mine, its = self.where.get(what), here.get(what)
@@ -70,7 +70,7 @@ class Stairs:
 
 
 def read_stairs(path: Path) -> Stairs:
-    name = f"staircase {named(path)}"
+    name = f"staircase {quoted_path(path)}"
     content = read_whole(path, "staircase", MOST_BYTES, StairsError)
     try:
         found = json.loads(content)
@@ -83,7 +83,7 @@ def read_stairs(path: Path) -> Stairs:
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
         raise StairsError(f"{name} must be a file that xshare doctor --stairs has written") from None
     if not 1 <= experts <= MOST_EXPERTS:
-        raise StairsError(f"{name} is of a model with 1 to {MOST_EXPERTS} experts, not {shown(experts)}")
+        raise StairsError(f"{name} is of a model with 1 to {MOST_EXPERTS} experts, not {short_repr(experts)}")
     if len(times) > MOST_TABLES or not all(1 <= rows <= MOST for rows in times):
         raise StairsError(f"{name} has steps of 1 to {MOST} rows, of {MOST_TABLES} numbers at most")
     if not all(isfinite(ms) for each in times.values() for ms in each.values()):

@@ -33,14 +33,14 @@ class Question:
         return zlib.crc32(self.text.encode()) % HELD_OUT == 0
 
 
-def given_answer(output: str) -> str | None:
+def extract_answer(output: str) -> str | None:
     """The answer in what a model wrote: the rest of the line after the last `answer`, or None."""
     _, found, rest = output.rpartition(ANSWER)
     return rest.split("\n")[0].strip() if found else None
 
 
 def is_right(question: Question, output: str) -> bool:
-    return given_answer(output) == question.answer
+    return extract_answer(output) == question.answer
 
 
 Maker = Callable[[random.Random, int], tuple[str, str, str]]  # (rng, size) -> text, work, answer
@@ -63,7 +63,7 @@ def kind(trained: range, asked: int | None = None) -> Callable[[Maker], Maker]:
     return add
 
 
-def make(name: str, rng: random.Random, size: int) -> Question:
+def make_question(name: str, rng: random.Random, size: int) -> Question:
     return Question(name, *KINDS[name](rng, size))
 
 
@@ -73,7 +73,7 @@ def training_questions(seed: int, trained: Mapping[str, range] = TRAINED) -> Ite
     names = list(KINDS)
     while True:
         name = rng.choice(names)
-        question = make(name, rng, rng.choice(trained[name]))
+        question = make_question(name, rng, rng.choice(trained[name]))
         if not question.held_out:
             yield question
 
@@ -83,7 +83,7 @@ def held_out_questions(name: str, count: int, seed: int = 0, size: int | None = 
     rng = random.Random(f"{name} {seed}")
     found: dict[str, Question] = {}
     for _ in range(100 * HELD_OUT * count):
-        question = make(name, rng, ASKED[name] if size is None else size)
+        question = make_question(name, rng, ASKED[name] if size is None else size)
         if question.held_out:
             found[question.text] = question
         if len(found) == count:

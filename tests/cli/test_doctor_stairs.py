@@ -60,9 +60,9 @@ def test_the_file_and_what_is_said(small, tmp_path):
     path.write_text(json.dumps(found))
     stairs = read_stairs(path)
     assert stairs.rows == [4, 6]
-    stairs.check(found["provenance"])
+    stairs.check_conditions(found["provenance"])
     with pytest.raises(StairsError, match="measured with device 'cpu', and here it is 'cuda'"):
-        stairs.check({"device": "cuda"})
+        stairs.check_conditions({"device": "cuda"})
 
 
 def test_killed_and_gone_on_with(small, tmp_path):

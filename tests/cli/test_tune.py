@@ -168,7 +168,7 @@ def test_sets_weighed_by_what_they_cost(small, tmp_path, model, task_file, monke
     assert all(row["cost"] for row in json.loads((tmp_path / "tune.json").read_text())["rows"])
     profile = read_profile(tmp_path / "profile.yaml")
     assert profile.cost.file == "stairs.json"  # beside it
-    assert profile.stairs(tmp_path / "profile.yaml") == stairs
+    assert profile.staircase_path(tmp_path / "profile.yaml") == stairs
     plain = ask(tmp_path, model, *words[:-2])
     assert "other settings, cost" in str(plain.exception)
 

@@ -14,7 +14,7 @@ import torch
 import xshare
 from xshare.kernels import cpu
 from xshare.kernels.cpu import call
-from xshare.routing import apply, cost_table, fit, prepare, route, routed
+from xshare.routing import cost_table, fit_layout, prepare_step, route, route_compiled, route_prepared
 
 # Not imported here: vLLM, whose engines other tests start in this process, must find it as the package leaves it.
 pytestmark = pytest.mark.skipif(find_spec("numba") is None, reason="Numba is not installed")
@@ -23,15 +23,15 @@ CLOSE = ("weights", "mass", "below_half", "smallest_kept", "top1_kept")
 
 
 def reference(logits, router, policy, layout=None, placement=None, cost=None, dtype=torch.float64):
-    layout, placement = fit(logits, layout, placement)
+    layout, placement = fit_layout(logits, layout, placement)
     table = None if cost is None else cost_table(cost, logits)
-    return apply(prepare(logits, router, layout, placement, None, table), router, policy, dtype)
+    return route_prepared(prepare_step(logits, router, layout, placement, None, table), router, policy, dtype)
 
 
 def compiled(logits, router, policy, layout=None, placement=None, cost=None):
-    layout, placement = fit(logits, layout, placement)
+    layout, placement = fit_layout(logits, layout, placement)
     table = None if cost is None else cost_table(cost, logits)
-    return routed(logits, cpu.Steps(router, policy, placement, table), layout)
+    return route_compiled(logits, cpu.Steps(router, policy, placement, table), layout)
 
 
 def assert_same(ours, theirs, what=""):
@@ -166,7 +166,7 @@ def test_rows_settle_as_the_reference_has_them():
         ids = native.ids.gather(1, order).int()
         theirs = settle(reference(logits, router, policy), weights, ids)
         steps = cpu.Steps(router, policy)
-        ours = steps.settled(steps(logits), weights.unsqueeze(0), ids.unsqueeze(0))
+        ours = steps.settle(steps(logits), weights.unsqueeze(0), ids.unsqueeze(0))
         for mine, other in zip(ours, theirs, strict=True):
             assert mine.dtype == other.dtype
             assert torch.equal(mine.squeeze(0), other)
@@ -190,19 +190,21 @@ def test_a_step_in_one_call_is_the_same(seed):
         layout = xshare.BatchLayout(requests)
     steps, sums = cpu.Steps(router, policy), np.zeros(call.FIGURES)
     found = steps(logits[None], layout)
-    wanted = steps.settled(found, weights[None], ids[None])
+    wanted = steps.settle(found, weights[None], ids[None])
     for turn in (1, 2):
         figures = np.zeros((call.FIGURES, 1))
-        ours = steps.one(logits, weights, ids, layout, figures, sums)
+        ours = steps.route_single(logits, weights, ids, layout, figures, sums)
         assert all(torch.equal(mine, other[0]) for mine, other in zip(ours, wanted, strict=True))
         assert np.array_equal(figures, found.figures)
         assert np.array_equal(sums, turn * found.figures[:, 0])
         assert np.array_equal(steps.sets[0], found.selected)
-    assert steps.one(logits.bfloat16(), weights, ids, layout, figures, sums) is None  # not of a type that it takes
-    assert steps.one(logits, weights.clone().requires_grad_(), ids, layout, figures, sums) is None
+    assert (
+        steps.route_single(logits.bfloat16(), weights, ids, layout, figures, sums) is None
+    )  # not of a type that it takes
+    assert steps.route_single(logits, weights.clone().requires_grad_(), ids, layout, figures, sums) is None
     if n > 1 and k > 1:
-        assert steps.one(logits, weights.t().contiguous().t(), ids, layout, figures, sums) is None
-    learning = steps.settled(found, weights[None].clone().requires_grad_(), ids[None])  # a model outside no_grad
+        assert steps.route_single(logits, weights.t().contiguous().t(), ids, layout, figures, sums) is None
+    learning = steps.settle(found, weights[None].clone().requires_grad_(), ids[None])  # a model outside no_grad
     assert all(torch.equal(mine, other) for mine, other in zip(learning, wanted, strict=True))
 
 

@@ -16,8 +16,8 @@ from xshare.engines.serving.state import State
 from xshare.engines.serving.step import Step
 from xshare.engines.serving.step_sizes import Sizes
 from xshare.engines.vllm.settings import settings_of
-from xshare.kernels.control import Control, own_numbers
-from xshare.kernels.control_words import Own
+from xshare.kernels.control import Control, layer_numbers
+from xshare.kernels.control_words import LayerNumber
 from xshare.kernels.limits import thresholds_of
 from xshare.staircase import Stairs
 
@@ -82,7 +82,7 @@ def test_kept_mass_and_masked_bias():
 @pytest.mark.parametrize("rows", [8, 40])
 def test_a_layers_own_numbers_take_the_place_of_the_controls(rows):
     logits = torch.randn(rows, 33, generator=torch.Generator().manual_seed(4))
-    own = torch.zeros(len(Own), dtype=torch.float64, device=DEVICE)
+    own = torch.zeros(len(LayerNumber), dtype=torch.float64, device=DEVICE)
     selection = of_shape(33, rows, own=own)
     control = Control(DEVICE)
     control.set_policy(Policy.parse("k0=0,m=12"))
@@ -90,7 +90,7 @@ def test_a_layers_own_numbers_take_the_place_of_the_controls(rows):
     control.set_gate(True)
     control.push()
     for text in ("m=7", "m=33", "rho=0.6", "lam=0.9", "tau=0.4"):
-        own.copy_(own_numbers(Policy.parse(text)))
+        own.copy_(layer_numbers(Policy.parse(text)))
         selection.launch(logits.to(DEVICE, copy=True), control)
         assert torch.equal(selection.keep.cpu(), xshare.route(logits, TOP_4, Policy.parse(text)).selected), text
 

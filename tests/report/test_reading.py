@@ -10,7 +10,7 @@ from small_result_files import write
 from xshare.cli import main
 from xshare.report.labels import named
 from xshare.report.result_files import read_folder
-from xshare.results.columns import ends, number
+from xshare.results.columns import interval_of, number
 
 CHECKS = [{"check": "attached", "passed": True, "detail": ""}]  # no plot, which takes long
 
@@ -124,9 +124,9 @@ def test_mistakes_end_with_code_2_and_a_sentence(tmp_path, report, monkeypatch):
 
 def test_numbers_and_intervals():
     assert [number(value) for value in (1, 0.5, True, None, "1", float("nan"), 10**400)] == [1, 0.5, *[None] * 5]
-    assert ends({"a_lo": 1, "a_hi": 2}, "a") == (1, 2)
-    assert ends({"a_low": 1, "a_high": 2}, "a") == (1, 2)
-    assert ends({"a_lo": 1}, "a") is None
+    assert interval_of({"a_lo": 1, "a_hi": 2}, "a") == (1, 2)
+    assert interval_of({"a_low": 1, "a_high": 2}, "a") == (1, 2)
+    assert interval_of({"a_lo": 1}, "a") is None
 
 
 def test_the_command_writes_the_page(tmp_path, report):

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from xshare.errors import XShareError
-from xshare.results import Results, check_continued, write_result
+from xshare.results import Results, check_resumable, write_result
 from xshare.results import resumable as growing
 
 SETTINGS = {"tokens": 8, "batch": 4}
@@ -102,8 +102,8 @@ def test_other_settings_are_refused_and_left_alone(tmp_path, run):
     with pytest.raises(XShareError, match=r"measured with other settings, tokens 8 instead of 9: name another file"):
         Results(path, SETTINGS | {"tokens": 9}, {})
     with pytest.raises(XShareError, match=r"other settings, batch 4 instead of 5"):
-        check_continued(path, {"batch": 5})
-    check_continued(path, {"batch": 4})  # as far as is known
+        check_resumable(path, {"batch": 5})
+    check_resumable(path, {"batch": 4})  # as far as is known
     with pytest.raises(XShareError, match="holds no results that could be gone on with"):
         run(path, "second", lists=("runs",))
     assert path.read_bytes() == before

@@ -9,7 +9,7 @@ import xshare
 from xshare import BatchLayout, Placement, Policy
 from xshare.errors import TraceError, XShareError
 from xshare.trace import replay, sampled
-from xshare.trace.random_routing import made_up
+from xshare.trace.random_routing import random_trace
 from xshare.trace.replay_ranks import replay_ranks
 
 PLACEMENT = Placement.contiguous(12, 4)
@@ -55,9 +55,9 @@ def test_a_set_for_each_rank_is_route_s():
 
 
 def test_made_up_routing_has_popular_experts_and_requests_of_a_taste():
-    trace = made_up("random:32,4")
+    trace = random_trace("random:32,4")
     (native,) = replay(trace, [Policy.parse("native")], sampled(trace, 16, 0, "random", 50, 0))
     assert 22 < native.metrics["active"].mean() < 27  # gpt-oss-20b: 23
     for name in ("random:32", "random:4,8", "random:0,0", "random:a,b"):
         with pytest.raises(TraceError, match=r"made-up routing is random:EXPERTS,TOP_K as random:256,8, not"):
-            made_up(name)
+            random_trace(name)

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 from xshare import BatchLayout, RouterSpec
 from xshare.batch import Placement
 from xshare.cli import app
-from xshare.routing import prepare
+from xshare.routing import prepare_step
 from xshare.trace import Header, Trace
 from xshare.trace.expert_load import load_rows, shares
 from xshare.trace.file import RouterFields
@@ -41,7 +41,7 @@ def test_slots_are_routed_by_the_group_rule():
     trace = full_trace(router=RouterSpec.sigmoid(3, n_group=4, topk_group=2))
     logits = trace.logits.double().transpose(0, 1)  # [layers, tokens, N]
     layout = BatchLayout.one_per_row(trace.tokens)
-    native = prepare(logits, trace.router(), layout, Placement(torch.zeros(12, dtype=torch.int64), 1)).native
+    native = prepare_step(logits, trace.router(), layout, Placement(torch.zeros(12, dtype=torch.int64), 1)).native
     want = torch.stack([torch.bincount(layer.flatten(), minlength=12) for layer in native.ids]) / (3 * trace.tokens)
     assert np.allclose(shares(trace), want)
 

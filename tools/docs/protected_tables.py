@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from xshare.report.labels import named
-from xshare.results.columns import spelled_mean
+from xshare.results.columns import mean_text
 
 Row = dict[str, Any]
 Table = tuple[list[str], list[list[str]]]
@@ -22,7 +22,7 @@ def cost(found: Row) -> Table:
         for policy in policies:
             row = next(r for r in rows if (r["policy"], r.get("protected_requests", 0)) == (policy, protected))
             kept = "" if protected == row["batch"] else f" ({row['mass_shared']:.3f})"
-            line.append(spelled_mean(row, "active", 1) + kept)
+            line.append(mean_text(row, "active", 1) + kept)
         cells.append(line)
     return ["protected", *(f"`{named(policy)}`" for policy in policies)], cells
 

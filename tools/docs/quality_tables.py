@@ -9,7 +9,7 @@ from typing import Any
 from spans import Span
 from speed_tables import FULL, deepest
 
-from xshare.policy_text import meant_before
+from xshare.policy_text import current_policy_text
 from xshare.quality.paired import paired
 
 Row = dict[str, Any]
@@ -31,7 +31,7 @@ def policies(found: Row, how: Setting) -> Table:
 
 def _read(found: Row, row: Row) -> tuple[str, str]:
     """A policy without its score, and which reading of the paper's score it is: files of before name the other one."""
-    policy = row["policy"] if "format" in found else meant_before(row["policy"])
+    policy = row["policy"] if "format" in found else current_policy_text(row["policy"])
     return policy.removesuffix(FULL), "full" if policy.endswith(FULL) else "topk"
 
 

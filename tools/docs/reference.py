@@ -22,7 +22,7 @@ from xshare.engines.gates import Gates
 from xshare.engines.serving.settings import KernelGates, Metrics, Settings
 from xshare.methods import METHODS
 from xshare.policy import EXCLUSIVE, FIELD_LETTERS, LETTERS, PRESETS, Policy
-from xshare.profile import Profile, Weighed
+from xshare.profile import Profile, StaircaseFile
 from xshare.trace.file import Header
 
 FOLDER = Path(__file__).resolve().parents[2] / "docs" / "reference"
@@ -123,7 +123,7 @@ A YAML file that [`xshare tune`](../tune.md) writes and vLLM serves.
 {fields_table(Profile)}
 `cost` has two fields:
 
-{fields_table(Weighed, "cost.")}
+{fields_table(StaircaseFile, "cost.")}
 ## Trace
 
 A safetensors file with a JSON header under `xshare_trace`. [Traces](../traces.md) describes its tensors.

@@ -25,9 +25,9 @@ import third_tables
 import typer
 from spans import Span, called
 
-from xshare.policy_text import meant_before
+from xshare.policy_text import current_policy_text
 from xshare.report.labels import named
-from xshare.results.columns import spelled_mean
+from xshare.results.columns import mean_text
 from xshare.tasks import ASKED
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -52,9 +52,9 @@ def replay_table(name: str) -> str:
     cells = [
         [
             f"`{row['policy']}`",
-            spelled_mean(row, "active", 1),
+            mean_text(row, "active", 1),
             quality_tables.of_native(row),
-            spelled_mean(row, "mass", 3),
+            mean_text(row, "mass", 3),
             f"{row['top1_kept']:.3f}",
             f"{row['max_load']:.1f}",
         ]
@@ -73,7 +73,7 @@ def curve_table(name: str) -> str:
             [
                 str(size),
                 f"{at['native']['closed_form']:.1f}",
-                *(spelled_mean(at[policy], "active", 1) for policy in policies),
+                *(mean_text(at[policy], "active", 1) for policy in policies),
             ]
         )
     return markdown(["batch", "closed form", *(f"`{policy}`" for policy in policies)], cells)
@@ -82,7 +82,7 @@ def curve_table(name: str) -> str:
 def overlap_table(name: str) -> str:
     titles = ["pair of tokens", "of their top", "experts shared", "by chance"]
     cells = [
-        [row["pair"], str(row["top"]), spelled_mean(row, "overlap", 3), f"{row['chance']:.3f}"] for row in rows_of(name)
+        [row["pair"], str(row["top"]), mean_text(row, "overlap", 3), f"{row['chance']:.3f}"] for row in rows_of(name)
     ]
     return markdown(titles, cells)
 
@@ -256,7 +256,7 @@ def as_meant(name: str, table: str) -> str:
     path = ROOT / "evidence" / f"{FILES[name][0].split()[0] if name in FILES else name}.json"
     if not path.is_file() or "format" in json.loads(path.read_text()):
         return table
-    return re.sub(r"`([^`]+)`", lambda match: f"`{meant_before(match[1])}`", table)
+    return re.sub(r"`([^`]+)`", lambda match: f"`{current_policy_text(match[1])}`", table)
 
 
 def rendered(text: str) -> str:

@@ -17,10 +17,10 @@ from plots import MARKERS, ROOT, Row, bars
 from quality_tables import SETTINGS
 from speed_tables import REGIMES, deepest
 
-from xshare.policy_text import meant_before
+from xshare.policy_text import current_policy_text
 from xshare.report.labels import named
 from xshare.report.plot import need_matplotlib, new_axes, plot_tradeoff, put_names, save
-from xshare.results.file import as_meant
+from xshare.results.file import with_current_policies
 
 Figure = tuple[Any, Any]
 
@@ -32,7 +32,7 @@ def rivals(found: Row, how: tuple[int, int, bool]) -> Figure:
     figure, axes = new_axes(f"{title}: rival minus reference", "points of right answers", "")
     rows = [row for row in found["matched"] if (row["batch"], row["drafts"], row["mixed"]) == how]
     references = list(dict.fromkeys(row["reference"] for row in rows))
-    spelled = str if "format" in found else meant_before
+    spelled = str if "format" in found else current_policy_text
     for place, reference in enumerate(references):
         at = [number for number, row in enumerate(rows) if row["reference"] == reference]
         mine = [rows[number] for number in at]
@@ -155,10 +155,10 @@ def main(
 ) -> None:
     need_matplotlib()
     for name, (file, drawn) in PLOTS.items():
-        figure, _ = drawn(as_meant(json.loads((evidence / f"{file}.json").read_text())))
+        figure, _ = drawn(with_current_policies(json.loads((evidence / f"{file}.json").read_text())))
         figure.legend(fontsize=7, ncols=3, loc="outside lower center")
         save(figure, out / f"{name}.svg")
-    rows = as_meant(json.loads((evidence / "replay.json").read_text()))["rows"]
+    rows = with_current_policies(json.loads((evidence / "replay.json").read_text()))["rows"]
     plot_tradeoff(rows, out / "replay.svg", "gpt-oss-20b's routing, batches of 16")
 
 

@@ -213,7 +213,7 @@ def staircase(found: Row) -> Table:
         sizes, ms = list(times), [time for time, _, _ in times.values()]
         stairs = clear_edges(cost_of(sizes, ms, found["provenance"]["experts"]), times)
         line = [str(rows), f"{sizes[0]} to {sizes[-1]}", f"{ms[0]:.2f} to {ms[-1]:.2f}"]
-        cells.append([*line, f"{law.fit(sizes, ms).b * 1000:.0f}", ", ".join(map(str, stairs))])
+        cells.append([*line, f"{law.fit_law(sizes, ms).b * 1000:.0f}", ", ".join(map(str, stairs))])
     return titles, sorted(cells, key=lambda line: int(line[0]))
 
 

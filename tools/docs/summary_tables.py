@@ -11,7 +11,7 @@ from quality_tables import SETTINGS, change, of_native
 from spans import Span
 from speed_tables import REGIMES, bare, deepest, ratio
 
-from xshare.policy_text import meant_before
+from xshare.policy_text import current_policy_text
 
 Row = dict[str, Any]
 Table = tuple[list[str], list[list[str]]]
@@ -110,7 +110,7 @@ def found_row(found: Row, policy: str, how: tuple[int, int, bool] = MIXED) -> Ro
 
 def _today(found: Row, policy: str) -> str:
     """A policy as it is spelled today: a file of before that names no score means the full one."""
-    return policy if "format" in found else meant_before(policy)
+    return policy if "format" in found else current_policy_text(policy)
 
 
 def rivals(found: Row) -> Table:

@@ -10,7 +10,7 @@ from xshare.bench.workload import Workload
 from xshare.engines.base import Engine
 from xshare.policy import Policy
 from xshare.progress import Advance
-from xshare.protected_share import spread
+from xshare.protected_share import protected_requests
 from xshare.results import Row
 
 NATIVE = "native"
@@ -37,7 +37,7 @@ class Way:
 
     def guarded(self, requests: int) -> frozenset[int] | None:
         """Which of so many requests are protected."""
-        return None if self.protected is None else spread(self.protected, requests)
+        return None if self.protected is None else protected_requests(self.protected, requests)
 
 
 def control_of(engine: Engine) -> Policy | None:

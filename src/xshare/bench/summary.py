@@ -8,7 +8,7 @@ from typing import Any
 
 from xshare.bench.interleaved import NATIVE
 from xshare.policy import Policy
-from xshare.protected_share import spread
+from xshare.protected_share import protected_requests
 from xshare.results import Row
 from xshare.statistics import median_interval
 
@@ -41,7 +41,7 @@ def rows_of(samples: Sequence[Row], control: str, setting: Row) -> list[Row]:
             plain = next((form for form in by_form if form[2] == name), None)
             row |= _against(by_repeat(by_form.get(plain, []) if plain else []), mine, "equal_ratio", "otps")
         if protected is not None:
-            row["protected_requests"] = len(spread(protected, setting["requests"]))
+            row["protected_requests"] = len(protected_requests(protected, setting["requests"]))
             row["protected_identical"] = _median(mine, "protected_identical")
             row |= _against(by_repeat(by_form.get((name, *NONE), [])), mine, "nobody_ratio", "otps")
         rows.append(row)

@@ -10,7 +10,7 @@ from typing import Any
 
 from xshare.engines.base import Encodes
 from xshare.errors import XShareError
-from xshare.tasks import ASKED, make
+from xshare.tasks import ASKED, make_question
 
 Prompts = Sequence[Any]  # lists of token ids; text for a server that takes nothing else
 
@@ -62,7 +62,7 @@ def _questions(engine: Encodes, dice: random.Random, tokens: int) -> Any:
     while True:
         for _ in range(max(1, len(asked))):  # twice as many whenever they are too few
             kind = dice.choice(list(ASKED))
-            question = make(kind, dice, ASKED[kind])
+            question = make_question(kind, dice, ASKED[kind])
             asked.insert(0, f"{question.text}\n{question.solution}\n" if asked else question.text)
         found = _parts(engine, "".join(asked))
         if len(found) >= tokens:

@@ -8,7 +8,7 @@ from xshare.cli.interrupted import counted, says_what_is_kept
 from xshare.cli.output import number_table, print_table, progress_bar, wide_console
 from xshare.engines.by_name import moe_backends
 from xshare.errors import XShareError
-from xshare.results import Results, Row, check_continued
+from xshare.results import Results, Row, check_resumable
 from xshare.results.columns import count_of
 from xshare.statistics import interval_names
 from xshare.tune.backends import Asked, tried
@@ -24,7 +24,7 @@ def backends(asked: Asked, out: Path | None) -> None:
     fingerprint: Row = {"backends": True, "engine": "vllm", "model": asked.model or "nano", "drafts": asked.drafts}
     fingerprint |= asked.workload.record() | {"policies": list(asked.policies), "repeats": asked.repeats}
     fingerprint |= {"engine_args": dict(asked.options), "xshare": __version__}
-    check_continued(out, fingerprint)
+    check_resumable(out, fingerprint)
     results = Results(out, fingerprint, {"seed": asked.workload.seed})
     with says_what_is_kept(out, kept):
         names = moe_backends()

@@ -31,7 +31,7 @@ from xshare.engines.by_name import open_engine
 from xshare.engines.client import Access
 from xshare.errors import XShareError
 from xshare.policy import Policy
-from xshare.results import Results, Row, check_continued
+from xshare.results import Results, Row, check_resumable
 from xshare.results.columns import count_of
 from xshare.staircase import read_stairs
 from xshare.statistics import FEWEST, interval_mark, interval_names
@@ -71,7 +71,7 @@ def bench(
     workload = Workload(batch, requests or batch, rate, prompt_tokens, tokens, asked, seed, texts)
     forms: Row = {} if cost is None else {"cost": read_stairs(cost).sha256}
     forms |= {"protect": protect} if protect else {}
-    check_continued(out, workload.record() | forms | {"engine_args": lasting(options), "xshare": __version__})
+    check_resumable(out, workload.record() | forms | {"engine_args": lasting(options), "xshare": __version__})
     with says_what_is_kept(out, kept):
         opened = open_engine(
             chosen_engine(engine, out),

@@ -17,7 +17,7 @@ from xshare.engines.by_name import open_engine, open_large
 from xshare.errors import XShareError
 from xshare.files import check_writable
 from xshare.kernels.cpu.call import METHODS as COMPILED
-from xshare.latency_law import WORTH, fit
+from xshare.latency_law import WORTH, fit_law
 from xshare.policy import RECOMMENDED, Policy
 from xshare.progress import Advance
 from xshare.quality.answering import Outcome, answer, ordered, row_of
@@ -52,7 +52,7 @@ def demo(
         raise XShareError(f"{str(out)!r} is there already: remove it, or name another file")
     if out is not None:
         check_writable(out)
-    models.check(models.folder("nano"))
+    models.check_files(models.folder("nano"))
     with says_what_is_kept(out, lambda found: f"{len(found['rows'])} of {len(policies)} policies", goes_on=False):
         rows, timed = measured(policies, questions, batch, tokens, jobs, speed, out)
     if out is not None:
@@ -170,7 +170,7 @@ def show_speed(rows: list[Row]) -> None:
 
 def verdict(rows: list[Row]) -> str:
     """For this CPU, as the doctor has it: which part of a step its experts are."""
-    law = fit([row["active"] for row in rows], [row["step_ms"] for row in rows])
+    law = fit_law([row["active"] for row in rows], [row["step_ms"] for row in rows])
     share = max(0.0, law.share(rows[0]["active"])) if law.b > 0 else 0.0
     return f"law: {law}; experts are {share:.0%} of a step here"
 

@@ -27,8 +27,8 @@ from xshare.engines.base import About, Engine
 from xshare.engines.by_name import open_engine
 from xshare.errors import XShareError
 from xshare.policy import Policy
-from xshare.protected_share import spread
-from xshare.results import Results, Row, check_continued
+from xshare.protected_share import protected_requests
+from xshare.results import Results, Row, check_resumable
 from xshare.tune.backends import Asked
 from xshare.tune.cpu_products import find_cliff
 from xshare.tune.doctor import FITS, Decoded, Examination, Way, examine, runs, verdict, waves
@@ -108,7 +108,7 @@ def doctor(
         return
     setting: Row = {"batch": batch, "prompts": prompts, "prompt_tokens": prompt_tokens, "tokens": tokens, "seed": seed}
     setting |= {"engine_args": options, "xshare": __version__}
-    check_continued(out, setting | {"engine": engine})
+    check_resumable(out, setting | {"engine": engine})
     forced = Policy(batch_budget=1)
     with says_what_is_kept(out, kept):
         opened = open_engine(engine, model, drafts=drafts, policies=[*asked, forced], options=options)
@@ -170,7 +170,7 @@ def row_of(way: Way, found: Examination) -> Row:
     )
     row: Row = {"policy": way.name}
     if way.protected:
-        row |= {"protected": way.protected, "protected_requests": len(spread(way.protected, way.requests))}
+        row |= {"protected": way.protected, "protected_requests": len(protected_requests(way.protected, way.requests))}
     row |= {
         "batch": way.batch,
         "step_ms": way.ms,

@@ -25,7 +25,7 @@ def methods() -> None:
     console = wide_console()
     for method in sorted(METHODS.values(), key=lambda method: (method.name != "xshare", method.name)):
         console.print(f"[bold]{method.name:<11}[/bold]{method.summary}")
-        console.print(f"{'':<11}[dim]knobs: {method.knobs.spelled()}[/dim]")
+        console.print(f"{'':<11}[dim]knobs: {method.knobs.names_text()}[/dim]")
     console.print("\nknobs, as in [bold]rho=0.7[/bold] or [bold]k0=1,m=24[/bold] (xshare) or [bold]oea:k0=2[/bold]")
     for letter in LETTERS:
         console.print(f"  {letter:<7}{LETTER_HELP[letter]}")

@@ -14,7 +14,7 @@ from rich.table import Table
 
 from xshare.engines.base import About
 from xshare.engines.by_name import NAMES, default_engine
-from xshare.errors import XShareError, shown
+from xshare.errors import XShareError, short_repr
 from xshare.progress import Advance
 
 WIDTH = 100  # columns that a table may take
@@ -98,7 +98,9 @@ def engine_arguments(
     except (ValueError, RecursionError):
         found = None
     if not isinstance(found, dict):
-        raise XShareError(f'engine-args must be a JSON object such as \'{{"dtype": "float32"}}\', not {shown(text)}')
+        raise XShareError(
+            f'engine-args must be a JSON object such as \'{{"dtype": "float32"}}\', not {short_repr(text)}'
+        )
     if timed and "lanes" in found:
         raise XShareError(
             "lanes put several batches through one pass, for quality and tune in Transformers: nothing can be timed so"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from xshare.errors import XShareError
-from xshare.files import is_file, named
+from xshare.files import is_file, quoted_path
 from xshare.results import sha256
 from xshare.trace.prompt_file import Prompt, read_prompts
 
@@ -18,9 +18,8 @@ def of_a_file(prompts: str) -> list[Prompt]:
     if prompts in KEYWORDS:
         return []
     if not is_file(Path(prompts)):
-        raise XShareError(
-            f"prompts must be {', '.join(KEYWORDS)} or a file, and {named(Path(prompts))} does not exist or is none"
-        )
+        path = quoted_path(Path(prompts))
+        raise XShareError(f"prompts must be {', '.join(KEYWORDS)} or a file, and {path} does not exist or is none")
     return read_prompts(Path(prompts))
 
 

@@ -26,7 +26,7 @@ from xshare.engines.base import About, Engine
 from xshare.engines.by_name import open_engine
 from xshare.engines.client import Access
 from xshare.errors import XShareError
-from xshare.files import is_file, named
+from xshare.files import is_file, quoted_path
 from xshare.policy import Policy
 from xshare.quality.answering import ordered
 from xshare.quality.comparison import Study
@@ -34,7 +34,7 @@ from xshare.quality.harness import harness_tasks, is_harness, mark
 from xshare.quality.protected import ProtectedStudy
 from xshare.quality.stored_answers import Samples
 from xshare.quality.task_files import Asked, built_in, read_tasks
-from xshare.results import Results, Row, check_continued, read_earlier, sha256
+from xshare.results import Results, Row, check_resumable, read_earlier, sha256
 from xshare.tasks import LONGEST
 from xshare.version import __version__
 
@@ -109,7 +109,7 @@ def quality(
                 "and --against out"
             )
         setting["protect"] = protect
-    check_continued(out, setting)
+    check_resumable(out, setting)
     with says_what_is_kept(out, kept):
         named = [each for each in policies if each is not None]
         access, chosen = Access(api_key, ca_file), chosen_engine(engine, out)
@@ -222,7 +222,7 @@ def natives(path: Path, setting: Row) -> list[Row]:
     """Samples of another result file, which must be of the same questions."""
     same = {name: setting[name] for name in ("batch", "tokens", "seed", "questions", "tasks")}
     if not is_file(path):
-        raise XShareError(f"{named(path)} does not exist: --against takes a result file of `xshare quality`")
+        raise XShareError(f"{quoted_path(path)} does not exist: --against takes a result file of `xshare quality`")
     samples: list[Row] = read_earlier(path, same, "samples", whole=False)["samples"]
     return samples
 

@@ -17,17 +17,17 @@ from xshare.batch import Placement
 from xshare.cli import options as take
 from xshare.cli.output import number_table, print_table, progress_bar, wide_console
 from xshare.errors import PolicyError, XShareError
-from xshare.files import check_apart, read_whole
+from xshare.files import check_distinct_paths, read_whole
 from xshare.policy import Policy
 from xshare.report.labels import apart
 from xshare.report.plot import check_plot, plot_curve, plot_overlap, plot_tradeoff
-from xshare.results import Row, check_replaced, provenance, write_result
-from xshare.results.columns import spelled_mean
+from xshare.results import Row, check_replaceable, provenance, write_result
+from xshare.results.columns import mean_text
 from xshare.trace import Batches, Trace, one_pass, overlap, sampled
 from xshare.trace import replay as replayed
 from xshare.trace.batches import Mix as Mixed
 from xshare.trace.compressed import content_sha256
-from xshare.trace.random_routing import is_made_up, made_up
+from xshare.trace.random_routing import is_random_trace, random_trace
 from xshare.trace.replay_ranks import replay_ranks
 from xshare.trace.replay_rows import curve_rows, layer_rows, replay_row
 
@@ -78,17 +78,17 @@ def replay(
         raise XShareError(
             "--ranks is a table of its own: leave out --curve, --overlap, --by-layer, --protect and --plot"
         )
-    check_apart([out, plot], [trace, policies])
+    check_distinct_paths([out, plot], [trace, policies])
     if out is not None:
-        check_replaced(out)
+        check_replaceable(out)
     if plot is not None:
         check_plot(plot)
     chosen = [Policy.parse("native"), *_policies(policy or [], policies)]
     if devices is None and ranks is None and (spread := [each for each in chosen if each.device_budget is not None]):
         raise XShareError(f"{spread[0]} fills devices (mg), and nobody said how many there are: name them by --devices")
     devices = devices or ranks or 1
-    invented = is_made_up(str(trace))
-    loaded = made_up(str(trace), seed) if invented else Trace.load(trace)
+    invented = is_random_trace(str(trace))
+    loaded = random_trace(str(trace), seed) if invented else Trace.load(trace)
     header = loaded.header
     sequences = len(loaded.lengths)
     batch = batch or min(16, sequences)
@@ -186,10 +186,10 @@ def _replay_table(rows: list[Row], title: str) -> Table:
     for row in rows:
         share = f"{row['active'] / row['active_native']:.0%}" if row["active_native"] else "-"
         kept, load = f"{row['top1_kept']:.3f}", f"{row['max_load']:.1f}"
-        cells = [spelled_mean(row, "active", 2), share, spelled_mean(row, "mass", 3)]
+        cells = [mean_text(row, "active", 2), share, mean_text(row, "mass", 3)]
         if protecting:
             protected = f"{row.get('protected_requests', 0)} of {row['batch']}"
-            cells = [protected, *cells, spelled_mean(row, "mass_shared", 3)]
+            cells = [protected, *cells, mean_text(row, "mass_shared", 3)]
         table.add_row(row["policy"], *cells, kept, load)
     return table
 
@@ -219,12 +219,12 @@ def _curve_table(rows: list[Row], title: str, policies: list[str]) -> Table:
     for size in dict.fromkeys(row["batch"] for row in rows):
         cells = {row["policy"]: row for row in rows if row["batch"] == size}
         closed = f"{cells[policies[0]]['closed_form']:.1f}"
-        table.add_row(str(size), closed, *(spelled_mean(cells[policy], "active", 2) for policy in policies))
+        table.add_row(str(size), closed, *(mean_text(cells[policy], "active", 2) for policy in policies))
     return table
 
 
 def _overlap_table(rows: list[Row], title: str) -> Table:
     table = number_table(f"{title}: experts two tokens share", "pair of tokens", "of their top", "shared", "by chance")
     for row in rows:
-        table.add_row(row["pair"], str(row["top"]), spelled_mean(row, "overlap", 3), f"{row['chance']:.3f}")
+        table.add_row(row["pair"], str(row["top"]), mean_text(row, "overlap", 3), f"{row['chance']:.3f}")
     return table

@@ -9,7 +9,7 @@ import typer
 
 from xshare.cli.output import progress_bar
 from xshare.errors import XShareError
-from xshare.files import check_apart, check_writable, whole_file
+from xshare.files import check_distinct_paths, check_writable, whole_file
 from xshare.report.result_files import read_folder
 
 
@@ -20,7 +20,7 @@ def report(
     """All results of a folder as one HTML page: first whether to turn selection on and with which policy."""
     from xshare.report.page import STEPS, page
 
-    check_apart([out], list(folder.glob("*.json")))
+    check_distinct_paths([out], list(folder.glob("*.json")))
     check_writable(out)
     files, notes = read_folder(folder)
     for note in notes:

@@ -17,7 +17,7 @@ from xshare.engines.base import Engine
 from xshare.engines.by_name import open_engine
 from xshare.errors import XShareError
 from xshare.policy import Policy
-from xshare.results import Results, Row, check_continued
+from xshare.results import Results, Row, check_resumable
 from xshare.staircase import WHERE
 from xshare.tune.staircase import Staircase, Visit, climb, fill, filled, natively, rows_of
 from xshare.version import __version__
@@ -37,7 +37,7 @@ def staircase(
     """`rows` of a step, each number for itself; none: those of the workload's batch. `most`: tokens of an answer."""
     setting: Row = {"stairs": True, "engine_args": options, "tokens": most, "xshare": __version__}
     setting |= {"prompts": workload.prompts, "prompt_tokens": workload.prompt_tokens, "seed": workload.seed}
-    check_continued(path, setting | {"engine": engine})
+    check_resumable(path, setting | {"engine": engine})
     with says_what_is_kept(path, kept):
         opened = open_engine(engine, model, drafts=drafts, policies=[Policy(batch_budget=1)], options=options)
         about = opened.about

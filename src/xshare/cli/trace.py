@@ -12,9 +12,9 @@ from xshare.cli import options as take
 from xshare.cli.old_options import Command
 from xshare.cli.output import number_table, print_table, wide_console
 from xshare.cli.trace_record import record_command
-from xshare.files import check_apart, check_writable
+from xshare.files import check_distinct_paths, check_writable
 from xshare.report.plot import check_plot, plot_load
-from xshare.results import check_replaced, provenance, write_result
+from xshare.results import check_replaceable, provenance, write_result
 from xshare.trace import Trace, import_npz
 from xshare.trace.compressed import content_sha256
 from xshare.trace.expert_load import load_rows
@@ -38,7 +38,7 @@ def import_command(
     ] = None,
 ) -> None:
     """Read a NumPy file of chosen experts and write it as a trace."""
-    check_apart([out], [file])
+    check_distinct_paths([out], [file])
     check_writable(out)
     trace = import_npz(file, name, experts)
     trace.save(out)
@@ -85,8 +85,8 @@ def load(
     plot: take.Plot = None,
 ) -> None:
     """How evenly each layer uses its experts, and how many of them never."""
-    check_apart([out, plot], [file])
-    for path, check in ((out, check_replaced), (plot, check_plot)):
+    check_distinct_paths([out, plot], [file])
+    for path, check in ((out, check_replaceable), (plot, check_plot)):
         if path is not None:
             check(path)
     trace = Trace.load(file)

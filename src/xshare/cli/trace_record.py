@@ -14,7 +14,7 @@ from xshare.cli.output import progress_bar
 from xshare.cli.prompts import KEYWORDS, TOKENS, of_a_file
 from xshare.engines.trace_recording import Tokens, record_folder
 from xshare.errors import XShareError
-from xshare.files import check_apart, check_writable
+from xshare.files import check_distinct_paths, check_writable
 from xshare.results import sha256
 from xshare.trace.prompt_file import Prompt
 
@@ -41,7 +41,7 @@ def record_command(
         raise XShareError(f"the model is named twice, as {folder} and as --model {model}: name it once")
     model = folder or model or "nano"
     made = prompts in KEYWORDS
-    check_apart([out], [] if made else [Path(prompts)])
+    check_distinct_paths([out], [] if made else [Path(prompts)])
     check_writable(out)
     given = of_a_file(prompts)[:requests]
     count = len(given) or requests or batch

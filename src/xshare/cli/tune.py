@@ -23,11 +23,11 @@ from xshare.cli.output import (
 )
 from xshare.engines.by_name import open_engine
 from xshare.errors import XShareError
-from xshare.files import check_apart, check_writable
+from xshare.files import check_distinct_paths, check_writable
 from xshare.policy import Policy
-from xshare.profile import Weighed
+from xshare.profile import StaircaseFile
 from xshare.quality.task_files import read_tasks
-from xshare.results import Results, Row, check_continued, sha256
+from xshare.results import Results, Row, check_resumable, sha256
 from xshare.staircase import read_stairs
 from xshare.tasks import LONGEST
 from xshare.tune.candidate import front
@@ -68,7 +68,7 @@ def tune(
     allowed = share(max_drop)
     engine = chosen_engine(engine, out)
     check_local(engine)
-    check_apart([out, profile], [tasks, cost])
+    check_distinct_paths([out, profile], [tasks, cost])
     check_writable(profile)
     asked = Questions(None if tasks is None else read_tasks(tasks), batch)
     first = len(asked.round(False, 0))
@@ -81,7 +81,7 @@ def tune(
     setting["tasks"] = "nano's" if tasks is None else f"{tasks.name} {sha256(tasks)[:12]}"
     weighed = None if cost is None else named_from(cost, profile)
     setting |= {} if weighed is None else {"cost": weighed.sha256}
-    check_continued(out, setting)
+    check_resumable(out, setting)
     like = Policy(warmup=1, request_budget=min(1, drafts))  # what selection must provide for
     with says_what_is_kept(out, kept):
         opened = open_engine(engine, model, drafts=drafts, policies=[like], options=options, cost=cost)
@@ -114,12 +114,12 @@ def tune(
     wide_console().print(f"results: {out}; the same command with more --questions goes on from there")
 
 
-def named_from(cost: Path, profile: Path) -> Weighed:
+def named_from(cost: Path, profile: Path) -> StaircaseFile:
     """A staircase as a profile names it: relative where it lies beside the profile or below, so that they move
     together."""
     found = cost.resolve()
     beside = found.relative_to(profile.resolve().parent) if found.is_relative_to(profile.resolve().parent) else found
-    return Weighed(file=str(beside), sha256=str(read_stairs(cost).sha256))
+    return StaircaseFile(file=str(beside), sha256=str(read_stairs(cost).sha256))
 
 
 def kept(found: Row) -> str:

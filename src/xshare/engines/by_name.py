@@ -11,7 +11,7 @@ from typing import Any
 from xshare import models
 from xshare.engines.base import Engine
 from xshare.engines.client import Access
-from xshare.errors import ModelError, XShareError, shown
+from xshare.errors import ModelError, XShareError, short_repr
 from xshare.files import is_file
 from xshare.models.loading import load
 from xshare.policy import Policy
@@ -64,14 +64,14 @@ def open_engine(
     name = model or "nano"
     folder = models.folder(name) if name in models.NAMES else Path(name)
     if name in models.NAMES:
-        models.check(folder)
+        models.check_files(folder)
     if kind == "vllm":
         from xshare.engines.vllm.engine import VllmEngine
 
         if others := [policy for policy in policies if policy.method != "xshare"]:
             raise ModelError(f"vLLM runs XShare's own policies, not {others[0]}: take the transformers engine for it")
         if not is_file(folder / "config.json"):
-            raise ModelError(f"model {shown(name, 300)} is no folder of a model: it has no config.json")
+            raise ModelError(f"model {short_repr(name, 300)} is no folder of a model: it has no config.json")
         engine: Engine = VllmEngine(folder, name, drafts=drafts, policies=policies, options=options, cost=cost)
         engine.about.files = mark(folder)
         return _tried(engine, policies)
@@ -131,7 +131,7 @@ def _tried(engine: Engine, policies: Sequence[Policy]) -> Engine:
 def _draft_folder(name: str) -> Path:
     if name not in models.NAMES:
         return Path(name)
-    models.check(models.folder(name))
+    models.check_files(models.folder(name))
     return models.folder(name)
 
 

@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 
 from xshare.engines.proxy import Proxy, proxy_for
 from xshare.errors import XShareError
-from xshare.files import is_file, named
+from xshare.files import is_file, quoted_path
 
 KEY = "OPENAI_API_KEY"  # as the clients of such servers have it
 
@@ -80,11 +80,11 @@ class Http:
         context, ca_file = ssl.create_default_context(), self.access.ca_file
         if ca_file is not None:
             if not is_file(ca_file):
-                raise ServerError(f"certificate file {named(ca_file)} does not exist or is not a file")
+                raise ServerError(f"certificate file {quoted_path(ca_file)} does not exist or is not a file")
             try:
                 context.load_verify_locations(ca_file)
             except (ssl.SSLError, OSError):
-                raise ServerError(f"certificate file {named(ca_file)} holds no certificate in PEM form") from None
+                raise ServerError(f"certificate file {quoted_path(ca_file)} holds no certificate in PEM form") from None
         return context
 
     def _connection(self) -> http.client.HTTPConnection:

@@ -9,20 +9,20 @@ import numpy.typing as npt
 import torch
 
 from xshare.errors import LayoutError, PolicyError
-from xshare.kernels.control_words import Own, Word
+from xshare.kernels.control_words import LayerNumber, Word
 from xshare.kernels.limits import MAX_EXPERTS, MAX_ROWS, unsupported_policy
 from xshare.policy import Policy
 
 Array = npt.NDArray[np.int32]
 
 
-def own_numbers(policy: Policy) -> torch.Tensor:
-    """What may differ by layer, of one layer's policy. float64 [len(Own)]"""
-    found = [0.0] * len(Own)
-    found[Own.M] = min(policy.batch_budget, MAX_EXPERTS)
-    found[Own.TAU] = -1.0 if policy.mass is None else policy.mass
-    found[Own.RHO] = policy.coverage or 0.0
-    found[Own.LAM] = policy.price or 0.0
+def layer_numbers(policy: Policy) -> torch.Tensor:
+    """What may differ by layer, of one layer's policy. float64 [len(LayerNumber)]"""
+    found = [0.0] * len(LayerNumber)
+    found[LayerNumber.M] = min(policy.batch_budget, MAX_EXPERTS)
+    found[LayerNumber.TAU] = -1.0 if policy.mass is None else policy.mass
+    found[LayerNumber.RHO] = policy.coverage or 0.0
+    found[LayerNumber.LAM] = policy.price or 0.0
     return torch.tensor(found, dtype=torch.float64)
 
 
@@ -37,7 +37,9 @@ class Control:
         size = len(Word) + 2 * max_requests + 2
         self.memory = torch.zeros(size, dtype=torch.int32, device=device)
         self.words, self.starts = self.memory[: len(Word)], self.memory[len(Word) :]
-        self.own = torch.zeros(len(Own), dtype=torch.float64, device=device)  # for layers without numbers of their own
+        self.own = torch.zeros(
+            len(LayerNumber), dtype=torch.float64, device=device
+        )  # for layers without numbers of their own
         self.protected = torch.zeros(MAX_ROWS, dtype=torch.int32, device=device)
         self.max_requests = max_requests
         self.policy: Policy | None = None  # what was set last, for FusedSelection.check
@@ -68,7 +70,7 @@ class Control:
         host[Word.MG] = -1 if policy.device_budget is None else min(policy.device_budget, MAX_EXPERTS)
         host[Word.ROUNDS] = policy.fill == "rounds"
         host[Word.TOPK], host[Word.POWER] = policy.score == "topk", policy.power
-        self.own.copy_(own_numbers(policy))
+        self.own.copy_(layer_numbers(policy))
         self._changed = True
         self.policy = policy
 

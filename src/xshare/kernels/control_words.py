@@ -26,7 +26,7 @@ class Word(IntEnum):
     POLICY = 15
 
 
-class Said(IntEnum):
+class MessageWord(IntEnum):
     """Places in what ranks that choose together add up, int64, after each expert's votes and wants. All are zero from a
     rank that does not vote."""
 
@@ -38,7 +38,7 @@ class Said(IntEnum):
     SQUARED = 5
 
 
-class Own(IntEnum):
+class LayerNumber(IntEnum):
     """Places in what may differ by layer, float64. Thresholds that are not set lie where they do nothing."""
 
     M = 0

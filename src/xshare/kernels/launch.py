@@ -15,7 +15,7 @@ from xshare.errors import LayoutError, PolicyError
 from xshare.kernels import row_votes as rows
 from xshare.kernels import selection as kernel
 from xshare.kernels.control import Control
-from xshare.kernels.control_words import Own
+from xshare.kernels.control_words import LayerNumber
 from xshare.kernels.limits import DTYPES, THRESHOLDS, thresholds_of, unsupported_shape
 from xshare.kernels.plan import Plan, Scratch
 from xshare.kernels.refinement import reroute_rows
@@ -42,7 +42,7 @@ class FusedSelection:
     with_share: bool = True
     seen: Tensor | None = None  # [rows, N]: where to leave the logits as they came, at steps that are sampled
     keep: Tensor | None = None  # bool [N]: where to leave S
-    own: Tensor | None = None  # float64 [len(Own)]: this layer's own numbers in place of the control's
+    own: Tensor | None = None  # float64 [len(LayerNumber)]: this layer's own numbers in place of the control's
     protects: bool = False  # whether rows can be protected (Control.set_step)
     cost: Tensor | None = None  # float64 [tables, N + 1]: what so many experts cost here
     thresholds: frozenset[str] = THRESHOLDS  # that policies may set: the others' code is left out, and costs nothing
@@ -79,7 +79,12 @@ class FusedSelection:
             got = list(self.placement.devices.shape)
             raise LayoutError(f"placement must name a device for each of the {N} experts, not {got}")
         tables = 0 if self.cost is None else len(self.cost)
-        for name, shape in (("seen", (self.rows, N)), ("keep", (N,)), ("own", (len(Own),)), ("cost", (tables, N + 1))):
+        for name, shape in (
+            ("seen", (self.rows, N)),
+            ("keep", (N,)),
+            ("own", (len(LayerNumber),)),
+            ("cost", (tables, N + 1)),
+        ):
             given: Tensor | None = getattr(self, name)
             if given is not None and (given.shape != shape or not given.is_contiguous()):
                 which = "" if given.is_contiguous() else " that is not contiguous"

@@ -9,7 +9,7 @@ import torch
 import triton
 from torch import Tensor
 
-from xshare.kernels.control_words import Said
+from xshare.kernels.control_words import MessageWord
 
 FEW_ROWS = 16
 
@@ -72,7 +72,7 @@ class Plan:
     @property
     def message_size(self) -> int:
         """int64 words that a rank sends: by the number of experts alone, so that ranks may have other rows."""
-        return 2 * self.block_n + len(Said)
+        return 2 * self.block_n + len(MessageWord)
 
     @property
     def direct(self) -> bool:

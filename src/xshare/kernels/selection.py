@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 
 from xshare.kernels.column_choice import add_up, choose, leave_votes
-from xshare.kernels.control_words import Own, Word
+from xshare.kernels.control_words import LayerNumber, Word
 from xshare.kernels.expert_sorting import (
     bits_set,
     leave_rows,
@@ -29,7 +29,7 @@ from xshare.kernels.two_halves import all_act, votes_of_all
 GATE, ROWS, REQUESTS, K0, MR, MG, ROUNDS, TOPK, POWER, PROTECTED, COST_TABLE, SAMPLE = (
     tl.constexpr(int(word)) for word in list(Word)[: Word.SAMPLE + 1]
 )
-M, TAU, RHO, LAM = (tl.constexpr(int(own)) for own in Own)
+M, TAU, RHO, LAM = (tl.constexpr(int(own)) for own in LayerNumber)
 
 # EARLY, programmatic dependent launch: a kernel starts while the one in front of it still runs, and waits for it before
 # it touches logits, outputs or scratch, which kernels in front write or read. The control, the layer's own numbers and

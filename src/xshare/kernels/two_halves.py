@@ -1,21 +1,21 @@
-"""Selection in two halves, with the votes of other ranks in between: what the first leaves to be added up over all of
-them, and what the second reads of the sum.
+"""Selection in two launches, with an all-reduce over the ranks in between: the first launch writes this rank's message,
+the second reads the sum of all messages.
 
-A message is int64 [2 * BN + len(Said)]: each expert's votes, then how many ranks want it whatever the others vote, then
-what everybody must know to come to the same decision.
+A message is int64 [2 * BN + len(MessageWord)]: per expert its votes, per expert the number of ranks that keep it
+whatever the others vote, and what every rank must know to reach the same decision.
 """
 
 import triton
 import triton.language as tl
 
-from xshare.kernels.control_words import Said, Word
+from xshare.kernels.control_words import MessageWord, Word
 from xshare.kernels.row_votes import VOTER
 
 GATE, ROWS, REQUESTS = (tl.constexpr(int(word)) for word in (Word.GATE, Word.ROWS, Word.REQUESTS))
 LEAST_ROWS, MOST_ROWS, MOST_REQUESTS, NUMBER = (
     tl.constexpr(int(word)) for word in (Word.LEAST_ROWS, Word.MOST_ROWS, Word.MOST_REQUESTS, Word.POLICY)
 )
-ALL_VOTERS, ALL_ROWS, ALL_REQUESTS, VOTING, POLICY, SQUARED = (tl.constexpr(int(said)) for said in Said)
+ALL_VOTERS, ALL_ROWS, ALL_REQUESTS, VOTING, POLICY, SQUARED = (tl.constexpr(int(said)) for said in MessageWord)
 
 
 @triton.jit

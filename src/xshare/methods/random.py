@@ -6,9 +6,9 @@ from torch import Tensor
 from xshare.algorithms import rank
 from xshare.methods.registry import register
 from xshare.methods.step import Selection, Step
-from xshare.methods.xshare import selected
+from xshare.methods.xshare import select_set
 from xshare.policy import FIELD_LETTERS, Knob, Knobs, Policy, check_combination
-from xshare.splitmix import GOLDEN, mixed_all, signed
+from xshare.splitmix import GOLDEN, as_int64, mix64_tensor
 
 KNOBS = Knobs(
     fields=tuple(FIELD_LETTERS),
@@ -19,7 +19,7 @@ KNOBS = Knobs(
 
 @register("random", "a random set of the size XShare's would have, as a control", knobs=KNOBS)
 def random(step: Step, policy: Policy) -> Selection:
-    size = selected(step, policy).sum(dim=-1, keepdim=True)
+    size = select_set(step, policy).sum(dim=-1, keepdim=True)
     if step.native is not None:  # as many as routing needs, drawn too: topped up, they would be the best
         size = size.clamp(min=step.native.top_k)
     return Selection(keep=rank(_noise(step.sums(), policy.param("seed"))) < size)
@@ -32,6 +32,6 @@ def _noise(u: Tensor, seed: int) -> Tensor:
     of a group draws the same set.
     """
     index = torch.arange(u.shape[-1], device=u.device)
-    step = signed(GOLDEN)
-    key = mixed_all(u + index * step).sum(dim=-1, keepdim=True) + seed % 2**62
-    return mixed_all(mixed_all(key) + (index + 1) * step)
+    step = as_int64(GOLDEN)
+    key = mix64_tensor(u + index * step).sum(dim=-1, keepdim=True) + seed % 2**62
+    return mix64_tensor(mix64_tensor(key) + (index + 1) * step)

@@ -21,15 +21,15 @@ from xshare.policy import Policy
 
 @register("xshare", "warm-up, then greedy by summed gating score: per batch, per request (mr) or per device (mg)")
 def xshare(step: Step, policy: Policy) -> Selection:
-    return Selection(keep=selected(step, policy))
+    return Selection(keep=select_set(step, policy))
 
 
-def selected(step: Step, policy: Policy) -> Tensor:
+def select_set(step: Step, policy: Policy) -> Tensor:
     """S, bool [..., N]."""
-    return chosen(*votes(step, policy), policy, step.placement, step.cost)
+    return choose_set(*sums_and_initial_set(step, policy), policy, step.placement, step.cost)
 
 
-def votes(step: Step, policy: Policy) -> tuple[Tensor, Tensor]:
+def sums_and_initial_set(step: Step, policy: Policy) -> tuple[Tensor, Tensor]:
     """What the rows bring: u int64 [..., N], their summed votes, and S0 bool [..., N], what S holds anyway. Of rows in
     several places the sums can be added and the sets united; requests must not be torn apart."""
     u, own = step.sums(policy.score, policy.power), step.own(policy)
@@ -40,7 +40,7 @@ def votes(step: Step, policy: Policy) -> tuple[Tensor, Tensor]:
     return u, warm_up(own, step.voting)
 
 
-def chosen(u: Tensor, S0: Tensor, policy: Policy, placement: Placement, cost: Tensor | None) -> Tensor:
+def choose_set(u: Tensor, S0: Tensor, policy: Policy, placement: Placement, cost: Tensor | None) -> Tensor:
     """S from what all rows bring, bool [..., N]."""
     if policy.device_budget is not None:
         fill = fill_level if policy.fill == "level" else fill_rounds

@@ -32,7 +32,7 @@ def box() -> Path:
     return Path(found.origin).parent
 
 
-def check(path: Path) -> None:
+def check_files(path: Path) -> None:
     """Refuse a model whose files are not those that were written with it."""
     sums = path / SUMS
     if not sums.is_file():
@@ -53,5 +53,5 @@ def write_sums(path: Path) -> None:
 
 def load(name: str = "nano", device: str = "cpu") -> tuple[Any, Any]:
     """A model in the box and its tokenizer, checked, in float32, ready to decode."""
-    check(folder(name))
+    check_files(folder(name))
     return load_folder(folder(name), device, "float32")

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from xshare.errors import ModelError
-from xshare.files import is_file, named
+from xshare.files import is_file, quoted_path
 
 
 def load(folder: Path, device: str = "cpu", dtype: str = "auto") -> tuple[Any, Any]:
@@ -17,7 +17,7 @@ def load(folder: Path, device: str = "cpu", dtype: str = "auto") -> tuple[Any, A
     except ImportError:
         raise ModelError("transformers is not installed: pip install 'xshare[transformers]'") from None
     if not is_file(folder / "config.json"):
-        raise ModelError(f"model {named(folder)} is no folder of a Transformers model: it has no config.json")
+        raise ModelError(f"model {quoted_path(folder)} is no folder of a Transformers model: it has no config.json")
     shown = logging.is_progress_bar_enabled()  # whoever loads for long shows a bar of its own
     logging.disable_progress_bar()
     try:

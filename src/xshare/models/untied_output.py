@@ -13,7 +13,7 @@ EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 SHARD, INDEX = "lm_head.safetensors", "model.safetensors.index.json"
 
 
-def untied(folder: Path, into: Path) -> Path:
+def write_untied_copy(folder: Path, into: Path) -> Path:
     """A folder at `into` with links to the files of `folder`, and with what is different."""
     into.mkdir(parents=True, exist_ok=True)
     changed = ("config.json", INDEX)

@@ -16,8 +16,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from xshare.errors import shown
-from xshare.files import is_file, is_folder, named
+from xshare.errors import short_repr
+from xshare.files import is_file, is_folder, quoted_path
 from xshare.quality.task_files import Asked, Task, TaskError
 
 FEW_SHOTS = 1234  # the seed of the examples in a prompt, and the tokens of an answer, as the harness has them
@@ -54,7 +54,7 @@ def harness_tasks(names: str, folder: Path | None, most: int | None, chat: bool 
             "pip install 'xshare[eval]', or name a file of questions (.jsonl)"
         )
     if folder is not None and not is_folder(folder):
-        raise TaskError(f"folder of tasks {named(folder)} does not exist or is no folder")
+        raise TaskError(f"folder of tasks {quoted_path(folder)} does not exist or is no folder")
     logging.getLogger("lm_eval").setLevel(logging.ERROR)  # it tells of every task's settings otherwise
     words = [word.strip().partition(":") for word in names.split(",")]
     manager = manager_of({name for name, _, _ in words}, folder)
@@ -152,4 +152,4 @@ def mark(asked: Asked) -> str:
 
 def _first_line(error: Exception) -> str:
     text = str(error).strip() or type(error).__name__
-    return shown(text.splitlines()[0], 200)
+    return short_repr(text.splitlines()[0], 200)

@@ -15,7 +15,7 @@ from typing import Any
 from xshare.engines.base import Engine, Run
 from xshare.policy import Policy
 from xshare.progress import Advance, quiet
-from xshare.protected_share import spread
+from xshare.protected_share import protected_requests
 from xshare.quality.answering import Outcome, prompts_of, row_of, tokens_of
 from xshare.quality.stored_answers import Samples
 from xshare.quality.task_files import Asked
@@ -35,7 +35,7 @@ class ProtectedStudy:
         self.engine, self.asked, self.tasks, self.mixed, self.batch = engine, asked, asked.tasks, mixed, batch
         self.share, self.results, self.samples = share, results, Samples(results.samples, mixed, asked.name)
         self.places = range(len(self.tasks))
-        chosen = [spread(share, len(each)) for each in batches_of(self.places, batch)]
+        chosen = [protected_requests(share, len(each)) for each in batches_of(self.places, batch)]
         self.protected = frozenset(number * batch + who for number, some in enumerate(chosen) for who in some)
 
     def answers(self, policies: int) -> int:

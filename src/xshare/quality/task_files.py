@@ -20,7 +20,7 @@ from pathlib import Path
 
 from xshare.errors import XShareError
 from xshare.files import read_lines
-from xshare.tasks import ASKED, Question, given_answer, held_out_questions
+from xshare.tasks import ASKED, Question, extract_answer, held_out_questions
 
 NUMBER = re.compile(r"(?:(?<!\d)-)?(?:\d[\d,]*(?:\.\d+)?|\.\d+)")
 
@@ -59,7 +59,7 @@ class Asked:
 
 
 def _exact(text: str, answer: str) -> bool:
-    given = given_answer(text)
+    given = extract_answer(text)
     if (text.strip() if given is None else given) == answer.strip():
         return True
     said = re.split(r"\banswer\b(?: is\b)?[ :=]*", text, flags=re.IGNORECASE)[-1]

@@ -6,7 +6,7 @@ from typing import Any
 
 from xshare.policy import RECOMMENDED, Policy
 from xshare.results import Row
-from xshare.results.columns import ends, number
+from xshare.results.columns import interval_of, number
 from xshare.statistics import FEWEST, interval_names
 
 BARS = f"Bars are 95 % intervals; of a median of fewer than {FEWEST} runs, its range."
@@ -95,7 +95,7 @@ def plain(text: object, most: int = 40) -> str:
 
 def span(row: Row, column: str) -> tuple[float, float] | None:
     """The interval of a column, within what is possible: files of before have changes below -100 %."""
-    found = ends(row, column)
+    found = interval_of(row, column)
     if found is None or column not in SHARES | POINTS:
         return found
     least = 0.0 if column in SHARES else -1.0

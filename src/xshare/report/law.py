@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
-from xshare.latency_law import Law, fit
+from xshare.latency_law import Law, fit_law
 from xshare.report.axis import Axis
 from xshare.report.chart import Chart, Series
 from xshare.report.conditions import by_regime, spelled
@@ -30,7 +30,7 @@ class Steps:
     @cached_property
     def law(self) -> Law | None:
         """None through fewer than three sizes."""
-        return fit(self.active, self.step_ms) if len(set(self.active)) >= 3 else None
+        return fit_law(self.active, self.step_ms) if len(set(self.active)) >= 3 else None
 
     def spelled(self) -> str:
         said = "too few sizes for a line" if self.law is None else str(self.law).replace(" * T ", " T ")

@@ -12,7 +12,7 @@ from xshare.errors import XShareError
 from xshare.files import check_writable, whole_file
 from xshare.report.point_labels import Spot, place
 from xshare.results import Row
-from xshare.results.columns import spread
+from xshare.results.columns import required_interval
 
 
 def check_plot(path: Path) -> None:
@@ -37,7 +37,7 @@ def plot_curve(rows: Sequence[Row], path: Path, title: str) -> None:
     for policy in dict.fromkeys(row["policy"] for row in rows):
         mine = [row for row in rows if row["policy"] == policy]
         line = axes.plot([row["batch"] for row in mine], [row["active"] for row in mine], "o-", label=policy)
-        low, high = zip(*(spread(row, "active") for row in mine), strict=True)
+        low, high = zip(*(required_interval(row, "active") for row in mine), strict=True)
         axes.fill_between([row["batch"] for row in mine], low, high, color=line[0].get_color(), alpha=0.2)
     axes.set_xscale("log", base=2)
     axes.set_xticks(sizes, [str(size) for size in sizes])
@@ -54,7 +54,7 @@ def plot_overlap(rows: Sequence[Row], path: Path, title: str) -> None:
     for number, kind in enumerate(kinds):
         mine = {row["top"]: row for row in rows if row["pair"] == kind}
         height = [mine[top]["overlap"] for top in tops]
-        low, high = zip(*(spread(mine[top], "overlap") for top in tops), strict=True)
+        low, high = zip(*(required_interval(mine[top], "overlap") for top in tops), strict=True)
         error = [[at - end for at, end in zip(height, low, strict=True)]]
         error += [[end - at for at, end in zip(height, high, strict=True)]]
         axes.bar([x + number * width for x in range(len(tops))], height, width, yerr=error, capsize=3, label=kind)

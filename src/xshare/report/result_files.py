@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from xshare.errors import XShareError
-from xshare.files import is_folder, named
+from xshare.files import is_folder, quoted_path
 from xshare.report.labels import apart
-from xshare.results import Row, as_meant
+from xshare.results import Row, with_current_policies
 from xshare.results.resumable import STAMP
 
 SPEED = {"ratio", "tokens_per_s", "otps", "step_ms", "ttft_ms", "itl_p50_ms", "ttft_ms_p50", "itl_ms_p50"}
@@ -64,7 +64,7 @@ class ResultFile:
 def read_folder(folder: Path) -> tuple[list[ResultFile], list[str]]:
     """-> the result files, and a sentence for each file that is something else."""
     if not is_folder(folder):
-        raise XShareError(f"{named(folder)} is not a folder: expected one with result files")
+        raise XShareError(f"{quoted_path(folder)} is not a folder: expected one with result files")
     files, notes = [], []
     for path in sorted(folder.iterdir()):
         if path.name.startswith(".") or not path.is_file():
@@ -104,7 +104,7 @@ def read_result(path: Path) -> ResultFile:
         raise XShareError(f'{path.name}: not a result file, expected {{"provenance": {{...}}, "rows": [records]}}')
     if not any(rows):
         raise XShareError(f"{path.name}: a result file without rows")
-    rows, later = as_meant(read)["rows"], read.get("stamps")
+    rows, later = with_current_policies(read)["rows"], read.get("stamps")
     later = tuple(each for each in later if isinstance(each, dict)) if isinstance(later, list) else ()
     # Which run made a row is none of its results.
     rows = [apart({k: v for k, v in row.items() if k != STAMP}) for row in rows]

@@ -13,7 +13,7 @@ from xshare.report.html import EMPTY, Html, join, tag
 from xshare.report.labels import POINTS, SHARES, named, span, titled
 from xshare.report.result_files import ResultFile
 from xshare.results import Row
-from xshare.results.columns import ENDS, count_of, ends, number
+from xshare.results.columns import ENDS, count_of, interval_of, number
 from xshare.statistics import interval_names
 
 
@@ -85,7 +85,7 @@ def _split(file: ResultFile) -> tuple[list[str], dict[str, str]]:
 
 
 def _has_ends(file: ResultFile, column: str) -> bool:
-    return any(ends(row, column) for row in file.rows)
+    return any(interval_of(row, column) for row in file.rows)
 
 
 def _interval(column: str, row: Row, decimals: int) -> str:

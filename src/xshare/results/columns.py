@@ -20,7 +20,7 @@ def number(value: Any) -> float | None:
     return float(value)
 
 
-def ends(row: Row, name: str) -> tuple[float, float] | None:
+def interval_of(row: Row, name: str) -> tuple[float, float] | None:
     """The interval of a column, however its ends are spelled; None where the row has none."""
     for low, high in ENDS:
         found = number(row.get(f"{name}_{low}")), number(row.get(f"{name}_{high}"))
@@ -29,9 +29,9 @@ def ends(row: Row, name: str) -> tuple[float, float] | None:
     return None
 
 
-def spread(row: Row, name: str) -> tuple[float, float]:
+def required_interval(row: Row, name: str) -> tuple[float, float]:
     """The same of a row that must have it: a mistake is told by its column."""
-    found = ends(row, name)
+    found = interval_of(row, name)
     if found is None:
         raise KeyError(f"{name}_{ENDS[0][0]}")
     return found
@@ -46,7 +46,7 @@ def count_of(row: Row, name: str) -> int | None:
     return next((each for each in found if isinstance(each, int) and not isinstance(each, bool)), None)
 
 
-def spelled_mean(row: Row, name: str, digits: int) -> str:
+def mean_text(row: Row, name: str, digits: int) -> str:
     """A mean of a row with half its interval: `16.3 ±0.1`."""
-    low, high = spread(row, name)
+    low, high = required_interval(row, name)
     return f"{row[name]:.{digits}f} ±{(high - low) / 2:.{digits}f}"

@@ -9,7 +9,7 @@ from typing import Any
 
 from xshare.errors import XShareError
 from xshare.files import check_writable, whole_file
-from xshare.policy_text import meant_before
+from xshare.policy_text import current_policy_text
 
 Row = dict[str, Any]
 FORMAT = 2  # of what is written: since 2, a policy without a score votes with a row's own weights
@@ -33,7 +33,7 @@ def as_text(content: Row) -> str:
     return "{\n" + ",\n".join(f"{json.dumps(name)}: {lines(value)}" for name, value in content.items()) + "\n}\n"
 
 
-def as_meant(found: Row) -> Row:
+def with_current_policies(found: Row) -> Row:
     """The content of a file with its policies spelled as today, whenever it was written."""
     if "format" in found:
         return found
@@ -45,7 +45,7 @@ def as_meant(found: Row) -> Row:
 
 def _as_meant(record: Row) -> Row:
     return {
-        name: meant_before(value) if name in POLICIES and isinstance(value, str) else value
+        name: current_policy_text(value) if name in POLICIES and isinstance(value, str) else value
         for name, value in record.items()
     }
 
@@ -55,7 +55,7 @@ def sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def check_replaced(path: Path) -> None:
+def check_replaceable(path: Path) -> None:
     """Refuse to write over what cannot be, or over measurements that a command would go on from."""
     check_writable(path)
     if not path.exists():

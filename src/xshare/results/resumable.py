@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from xshare.errors import XShareError
-from xshare.files import check_writable, named
-from xshare.results.file import Row, as_meant, as_text, write_result
+from xshare.files import check_writable, quoted_path
+from xshare.results.file import Row, as_text, with_current_policies, write_result
 from xshare.results.stamp import provenance
 
 STAMP = "stamp"  # of a record in the file: the number of the run that made it
@@ -93,7 +93,7 @@ def read_earlier(path: Path | None, fingerprint: Row, *needed: str, whole: bool 
     try:
         if not path.exists():
             return {}
-        found: Row = as_meant(json.loads(path.read_text()))
+        found: Row = with_current_policies(json.loads(path.read_text()))
         earlier = dict(found["provenance"]["fingerprint"])
         for name in needed:
             found[name]
@@ -102,7 +102,7 @@ def read_earlier(path: Path | None, fingerprint: Row, *needed: str, whole: bool 
             if name not in ("format", "provenance") and not _are_records(records):
                 raise ValueError(name)
     except OSError as error:
-        raise XShareError(f"{named(path)} cannot be read: {error.strerror}") from None
+        raise XShareError(f"{quoted_path(path)} cannot be read: {error.strerror}") from None
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise XShareError(f"{str(path)!r} holds no results that could be gone on with: name another file") from None
     if not whole:
@@ -119,7 +119,7 @@ def _are_records(value: Any) -> bool:
     return isinstance(value, list) and all(isinstance(each, dict) for each in value)
 
 
-def check_continued(path: Path | None, known: Row) -> None:
+def check_resumable(path: Path | None, known: Row) -> None:
     """Refuse a file that cannot be written or continued, as far as is known before an engine is up, a minute later."""
     if path is not None:
         check_writable(path)

@@ -20,11 +20,11 @@ AT_ONCE = 1 << 20
 FILTERS = ({"id": lzma.FILTER_LZMA2, "preset": lzma.PRESET_DEFAULT, "lc": 3, "lp": 1, "pb": 1},)
 
 
-def is_packed(path: Path) -> bool:
+def is_compressed(path: Path) -> bool:
     return path.suffix == SUFFIX
 
 
-def packed(content: bytes) -> bytes:
+def compress(content: bytes) -> bytes:
     """The same bytes for the same content."""
     return lzma.compress(content, format=lzma.FORMAT_XZ, filters=FILTERS)
 
@@ -32,7 +32,7 @@ def packed(content: bytes) -> bytes:
 @contextmanager
 def plain_file(path: Path) -> Iterator[Path]:
     """The file itself, or what it unpacks to for as long as the block lasts (and whoever has mapped it)."""
-    if not is_packed(path):
+    if not is_compressed(path):
         yield path
         return
     with TemporaryDirectory(prefix="xshare-") as folder:
@@ -47,7 +47,7 @@ def plain_file(path: Path) -> Iterator[Path]:
 
 def content_sha256(path: Path) -> str:
     """Of what a trace holds, compressed or not."""
-    if not is_packed(path):
+    if not is_compressed(path):
         return sha256(path)
     digest = hashlib.sha256()
     for piece in _unpacked(path):

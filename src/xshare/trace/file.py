@@ -29,9 +29,9 @@ from safetensors.torch import save
 from torch import Tensor
 
 from xshare.errors import RouterError, TraceError
-from xshare.files import is_file, named, whole_file
+from xshare.files import is_file, quoted_path, whole_file
 from xshare.router import RouterSpec
-from xshare.trace.compressed import is_packed, packed, plain_file
+from xshare.trace.compressed import compress, is_compressed, plain_file
 
 HEADER_KEY = "xshare_trace"
 TENSORS = ("lengths", "experts", "weights", "logits", "correction_bias")
@@ -105,12 +105,12 @@ class Trace:
         tensors = {name: value.contiguous() for name in TENSORS if (value := getattr(self, name)) is not None}
         with whole_file(path) as temporary:
             content = save(tensors, metadata={HEADER_KEY: self.header.model_dump_json()})
-            temporary.write_bytes(packed(content) if is_packed(path) else content)
+            temporary.write_bytes(compress(content) if is_compressed(path) else content)
 
     @classmethod
     def load(cls, path: Path) -> Trace:
         if not is_file(path):
-            raise TraceError(f"trace {named(path)} does not exist or is not a file")
+            raise TraceError(f"trace {quoted_path(path)} does not exist or is not a file")
         try:
             with plain_file(path) as plain, safe_open(plain, framework="pt") as file:
                 text = (file.metadata() or {}).get(HEADER_KEY)

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from xshare.errors import RouterError, TraceError
-from xshare.files import is_file, named
+from xshare.files import is_file, quoted_path
 from xshare.results import provenance, sha256
 from xshare.router import RouterSpec
 from xshare.trace.compressed import MOST_BYTES
@@ -53,7 +53,7 @@ def import_npz(path: Path, model: str | None = None, num_experts: int | None = N
 
 def _read(path: Path) -> dict[str, Any]:
     if not is_file(path):
-        raise TraceError(f"{named(path)} does not exist or is not a file")
+        raise TraceError(f"{quoted_path(path)} does not exist or is not a file")
     try:
         check_size(path)
         file = np.load(path, allow_pickle=False)

@@ -21,11 +21,11 @@ SEQUENCES, TOKENS, LAYERS = 512, 4, 4
 SKEW = CORRELATION = 0.5
 
 
-def is_made_up(name: str) -> bool:
+def is_random_trace(name: str) -> bool:
     return name.startswith("random:")
 
 
-def made_up(name: str, seed: int = 0) -> Trace:
+def random_trace(name: str, seed: int = 0) -> Trace:
     found = NAME.fullmatch(name)
     if found is None or not 1 <= int(found[2]) <= int(found[1]) <= MOST_EXPERTS:
         raise TraceError(f"made-up routing is random:EXPERTS,TOP_K as random:256,8, not {name!r}")

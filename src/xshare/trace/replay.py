@@ -15,9 +15,18 @@ from xshare.errors import PolicyError
 from xshare.kernels import cpu
 from xshare.methods import Native, Step, decide_routing
 from xshare.policy import Policy
-from xshare.protected_share import spread
+from xshare.protected_share import protected_requests
 from xshare.router import ABSENT
-from xshare.routing import Report, apply, check_policy, fit, guard, prepare, report, routed
+from xshare.routing import (
+    Report,
+    check_policy,
+    fit_layout,
+    keep_protected,
+    prepare_step,
+    report,
+    route_compiled,
+    route_prepared,
+)
 from xshare.trace.batches import Batches
 from xshare.trace.file import Trace
 
@@ -54,7 +63,7 @@ def replay(
     layers, N = len(trace.header.layers), trace.header.num_experts
     chunk = max(1, chunk_elements // (layers * batches.tokens.shape[1] * N))
     ways = [(policy, share) for policy in policies for share in protected]
-    guarded = {share: spread(share, 1 + int(batches.requests.max())) for share in protected}
+    guarded = {share: protected_requests(share, 1 + int(batches.requests.max())) for share in protected}
     parts: list[list[Report]] = [[] for _ in ways]
     with torch.inference_mode():
         for start in range(0, len(batches), chunk):
@@ -80,13 +89,13 @@ class Rows:
         layout = BatchLayout(requests, exact)
         self.logits = None if trace.logits is None else trace.logits[self.index].transpose(1, 2)
         shape = (len(batches), len(trace.header.layers), self.index.shape[1], trace.header.num_experts)
-        self.layout, self.placement = fit(torch.empty(()).expand(shape), layout, placement)
+        self.layout, self.placement = fit_layout(torch.empty(()).expand(shape), layout, placement)
 
     @cached_property
     def step(self) -> Step:
         """For the reference: what its policies share."""
         if self.logits is not None:
-            return prepare(self.logits, self.trace.router(), self.layout, self.placement)
+            return prepare_step(self.logits, self.trace.router(), self.layout, self.placement)
         trace = self.trace
         assert trace.experts is not None
         assert trace.weights is not None
@@ -115,12 +124,12 @@ def run_one(rows: Rows, policy: Policy) -> Report:
     """The same policy in all layers. Where only chosen experts are known, a row routes to the kept ones of them."""
     router = rows.trace.router()
     if rows.logits is not None and cpu.serves(rows.logits, policy):
-        return routed(rows.logits, cpu.Steps(router, policy, rows.placement), rows.layout)
+        return route_compiled(rows.logits, cpu.Steps(router, policy, rows.placement), rows.layout)
     step = rows.step
     if rows.logits is not None:
-        return apply(step, router, policy)
+        return route_prepared(step, router, policy)
     selection = decide_routing(step, policy)
-    guard(step, selection)
+    keep_protected(step, selection)
     return report(step, selection, step.union(step.native_mask & selection.allowed))
 
 

@@ -20,7 +20,7 @@ from xshare.errors import XShareError
 from xshare.kernels import cpu
 from xshare.methods import Selection, decide_routing
 from xshare.policy import Policy
-from xshare.routing import Report, apply, report, routed
+from xshare.routing import Report, report, route_compiled, route_prepared
 from xshare.trace.batches import Batches
 from xshare.trace.file import Trace
 from xshare.trace.replay import Rows
@@ -85,7 +85,7 @@ def set_of(rows: Rows, policy: Policy) -> Tensor:
 
 def _set_of(rows: Rows, policy: Policy) -> Tensor:
     if rows.logits is not None and cpu.serves(rows.logits, policy):
-        return routed(rows.logits, cpu.Steps(rows.trace.router(), policy, rows.placement), rows.layout).selected
+        return route_compiled(rows.logits, cpu.Steps(rows.trace.router(), policy, rows.placement), rows.layout).selected
     return decide_routing(rows.step, policy).keep
 
 
@@ -94,7 +94,7 @@ def deployed(each: Sequence[Rows], sets: Sequence[Tensor]) -> Tensor:
     reports: list[Report] = []
     for rows, S in zip(each, sets, strict=True):
         if rows.logits is not None:
-            reports.append(apply(rows.step, rows.trace.router(), Policy(warmup=1), keep=S))
+            reports.append(route_prepared(rows.step, rows.trace.router(), Policy(warmup=1), keep=S))
         else:
             active = rows.step.union(rows.step.native_mask & S.unsqueeze(-2))
             reports.append(report(rows.step, Selection(S), active))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from xshare.protected_share import spread
+from xshare.protected_share import protected_requests
 from xshare.results import Row
 from xshare.statistics import interval
 from xshare.trace.file import Header
@@ -25,7 +25,7 @@ def known(outcome: Replayed, setting: Row) -> Row:
     """What was replayed. A share of protected requests is named where somebody is."""
     protected: Row = {}
     if outcome.protected:
-        requests = len(spread(outcome.protected, setting["batch"]))
+        requests = len(protected_requests(outcome.protected, setting["batch"]))
         protected = {"protected": outcome.protected, "protected_requests": requests}  # of each batch
     return {"policy": str(outcome.policy), "method": outcome.policy.method, **protected, **setting}
 

@@ -17,10 +17,10 @@ from torch import Tensor
 
 from xshare.engines.base import Engine, Run
 from xshare.errors import XShareError
-from xshare.latency_law import WORTH, Law, fit
+from xshare.latency_law import WORTH, Law, fit_law
 from xshare.policy import Policy
 from xshare.progress import Advance
-from xshare.protected_share import spread
+from xshare.protected_share import protected_requests
 from xshare.statistics import median_interval
 
 FITS = 0.5  # of the steps' variance that a law must explain to be one
@@ -87,7 +87,7 @@ class Examination:
     def law(self) -> Law:
         ways = [*self.forced, self.noop]  # with selection's own cost in all of them
         counted = [(way.active, way.ms) for way in ways if way.active is not None]
-        return fit([active for active, _ in counted], [ms for _, ms in counted])
+        return fit_law([active for active, _ in counted], [ms for _, ms in counted])
 
     @property
     def wanted(self) -> float:
@@ -163,7 +163,7 @@ def examine(
             if repeat in missing or (repeat == 0 and missing):
                 engine.use(policy, timed=True)
                 asked = prompts[: batches * way.batch]
-                exact = spread(way.protected, len(asked)) if way.protected else None
+                exact = protected_requests(way.protected, len(asked)) if way.protected else None
                 run = engine.run(asked, limit=tokens, batch=way.batch, to_the_end=True, protected=exact)
                 if repeat:
                     fresh.append(decoded(way, repeat, run, engine))

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from xshare.bench.workload import Workload
 from xshare.engines.base import Engine
 from xshare.policy import Policy
-from xshare.profile import Profile, Weighed
+from xshare.profile import Profile, StaircaseFile
 from xshare.progress import Advance
 from xshare.results import Results, Row, provenance
 from xshare.statistics import median_interval, share_interval
@@ -50,7 +50,7 @@ class Tuning:
         results: Results,
         progress: Progress,
         say: Callable[[str], None],
-        cost: Weighed | None = None,
+        cost: StaircaseFile | None = None,
     ) -> None:
         """`most`: questions a candidate may take in each set. `results` may have samples of an earlier run, and gets
         the new ones. `cost`: the staircase that the engine was opened with, as the profile names it."""

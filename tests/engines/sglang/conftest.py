@@ -3,7 +3,7 @@ from importlib import metadata
 import pytest
 
 from xshare import models
-from xshare.models.untied_output import untied
+from xshare.models.untied_output import write_untied_copy
 
 
 def pytest_collection_modifyitems(items):
@@ -16,4 +16,4 @@ def pytest_collection_modifyitems(items):
 @pytest.fixture(scope="session")
 def nano(tmp_path_factory):
     """As SGLang can load it."""
-    return untied(models.folder("nano"), tmp_path_factory.mktemp("models") / "nano")
+    return write_untied_copy(models.folder("nano"), tmp_path_factory.mktemp("models") / "nano")

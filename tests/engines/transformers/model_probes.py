@@ -40,7 +40,7 @@ def watched(model):
     """Yields the list of passes. Enter it before `apply`: hooks run in the order in which they were made."""
     steps, hooks = [], []
     decoder = model.model
-    route, call, one = engine.route, engine.cpu.Steps.__call__, engine.cpu.Steps.one
+    route, call, one = engine.route, engine.cpu.Steps.__call__, engine.cpu.Steps.route_single
 
     def begin(module, args, kwargs):
         cache = kwargs.get("past_key_values")
@@ -78,11 +78,11 @@ def watched(model):
             hooks.append(router.register_forward_hook(routed))
             hooks.append(block.experts.register_forward_pre_hook(experts, with_kwargs=True))
     engine.route, engine.cpu.Steps.__call__ = selecting, selecting_compiled
-    engine.cpu.Steps.one = selecting_at_once
+    engine.cpu.Steps.route_single = selecting_at_once
     try:
         yield steps
     finally:
-        engine.route, engine.cpu.Steps.__call__, engine.cpu.Steps.one = route, call, one
+        engine.route, engine.cpu.Steps.__call__, engine.cpu.Steps.route_single = route, call, one
         for hook in hooks:
             hook.remove()
 

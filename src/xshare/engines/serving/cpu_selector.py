@@ -14,7 +14,7 @@ from xshare.engines.serving.step import Step
 from xshare.joint_selection import choose, size_of_votes, vote
 from xshare.kernels import cpu
 from xshare.policy import Policy
-from xshare.routing import Routing, route, routed
+from xshare.routing import Routing, route, route_compiled
 
 
 class ReferenceSelector:
@@ -46,7 +46,7 @@ class ReferenceSelector:
         if cpu.serves(logits, self.policy):
             if step.table not in self.steps:
                 self.steps[step.table] = cpu.Steps(self.router, self.policy, self.placement, step.cost)
-            routing = routed(logits, self.steps[step.table], layout)
+            routing = route_compiled(logits, self.steps[step.table], layout)
         else:
             routing = route(logits, self.router, self.policy, layout=layout, placement=self.placement, cost=step.cost)
         self._leave(logits, routing)

@@ -12,8 +12,8 @@ from xshare.engines.serving.layer_buffers import Buffers
 from xshare.engines.serving.site import Site
 from xshare.engines.serving.step import Step
 from xshare.engines.serving.step_sizes import Sizes
-from xshare.kernels.control import own_numbers
-from xshare.kernels.control_words import Own, Said
+from xshare.kernels.control import layer_numbers
+from xshare.kernels.control_words import LayerNumber, MessageWord
 from xshare.kernels.launch import FusedSelection
 from xshare.kernels.plan import Plan, Scratch
 from xshare.kernels.routing_tables import Tables
@@ -85,7 +85,7 @@ class FusedSelector:
         self.control, self.sizes, self.router, self.num_experts = step.control, sizes, site.router, site.num_experts
         self.never_within, self.reroutes = never_within, reroutes
         self.across = across
-        self.own = torch.zeros(len(Own), dtype=torch.float64, device=step.device)  # this layer's own numbers
+        self.own = torch.zeros(len(LayerNumber), dtype=torch.float64, device=step.device)  # this layer's own numbers
         drafts = sizes.num_spec_tokens
         each = 1 + drafts if drafts or policy.request_budget else 0
         self.selections: dict[int, FusedSelection] = {}  # by rows
@@ -131,10 +131,10 @@ class FusedSelector:
 
     @property
     def said(self) -> Tensor:
-        """What all ranks said in the step that ran last, int64 [len(Said)]."""
+        """What all ranks said in the step that ran last, int64 [len(MessageWord)]."""
         scratch = self.selections[1].scratch
         assert scratch is not None
-        return scratch.message[-len(Said) :]
+        return scratch.message[-len(MessageWord) :]
 
     def routed(self, logits: Tensor) -> Any:
         if self.one_launch is None or self.routes is None:
@@ -184,7 +184,7 @@ class FusedSelector:
 
     def set_policy(self, policy: Policy) -> None:
         """The rest of the policy is in the control, which all layers share."""
-        self.own.copy_(own_numbers(policy))
+        self.own.copy_(layer_numbers(policy))
 
     def move(self, devices: Tensor) -> None:
         for selection in self.selections.values():

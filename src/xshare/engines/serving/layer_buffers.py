@@ -18,7 +18,7 @@ from xshare.engines.counters import FIGURES
 from xshare.engines.serving.site import Site
 from xshare.policy import Policy
 from xshare.router import RouterSpec
-from xshare.routing import apply, fit, prepare
+from xshare.routing import fit_layout, prepare_step, route_prepared
 
 ACTIVE, MASS = FIGURES.index("experts_active"), FIGURES.index("mass_kept")
 
@@ -104,8 +104,10 @@ def figures(
     logits: Tensor, keep: Tensor, router: RouterSpec, layout: BatchLayout, placement: Placement | None
 ) -> Tensor:
     """The figures of each layer's step, from its logits [L, n, N] and S [L, N]. float64 [figures, L]"""
-    layout, placement = fit(logits, layout, placement)
-    routing = apply(prepare(logits, router, layout, placement), router, Policy(method="native"), keep=keep)
+    layout, placement = fit_layout(logits, layout, placement)
+    routing = route_prepared(
+        prepare_step(logits, router, layout, placement), router, Policy(method="native"), keep=keep
+    )
     experts = (routing.active_native.sum(-1), keep.sum(-1), routing.active.sum(-1))
     counts = (*experts, routing.mass, routing.below_half, routing.smallest_kept, routing.max_load)
     return torch.stack([count.double() for count in counts])

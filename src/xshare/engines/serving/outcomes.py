@@ -12,7 +12,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from xshare.kernels.control_words import Said
+from xshare.kernels.control_words import MessageWord
 
 Told = Callable[
     [int, int, bool], bool
@@ -22,9 +22,9 @@ TURNS = 8  # copies under way at most
 
 class Outcomes:
     def __init__(self, said: Tensor) -> None:
-        """`said`: the end of a layer's message, int64 [len(Said)]; all layers of a step leave the same there."""
+        """`said`: the end of a layer's message, int64 [len(MessageWord)]; all layers of a step leave the same there."""
         self.said = said
-        self._host = [torch.zeros(len(Said), dtype=torch.int64, pin_memory=said.is_cuda) for _ in range(TURNS)]
+        self._host = [torch.zeros(len(MessageWord), dtype=torch.int64, pin_memory=said.is_cuda) for _ in range(TURNS)]
         self._events = [torch.cuda.Event() for _ in self._host] if said.is_cuda else []  # type: ignore[no-untyped-call]
         self._running: Told | None = None  # of the step that runs
         self._copied: deque[tuple[int, Told]] = deque()  # by number of the copy, oldest first
@@ -58,5 +58,5 @@ class Outcomes:
         if self._events:
             self._events[turn].synchronize()
         said = self._host[turn].tolist()
-        agree = said[Said.VOTING] * said[Said.SQUARED] == said[Said.POLICY] ** 2
-        return told(said[Said.ROWS], said[Said.REQUESTS], agree)
+        agree = said[MessageWord.VOTING] * said[MessageWord.SQUARED] == said[MessageWord.POLICY] ** 2
+        return told(said[MessageWord.ROWS], said[MessageWord.REQUESTS], agree)

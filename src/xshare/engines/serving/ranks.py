@@ -3,9 +3,9 @@
 Ranks run a model layer by layer in step, the idle ones on dummy batches, because their experts need one another. So at
 every MoE layer of every pass each rank sends a message, whatever its own gate says, and gets the sum of all messages.
 It holds the votes of the rank's rows, none where the rank reads prompts, idles or is switched off; and what every rank
-must know to come to the same decision about the step (kernels.words.Said): the rows and requests of the ranks that
-vote, which gates count, and whether these have the same policy. While a change is under way from rank to rank they have
-not, and such steps are left alone on every rank.
+must know to come to the same decision about the step (control_words.MessageWord): the rows and requests of the ranks
+that vote, which gates count, and whether these have the same policy. While a change is under way from rank to rank they
+have not, and such steps are left alone on every rank.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from xshare.engines.serving.step import Step
-from xshare.kernels.control_words import Said
+from xshare.kernels.control_words import MessageWord
 
 BITS = 20  # of a policy's number: squares of 2048 ranks' fit
 
@@ -47,15 +47,15 @@ class Ranks:
     def exchange(self, votes: Tensor | None, size: int) -> Tensor | None:
         """Send this rank's votes, int64 [size], or None for none; the sum over all ranks, or None where this rank's
         rows are left alone. The last of them is how many rows vote."""
-        message = torch.zeros(size + len(Said) - 1, dtype=torch.int64, device=self.step.device)
+        message = torch.zeros(size + len(MessageWord) - 1, dtype=torch.int64, device=self.step.device)
         if votes is not None:
             message[:size] = votes
             said = {
-                Said.ROWS: self.step.rows,
-                Said.REQUESTS: len(self.step.starts) - 1,
-                Said.VOTING: 1,
-                Said.POLICY: self.policy,
-                Said.SQUARED: self.policy**2,
+                MessageWord.ROWS: self.step.rows,
+                MessageWord.REQUESTS: len(self.step.starts) - 1,
+                MessageWord.VOTING: 1,
+                MessageWord.POLICY: self.policy,
+                MessageWord.SQUARED: self.policy**2,
             }
             message[size:] = torch.tensor(list(said.values()))
         self.add_up(message)

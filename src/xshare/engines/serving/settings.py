@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from xshare.engines.gates import Gates
-from xshare.errors import XShareError, shown
+from xshare.errors import XShareError, short_repr
 from xshare.kernels.limits import MAX_ROWS
 from xshare.policy import MOST, Policy
 from xshare.profile import read_profile
@@ -102,7 +102,7 @@ def read_settings(given: Mapping[str, Any]) -> Settings:
             raise SettingsError(f"profile in xshare must be the path of a file, not {own['profile']!r}")
         profile = read_profile(Path(own["profile"]))
         rest = {"policy": profile.policy}
-        if (stairs := profile.stairs(Path(own["profile"]))) is not None:
+        if (stairs := profile.staircase_path(Path(own["profile"]))) is not None:
             if "cost" in own:
                 raise SettingsError("profile in xshare names the staircase itself: leave cost out")
             own["cost"] = str(stairs)
@@ -125,7 +125,7 @@ def read_settings(given: Mapping[str, Any]) -> Settings:
         first = error.errors()[0]
         name = ".".join(str(part) for part in first["loc"])
         raise SettingsError(
-            f"{name} in xshare: {first['msg'].lower().removeprefix('value error, ')}, not {shown(first['input'])}"
+            f"{name} in xshare: {first['msg'].lower().removeprefix('value error, ')}, not {short_repr(first['input'])}"
         ) from None
     if settings.layers is not None and sorted(set(settings.layers)) != settings.layers:
         raise SettingsError(f"layers in xshare must be in rising order, each once, not {settings.layers}")

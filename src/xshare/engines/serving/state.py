@@ -22,7 +22,7 @@ from xshare.engines.serving.settings import Settings, SettingsError
 from xshare.engines.serving.site import Site
 from xshare.engines.serving.step import Array, Step
 from xshare.engines.serving.step_sizes import Sizes
-from xshare.errors import PolicyError, shown
+from xshare.errors import PolicyError, short_repr
 from xshare.kernels.control import Control
 from xshare.kernels.limits import MAX_ROWS
 from xshare.policy import MOST, Policy
@@ -356,14 +356,14 @@ class State:
 
     def switch(self, on: bool) -> bool:
         if not isinstance(on, bool):
-            raise SettingsError(f"xshare_switch takes True or False, not {shown(on)}")
+            raise SettingsError(f"xshare_switch takes True or False, not {short_repr(on)}")
         changed, self.on = on != self.on, on
         return changed
 
     def weigh_costs(self, on: bool) -> bool:
         """Whether the cost table counts from the next step on; whether that is new."""
         if not isinstance(on, bool):
-            raise SettingsError(f"xshare_cost takes True or False, not {shown(on)}")
+            raise SettingsError(f"xshare_cost takes True or False, not {short_repr(on)}")
         if self.stairs is None:
             raise SettingsError("xshare_cost needs an engine that was started with cost in its xshare key")
         changed, self.by_cost = on != self.by_cost, on
@@ -376,7 +376,9 @@ class State:
     def count_every(self, steps: int | None) -> None:
         whole = isinstance(steps, int) and not isinstance(steps, bool)
         if steps is not None and not (whole and 1 <= steps <= MOST):
-            raise SettingsError(f"xshare_count takes a number of steps from 1 to {MOST}, or None, not {shown(steps)}")
+            raise SettingsError(
+                f"xshare_count takes a number of steps from 1 to {MOST}, or None, not {short_repr(steps)}"
+            )
         self.every = self.settings.metrics.every if steps is None else steps
         if self.samples is not None:
             self.samples.restart()

@@ -25,7 +25,7 @@ import torch
 from xshare.engines.serving.settings import SettingsError
 from xshare.engines.serving.state import State
 from xshare.engines.serving.step_check import Witness
-from xshare.errors import XShareError, shown
+from xshare.errors import XShareError, short_repr
 
 log = logging.getLogger("xshare.sglang")
 NAMES = ("xshare_set", "xshare_switch", "xshare_cost", "xshare_count", "xshare_check")
@@ -108,14 +108,14 @@ def change(native: Callable[..., Any], self: Any, recv_req: Any) -> Any:
             call(self, name, value)
     except XShareError as error:
         self.xshare_refused = str(error)
-        log.warning("xshare: %s is refused: %s", shown(", ".join(given)), error)
+        log.warning("xshare: %s is refused: %s", short_repr(", ".join(given)), error)
     return SetInternalStateReqOutput(updated=self.xshare_refused is None)
 
 
 def call(scheduler: Any, name: str, value: float) -> None:
     method, _, policy = name.partition(" ")
     if method not in NAMES or (policy and method != "xshare_set"):
-        raise SettingsError(f"{shown(name)} is no name that xshare takes: those are {', '.join(NAMES)}")
+        raise SettingsError(f"{short_repr(name)} is no name that xshare takes: those are {', '.join(NAMES)}")
     if method == "xshare_set":
         if not policy:
             raise SettingsError("xshare_set takes a policy behind a blank, as in 'xshare_set k0=1,m=8'")

@@ -56,11 +56,11 @@ def make_state(runner: Any, settings: Settings, device: torch.device) -> State:
     sizes = Sizes(min(settings.gates.max_rows, max_requests * width), width - 1, captured)
     model = runner.model_config.hf_text_config
     if settings.profile is not None:
-        read_profile(Path(settings.profile)).check(model)
+        read_profile(Path(settings.profile)).check_model(model)
     sites = find_sites(runner.model, settings, device)
     stairs = None if settings.cost is None else read_stairs(Path(settings.cost))
     if stairs is not None:
-        stairs.check(where(runner, sites))
+        stairs.check_conditions(where(runner, sites))
     return build_state(sites, settings, device, sizes, MAX_ROWS, stairs, make_layers, log)
 
 

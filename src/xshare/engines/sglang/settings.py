@@ -10,7 +10,7 @@ import json
 import os
 
 from xshare.engines.serving.settings import Settings, SettingsError, read_settings
-from xshare.errors import shown
+from xshare.errors import short_repr
 
 VARIABLE = "XSHARE"
 
@@ -26,6 +26,6 @@ def settings_of_environment() -> Settings | None:
         given = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise SettingsError(
-            f"{VARIABLE} must be a JSON object or a profile's path, not {shown(text)}: {error}"
+            f"{VARIABLE} must be a JSON object or a profile's path, not {short_repr(text)}: {error}"
         ) from None
     return read_settings(given)

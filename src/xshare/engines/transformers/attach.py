@@ -18,7 +18,7 @@ from xshare.engines.transformers.forward_pass import Generation, Pass
 from xshare.engines.transformers.layer import Layer
 from xshare.engines.transformers.routers import Router, find, where
 from xshare.engines.transformers.state import State
-from xshare.errors import ModelError, PolicyError, shown
+from xshare.errors import ModelError, PolicyError, short_repr
 from xshare.policy import MOST, Policy
 from xshare.policy_text import ranges
 from xshare.routing import check_policy
@@ -153,7 +153,7 @@ def apply(
         if not isinstance(value, int) or isinstance(value, bool) or value < least:
             raise PolicyError(f"{name} must be a whole number from {least} up, not {value!r}")
         if value > MOST:
-            raise PolicyError(f"{name} must be at most {MOST}, not {shown(value)}")
+            raise PolicyError(f"{name} must be at most {MOST}, not {short_repr(value)}")
     if max_rows is not None and min_rows > max_rows:
         raise PolicyError(f"min_rows ({min_rows}) must be at most max_rows ({max_rows})")
     if layers is not None:
@@ -166,7 +166,7 @@ def apply(
         if policy.method != "xshare":
             raise PolicyError(f"cost is weighed by XShare's own policies, not by {policy}: leave it out")
         stairs = cost if isinstance(cost, Stairs) else read_stairs(Path(cost))
-        stairs.check(where(model, routers))
+        stairs.check_conditions(where(model, routers))
     if KEY in vars(decoder):
         attached(model).detach()
     gates = Gates.model_validate({"min_rows": min_rows, "max_rows": max_rows, "bypass": bypass})

@@ -73,7 +73,7 @@ class TransformersEngine:
         )
         self.placement = None if devices is None else Placement.contiguous(self.about.experts, devices)
         if stairs is not None:
-            stairs.check(where(model, routers))
+            stairs.check_conditions(where(model, routers))
         self.use(None)
 
     def use(self, policy: Policy | None, timed: bool = False, cost: bool | None = None) -> None:

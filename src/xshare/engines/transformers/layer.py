@@ -18,7 +18,7 @@ from xshare.engines.transformers.state import State
 from xshare.kernels import cpu
 from xshare.kernels.cpu.call import rounding
 from xshare.policy import Policy
-from xshare.routing import Routing, fit, mark, prepare, route
+from xshare.routing import Routing, fit_layout, prepare_step, route, used_experts
 
 Triple = tuple[Tensor, Tensor, Tensor]
 
@@ -58,7 +58,9 @@ class Layer:
         # In decoding on a CPU all of it is one call.
         if compiled and self.prunes and places.rows is None and state.open is None:
             (share,) = state.shares
-            settled = self._ready(share.table).one(logits, weights, ids, state.layout, self.figures, self.host_sums)
+            settled = self._ready(share.table).route_single(
+                logits, weights, ids, state.layout, self.figures, self.host_sums
+            )
             if settled is not None:
                 self.latest = self.figures
                 self.steps += state.counted
@@ -70,7 +72,7 @@ class Layer:
             if not self.prunes:
                 return None
             ready = self._ready(state.shares[0].table)
-            own_weights, own_ids = ready.settled(found, places.by_step(weights), places.by_step(ids))
+            own_weights, own_ids = ready.settle(found, places.by_step(weights), places.by_step(ids))
             return logits, places.by_row(own_weights), places.by_row(own_ids)
         if not self.prunes:
             self._count_native(rows)
@@ -102,10 +104,10 @@ class Layer:
 
     def _count_native(self, rows: Tensor) -> None:
         """What `route` would report of a policy that changes nothing, without routing again."""
-        layout, placement = fit(rows, self.state.layout, self.state.placement)
-        step = prepare(rows, self.router.spec(), layout, placement)
+        layout, placement = fit_layout(rows, self.state.layout, self.state.placement)
+        step = prepare_step(rows, self.router.spec(), layout, placement)
         assert step.native is not None
-        active = mark(step.native.ids, step.voting, step.num_experts)
+        active = used_experts(step.native.ids, step.voting, step.num_experts)
         experts, all_kept = active.sum(-1), step.score.new_ones(len(rows))
         max_load = load(active, placement.devices, placement.num_devices).amax(-1)
         excluded = (layout.voting & ~step.usable).sum(-1)

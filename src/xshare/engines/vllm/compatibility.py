@@ -90,7 +90,7 @@ def check_config(config: Any, settings: Settings) -> None:
 
     verified()
     if settings.profile is not None:
-        read_profile(Path(settings.profile)).check(config.model_config.hf_text_config)
+        read_profile(Path(settings.profile)).check_model(config.model_config.hf_text_config)
     check_layers(getattr(config.model_config, "hf_text_config", None), settings)
     parallel = config.parallel_config
     way_out = "or remove the xshare key"
@@ -110,7 +110,7 @@ def check_config(config: Any, settings: Settings) -> None:
                 f"step begins: leave it out, {way_out}"
             )
     if settings.cost is not None:
-        read_stairs(Path(settings.cost)).check(where(config))
+        read_stairs(Path(settings.cost)).check_conditions(where(config))
     if parallel.data_parallel_size > 1 and settings.policy.method != "xshare":
         raise SettingsError(
             f"method {settings.policy.method!r} in xshare does not choose one set for several data-parallel ranks: use "

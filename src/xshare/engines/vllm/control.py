@@ -25,7 +25,7 @@ from typing import Any
 from xshare.engines.client import refusal
 from xshare.engines.serving.settings import SettingsError
 from xshare.engines.vllm.compatibility import vllm_version
-from xshare.errors import PolicyError, XShareError, shown
+from xshare.errors import PolicyError, XShareError, short_repr
 
 log = logging.getLogger("vllm.xshare")
 CHANGES = ("xshare_set", "xshare_switch", "xshare_cost")
@@ -162,13 +162,13 @@ def reset_after_changes(core_class: Any) -> None:
 def check_call(method: str, timeout: Any, args: Any, kwargs: Any) -> None:
     """Refuse what could not even reach a worker: over HTTP anything may be asked."""
     if method not in METHODS:
-        raise SettingsError(f"{shown(method)} is no method of xshare: it has {', '.join(METHODS)}")
+        raise SettingsError(f"{short_repr(method)} is no method of xshare: it has {', '.join(METHODS)}")
     if not isinstance(args, list | tuple):
-        raise SettingsError(f"args of {method} must be a list, not {shown(args)}")
+        raise SettingsError(f"args of {method} must be a list, not {short_repr(args)}")
     if not isinstance(kwargs, Mapping | None):
-        raise SettingsError(f"kwargs of {method} must be an object, not {shown(kwargs)}")
+        raise SettingsError(f"kwargs of {method} must be an object, not {short_repr(kwargs)}")
     if timeout is not None and (not isinstance(timeout, int | float) or isinstance(timeout, bool)):
-        raise SettingsError(f"timeout of {method} must be a number of seconds, not {shown(timeout)}")
+        raise SettingsError(f"timeout of {method} must be a number of seconds, not {short_repr(timeout)}")
 
 
 def raise_refusals(engine_class: Any) -> None:
@@ -197,7 +197,7 @@ def answer_refusals(engine_class: Any) -> None:
         if not is_ours(method):
             return await native(self, method, timeout, args, kwargs, **more)
         try:
-            check_sendable(f"what {shown(method)} is given", [timeout, args, kwargs])
+            check_sendable(f"what {short_repr(method)} is given", [timeout, args, kwargs])
         except XShareError as error:
             return [{"error": str(error)}]
         core: Any = getattr(self, "engine_core", None)

@@ -16,7 +16,7 @@ from __future__ import annotations
 from typing import Any
 
 from xshare.engines.vllm.dummy_weights import BLOCK
-from xshare.splitmix import GOLDEN, mixed
+from xshare.splitmix import GOLDEN, mix64
 
 
 class FixedDrafter:
@@ -36,4 +36,4 @@ class FixedDrafter:
         start = min(last, self.vocab - 1) // BLOCK * BLOCK
         size = min(BLOCK, self.vocab - start)
         state = self.seed * GOLDEN + last
-        return [start + mixed(state + i * 0x632BE59BD9B4E019) % size for i in range(1, self.length + 1)]
+        return [start + mix64(state + i * 0x632BE59BD9B4E019) % size for i in range(1, self.length + 1)]

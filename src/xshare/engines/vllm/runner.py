@@ -80,7 +80,7 @@ def make_state(model: Any, settings: Settings, device: torch.device, config: Any
     found = find_layers(model, settings, device)
     stairs = None if settings.cost is None else read_stairs(Path(settings.cost))
     if stairs is not None:
-        stairs.check(where(config, found.model))
+        stairs.check_conditions(where(config, found.model))
     return build_state(
         found.sites, settings, device, sizes, max_requests, stairs, make_layers, log, found.model, make_ranks
     )

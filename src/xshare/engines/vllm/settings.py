@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from xshare.engines.serving.settings import Settings, SettingsError, read_settings
-from xshare.errors import shown
+from xshare.errors import short_repr
 
 
 def is_configured(additional_config: Any) -> bool:
@@ -26,5 +26,5 @@ def settings_of(additional_config: Any) -> Settings | None:
         return None
     given = additional_config["xshare"]
     if not isinstance(given, Mapping):
-        raise SettingsError(f"xshare in additional_config must be an object of settings, not {shown(given)}")
+        raise SettingsError(f"xshare in additional_config must be an object of settings, not {short_repr(given)}")
     return read_settings(given)

@@ -25,8 +25,8 @@ def main() -> None:
         BatchLayout([0, 1]),
     )
     weights, ids = torch.ones(2, 2), torch.zeros(2, 2, dtype=torch.int64)
-    steps.settled(steps(logits[None], layout), weights[None], ids[None])
-    steps.one(logits, weights, ids, layout, np.zeros((FIGURES, 1)), np.zeros(FIGURES))
+    steps.settle(steps(logits[None], layout), weights[None], ids[None])
+    steps.route_single(logits, weights, ids, layout, np.zeros((FIGURES, 1)), np.zeros(FIGURES))
     rows, experts = np.zeros((2, 4), np.float32), np.zeros(1, np.int64)
     gate_up, down = np.zeros((1, 4, 4), np.float32), np.zeros((1, 4, 2), np.float32)
     run_experts(rows, ids.numpy(), weights.numpy(), gate_up, down, experts, rows.copy())

@@ -104,10 +104,10 @@ class Steps:
         protected = nobody(n) if marks is None else by_step(marks, lead)
         return bias, requests, slots, num_slots, protected, devices, self.cost, self.whole, self.real
 
-    def one(
+    def route_single(
         self, logits: Tensor, weights: Tensor, ids: Tensor, layout: BatchLayout | None, figures: Array, sums: Array
     ) -> tuple[Tensor, Tensor] | None:
-        """A single step, logits [n, N] and the model's own weights and ids [n, k] -> weights and ids as `settled` has
+        """A single step, logits [n, N] and the model's own weights and ids [n, k] -> weights and ids as `settle` has
         them; writes its figures [figures, 1] and adds them to `sums`. None for types that need more than this.
 
         Everything in one call: around a step of a small model, Python and torch take longer than selecting.
@@ -126,7 +126,7 @@ class Steps:
         )  # fmt: skip
         return torch.from_numpy(own), torch.from_numpy(own_ids)
 
-    def settled(self, found: Routed, weights: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
+    def settle(self, found: Routed, weights: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
         """Weights and ids of the steps [B, n, k] in the model's own types; a row that keeps its native experts keeps
         their bits: `engines.transformers.layer.settle`."""
         theirs = weights.detach().numpy() if weights.dtype in KNOWN else as_float64(weights)
