@@ -47,12 +47,12 @@ _HOME = {name: home for home, names in _HOMES.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:
-    """Everything is imported when it is asked for: torch takes seconds, and not every command needs it."""
+    """Import a name when it is first used: torch takes seconds to import, and not every command needs it."""
     if name in _HOME:
         return getattr(import_module(f"xshare.{_HOME[name]}"), name)
     if name in ("algorithms", "batch", "errors", "kernels", "methods", "policy", "policy_text", "router", "routing"):
         return import_module(f"xshare.{name}")
-    if name == "spelling":  # what policy_text was called in 0.1
+    if name == "spelling":  # the name of policy_text in 0.1
         return import_module("xshare.policy_text")
     raise AttributeError(f"module 'xshare' has no attribute {name!r}")
 

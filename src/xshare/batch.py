@@ -23,34 +23,34 @@ class BatchLayout:
 
     def __init__(self, requests: Sequence[int] | Tensor, protected: Sequence[int] | Tensor | None = None) -> None:
         """`protected`: rows that keep their native experts whatever the others do, as row numbers or bool [..., n]."""
-        given = _whole_numbers(requests, "requests")
-        if given.ndim == 0:
+        ids = _whole_numbers(requests, "requests")
+        if ids.ndim == 0:
             raise LayoutError("requests must hold one request id a row, not a single number")
-        if given.device.type == "cpu" and given.numel() and int(given.min()) < -1:
-            raise LayoutError(f"requests must be -1 (does not vote) or a request id from 0 up, not {int(given.min())}")
-        self.requests = given  # [..., n]
-        self.protected = None if protected is None else self._protected(protected)  # bool [..., n]
+        if ids.device.type == "cpu" and ids.numel() and int(ids.min()) < -1:
+            raise LayoutError(f"requests must be -1 (does not vote) or a request id from 0 up, not {int(ids.min())}")
+        self.requests = ids  # [..., n]
+        self.protected = None if protected is None else self._protected_rows(protected)  # bool [..., n]
 
-    def _protected(self, given: Sequence[int] | Tensor) -> Tensor:
-        marks = given if isinstance(given, Tensor) else torch.tensor(given) if _all_bools(given) else None
+    def _protected_rows(self, rows: Sequence[int] | Tensor) -> Tensor:
+        marks = rows if isinstance(rows, Tensor) else torch.tensor(rows) if _all_bools(rows) else None
         if marks is not None and marks.dtype == torch.bool:
             if marks.ndim == 0 or marks.shape[-1] != self.rows:
                 got = list(marks.shape)
                 raise LayoutError(f"protected must be row numbers, or True or False for {self.rows} rows, not {got}")
-            found = marks.to(self.requests.device)
+            protected = marks.to(self.requests.device)
         else:
-            numbers = _whole_numbers(given, "protected").flatten()
+            numbers = _whole_numbers(rows, "protected").flatten()
             on_cpu = numbers.device.type == "cpu"
             if on_cpu and numbers.numel() and (int(numbers.min()) < 0 or int(numbers.max()) >= self.rows):
-                wrong = next(each for each in numbers.tolist() if not 0 <= each < self.rows)
+                wrong = next(number for number in numbers.tolist() if not 0 <= number < self.rows)
                 raise LayoutError(f"protected names row {wrong}, and the rows are 0 to {self.rows - 1}")
-            found = torch.zeros(self.rows, dtype=torch.bool, device=self.requests.device)
-            found[numbers.to(found.device)] = True
+            protected = torch.zeros(self.rows, dtype=torch.bool, device=self.requests.device)
+            protected[numbers.to(protected.device)] = True
         # Reading values is free on the CPU alone.
-        if found.device.type == "cpu" and bool((found & ~self.voting).any()):
-            row = int((found & ~self.voting).nonzero()[0, -1])
+        if protected.device.type == "cpu" and bool((protected & ~self.voting).any()):
+            row = int((protected & ~self.voting).nonzero()[0, -1])
             raise LayoutError(f"protected names row {row}, which does not vote: its request is -1")
-        return found
+        return protected
 
     @classmethod
     def one_per_row(cls, n: int, device: torch.device | str | None = None) -> Self:
@@ -67,12 +67,12 @@ class BatchLayout:
 
     @cached_property
     def array(self) -> NDArray[Any]:
-        """The requests as compiled code reads them, int64 [steps, n]: made once for all layers of a pass. On a CPU."""
+        """The requests as the compiled CPU code reads them, int64 [steps, n]; made once for all layers of a pass."""
         return np.ascontiguousarray(self.requests.reshape(-1, self.rows).numpy())
 
     @cached_property
     def slots(self) -> Tensor:
-        """Request ids as consecutive numbers, [..., n]: by sorting, without an n x n table or a synchronisation."""
+        """Request ids as consecutive numbers, [..., n]. Sorting needs no n x n table and no synchronisation."""
         ordered, order = self.requests.sort(dim=-1, stable=True)
         first = torch.zeros_like(ordered)
         first[..., 1:] = ordered[..., 1:] != ordered[..., :-1]
@@ -80,14 +80,14 @@ class BatchLayout:
 
     @cached_property
     def num_slots(self) -> int:
-        """A bound on `slots`: the true number where reading it is free, on the CPU; n where it would synchronise."""
+        """A bound on `slots`: the exact number on a CPU; n on a GPU, where reading it would synchronise."""
         return int(self.slots.max()) + 1 if self.requests.device.type == "cpu" and self.requests.numel() else self.rows
 
     @cached_property
     def starts(self) -> list[int] | None:
-        """Where each request's rows begin, and where the last one's end, as an engine's query_start_loc.
+        """The first row of each request, then the end of the last one, as an engine's query_start_loc.
 
-        None where voting rows do not come first, where a request's rows are not neighbours, or where looking would
+        None if voting rows do not come first, if a request's rows are not contiguous, or on a GPU, where reading would
         synchronise.
         """
         if self.requests.device.type != "cpu" or self.requests.ndim != 1:
@@ -99,7 +99,7 @@ class BatchLayout:
         return [*begins, len(voting)] if tidy else None
 
     def to(self, device: torch.device) -> BatchLayout:
-        """The same on another device. A layout for a GPU is best made there: this copies, and a copy synchronises."""
+        """The same layout on another device. Better create it there: this copies, and a copy synchronises."""
         if self.requests.device == device:
             return self
         return BatchLayout(self.requests.to(device), None if self.protected is None else self.protected.to(device))
@@ -115,7 +115,7 @@ class Placement:
         self.devices = _whole_numbers(devices, "placement")  # [..., N]
         if self.devices.ndim == 0 or self.devices.shape[-1] == 0:
             raise LayoutError("placement must name a device for every expert, and it names none")
-        # Reading values is free on the CPU; elsewhere it would synchronise, so only a missing num_devices is read.
+        # On a GPU, reading values would synchronise: there they are read only to find a missing num_devices.
         on_cpu = self.devices.device.type == "cpu"
         if on_cpu and int(self.devices.min()) < 0:
             missing = int(self.devices.flatten().argmin()) % self.num_experts
@@ -127,14 +127,14 @@ class Placement:
 
     @classmethod
     def of(cls, devices: Sequence[int] | Tensor, num_devices: int | None = None) -> Self:
-        """Any map, one device number an expert."""
+        """Any map, one device number per expert."""
         return cls(devices, num_devices)
 
     @classmethod
     def contiguous(cls, num_experts: int, devices: int) -> Self:
-        """Blocks of neighbours; with a remainder, the first N mod G devices hold one expert more."""
-        share, more = divmod(_count(num_experts, "num_experts"), _count(devices, "devices"))
-        sizes = torch.tensor([share + (d < more) for d in range(devices)])
+        """Contiguous blocks; if G does not divide N, the first N mod G devices hold one expert more."""
+        share, remainder = divmod(_count(num_experts, "num_experts"), _count(devices, "devices"))
+        sizes = torch.tensor([share + (d < remainder) for d in range(devices)])
         return cls(torch.arange(devices).repeat_interleave(sizes), devices)
 
     @classmethod
@@ -154,7 +154,7 @@ class Placement:
 
 
 def _all_bools(values: Sequence[int] | Tensor) -> bool:
-    return isinstance(values, Sequence) and len(values) > 0 and all(isinstance(each, bool) for each in values)
+    return isinstance(values, Sequence) and len(values) > 0 and all(isinstance(value, bool) for value in values)
 
 
 def _count(value: int, name: str) -> int:

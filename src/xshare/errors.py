@@ -1,15 +1,15 @@
-"""What goes wrong, in one sentence that names the field and what was expected."""
+"""Errors that a user can cause: one sentence names the field and what was expected."""
 
 from typing import Any
 
-MOST_SPELLED = 1 << 18  # values and characters of what a sentence may show the beginning of
-BEGIN, END = 600, 300  # characters of a sentence that are kept where it is longer than both
+MOST_SPELLED = 1 << 18  # values and characters that a refused value may have to be spelled out
+BEGIN, END = 600, 300  # characters kept from the two ends of a longer sentence
 
 
 class XShareError(ValueError):
     """Every error a user can cause; the command line prints its sentence and exits with code 2.
 
-    Names from a file may be of any length and any characters: the sentence stays one line that can be printed.
+    A name from a file may have any length and any characters: the sentence is always one printable line.
     """
 
     def __init__(self, sentence: object = "") -> None:
@@ -18,11 +18,11 @@ class XShareError(ValueError):
 
 
 class PolicyError(XShareError):
-    """A policy that cannot be read or cannot mean anything."""
+    """A policy that cannot be parsed, or whose knobs contradict each other."""
 
 
 class RouterError(XShareError):
-    """A router description that does not fit itself or the logits."""
+    """A router description that contradicts itself or does not fit the logits."""
 
 
 class LayoutError(XShareError):
@@ -30,7 +30,7 @@ class LayoutError(XShareError):
 
 
 class TraceError(XShareError):
-    """A trace file that cannot be read, or does not hold what was asked of it."""
+    """A trace file that cannot be read, or lacks what a command needs from it."""
 
 
 class ModelError(XShareError):
@@ -38,25 +38,25 @@ class ModelError(XShareError):
 
 
 def short_repr(value: Any, most: int = 80) -> str:
-    """A value that is refused, as the sentence shows it: cut short where it is long."""
+    """A refused value as an error message shows it: its repr, cut after `most` characters."""
     try:
-        text = repr(value) if _can_be_spelled(value) else f"such a {type(value).__name__}"
-    except (ValueError, RecursionError):  # Python spells no number of more than 4300 digits
+        text = repr(value) if _has_bounded_repr(value) else f"such a {type(value).__name__}"
+    except (ValueError, RecursionError):  # Python has no repr for a number of more than 4300 digits
         text = f"a number of {value.bit_length()} bits" if isinstance(value, int) else f"such a {type(value).__name__}"
     return text if len(text) <= most else f"{text[:most]}… ({len(text)} characters)"
 
 
-def _can_be_spelled(value: Any) -> bool:
-    """Whether its spelling has an end in sight: in YAML a few lines can name a list that holds itself ten times, ten
-    times over, and would fill any memory."""
-    waiting, left = [value], MOST_SPELLED
-    while waiting and left > 0:
-        each = waiting.pop()
+def _has_bounded_repr(value: Any) -> bool:
+    """Whether the repr stays under MOST_SPELLED: a few lines of YAML with aliases can describe nested lists whose repr
+    would fill any memory."""
+    pending, left = [value], MOST_SPELLED
+    while pending and left > 0:
+        item = pending.pop()
         left -= 1
-        if isinstance(each, str | bytes):
-            left -= len(each)
-        elif isinstance(each, dict):
-            waiting += [part for pair in each.items() for part in pair]
-        elif isinstance(each, list | tuple | set | frozenset):
-            waiting += each
-    return not waiting
+        if isinstance(item, str | bytes):
+            left -= len(item)
+        elif isinstance(item, dict):
+            pending += [part for pair in item.items() for part in pair]
+        elif isinstance(item, list | tuple | set | frozenset):
+            pending += item
+    return not pending

@@ -1,4 +1,4 @@
-"""Writing files whole or not at all, and reading what a user names: whatever is wrong with it is one sentence."""
+"""Write files whole or not at all, and read files that a user names; any failure is an error of one sentence."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from pathlib import Path
 
 from xshare.errors import XShareError, short_repr
 
-LONGEST = 300  # characters of a path that a sentence shows
+LONGEST = 300  # characters of a path in an error message
 
 
 def quoted_path(path: Path) -> str:
-    """A path in a sentence."""
+    """A path as error messages show it: quoted, and cut where it is too long."""
     return short_repr(str(path), LONGEST)
 
 
 def is_file(path: Path) -> bool:
-    """Of a path that may be anything: one too long, or in a folder that is closed, is none."""
+    """Whether a path is a regular file; False for one that is too long, or in a folder without access."""
     try:
         return path.is_file()
     except (OSError, ValueError):
@@ -33,21 +33,21 @@ def is_folder(path: Path) -> bool:
 
 
 def read_whole(path: Path, what: str, most: int, error: type[XShareError]) -> bytes:
-    """A regular file of at most so many bytes. `what` it is, is named where it cannot be read."""
+    """The bytes of a regular file of at most `most` bytes. An error message calls the file `what`."""
     if not is_file(path):
         raise error(f"{what} {quoted_path(path)} does not exist or is not a file")
     try:
         with path.open("rb") as file:
             content = file.read(most + 1)
-    except OSError as failed:
-        raise error(f"{what} {quoted_path(path)} cannot be read: {failed.strerror}") from None
+    except OSError as failure:
+        raise error(f"{what} {quoted_path(path)} cannot be read: {failure.strerror}") from None
     if len(content) > most:
         raise error(f"{what} {quoted_path(path)} is larger than {most >> 20} MiB, which none is")
     return content
 
 
 def check_writable(path: Path) -> None:
-    """Refuse an output path before the work, not after it."""
+    """Refuse an output path that cannot be written, before the work rather than after it."""
     try:
         path.exists()
     except (OSError, ValueError) as error:
@@ -64,18 +64,18 @@ def check_writable(path: Path) -> None:
 
 
 def check_distinct_paths(outputs: Sequence[Path | None], inputs: Sequence[Path | None] = ()) -> None:
-    """Refuse an output that would replace what is read, or another output."""
-    taken = {path.resolve(): "what is read" for path in inputs if path is not None}
+    """Refuse an output that would replace an input or another output."""
+    used = {path.resolve(): "what is read" for path in inputs if path is not None}
     for path in outputs:
         if path is not None:
-            if what := taken.get(path.resolve()):
+            if what := used.get(path.resolve()):
                 raise XShareError(f"output {str(path)!r} would replace {what}: name another file")
-            taken[path.resolve()] = "another output"
+            used[path.resolve()] = "another output"
 
 
 def read_lines(path: Path, what: str, holds: str, error: type[XShareError]) -> list[tuple[int, str]]:
-    """The lines of a text file that are not empty, stripped, with their numbers. `what` it is and what it `holds` are
-    named where it cannot be read."""
+    """(number, line) for the lines of a text file that are not empty, stripped. An error message calls the file `what`
+    and its content `holds`."""
     if not is_file(path):
         raise error(f"{what} {quoted_path(path)} does not exist or is not a file")
     try:
@@ -90,9 +90,9 @@ def read_lines(path: Path, what: str, holds: str, error: type[XShareError]) -> l
 
 @contextmanager
 def whole_file(path: Path) -> Iterator[Path]:
-    """A temporary path beside `path` that takes its place if the block succeeds and vanishes if it does not."""
+    """A temporary path beside `path`, which it replaces if the block succeeds; if the block fails, it is removed."""
     check_writable(path)
-    path = path.resolve()  # a link stays one
+    path = path.resolve()  # a link is kept: its target is replaced
     temporary = path.with_name(f".{path.stem}.{os.getpid()}{path.suffix}")  # the suffix tells plotters the format
     try:
         yield temporary

@@ -1,7 +1,7 @@
-"""One set for rows in several places: each place votes, votes are added up, and every place chooses from the totals.
+"""One set S for rows on several ranks: each rank votes, the votes are summed, and every rank chooses S from the sums.
 
-Votes are integers, so the total is the same in whatever order it is added up, and so is S, bit for bit: it is the S
-that `route` gives for all the rows together. Requests must not be torn apart over places.
+Votes are integers, so the sums do not depend on the order of addition. Every rank gets the same S, bit for bit: the one
+that `route` gives for all rows together. All rows of a request must be on one rank.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from xshare.routing import Routing, fit_layout, prepare_step, route_prepared
 
 
 def size_of_votes(num_experts: int) -> int:
-    """Whole numbers: for each expert its votes and how many places want it whatever the others vote; and how many rows
-    vote."""
+    """The length of a rank's counts: per expert its votes, per expert how many ranks keep it whatever the others vote,
+    and the number of voting rows."""
     return 2 * num_experts + 1
 
 
 @dataclass(frozen=True)
 class Vote:
-    """The rows of one place."""
+    """What the rows of one rank vote for."""
 
     step: Step
     router: RouterSpec
@@ -37,7 +37,7 @@ class Vote:
     counts: Tensor  # int64 [size_of_votes]
 
     def routed(self, S: Tensor, dtype: torch.dtype = torch.float32) -> Routing:
-        """The place's rows inside S, bool [N]."""
+        """The routing of this rank's rows inside S, bool [N]."""
         return route_prepared(self.step, self.router, self.policy, dtype, keep=S)
 
 
@@ -49,7 +49,7 @@ def vote(
     layout: BatchLayout | None = None,
     placement: Placement | None = None,
 ) -> Vote:
-    """float [n, N] -> what these rows bring."""
+    """The votes of one rank's rows. `logits`: float [n, N]."""
     if policy.method != "xshare":
         raise PolicyError(f"method {policy.method!r} does not choose one set for rows in several places: use xshare")
     layout, placement = fit_layout(logits, layout, placement)
@@ -61,7 +61,7 @@ def vote(
 def choose(
     counts: Tensor, router: RouterSpec, policy: Policy, placement: Placement | None = None, cost: Tensor | None = None
 ) -> Tensor:
-    """S from the counts of all places, added up. int64 [size_of_votes] -> bool [N]"""
+    """S from the summed counts of all ranks. int64 [size_of_votes] -> bool [N]"""
     N = (len(counts) - 1) // 2
     u, S0, nobody = counts[:N], counts[N : 2 * N] > 0, counts[2 * N] == 0
     if placement is None:
