@@ -12,7 +12,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from xshare.errors import PolicyError, short_repr
 from xshare.policy_text import by_layer, number_or_text, ranges, value_text
 
-# Of every number that comes in: the kernels count in such integers, and engines send none of more than 64 bits.
+# The largest number accepted anywhere: the kernels count in 32-bit integers, and engines send at most 64 bits.
 MOST = 2**31 - 1
 
 # The paper's letters, in the order of the canonical string.
@@ -46,47 +46,47 @@ class Knob:
     def check_value(self, owner: str, value: Any) -> None:
         number = isinstance(value, int | float) and not isinstance(value, bool)
         if not number or (self.kind is int and not isinstance(value, int)):
-            raise PolicyError(f"{owner} must be {_A[self.kind]}, not {short_repr(value)}")
+            raise PolicyError(f"{owner} must be {KIND_TEXT[self.kind]}, not {short_repr(value)}")
         if not (value >= self.low and (self.high is None or value <= self.high)):  # NaN fails too
-            wanted = f"at least {self.low:g}" if self.high is None else f"from {self.low:g} to {self.high:g}"
-            raise PolicyError(f"{owner} must be {wanted}, not {short_repr(value)}")
+            expected = f"at least {self.low:g}" if self.high is None else f"from {self.low:g} to {self.high:g}"
+            raise PolicyError(f"{owner} must be {expected}, not {short_repr(value)}")
         if value > MOST:
             raise PolicyError(f"{owner} must be at most {MOST}, not {short_repr(value)}")
 
 
-_A = {int: "a whole number", float: "a number"}
+KIND_TEXT = {int: "a whole number", float: "a number"}
 
 
 @dataclass(frozen=True)
 class Knobs:
-    """What a method takes: fields of Policy it shares with XShare, and knobs of its own."""
+    """What a method takes: fields of Policy that it shares with XShare, and knobs of its own (`params`)."""
 
     fields: tuple[str, ...] = ()
     params: Mapping[str, Knob] = field(default_factory=dict)
     check: Callable[[Policy], None] = lambda policy: None
 
     def names_text(self) -> str:
+        """`k0, rho`, or `none`."""
         return ", ".join([*(FIELD_LETTERS[name] for name in self.fields), *self.params]) or "none"
 
 
 def check_combination(policy: Policy) -> None:
-    """What excludes each other, and what a policy needs to choose anything at all."""
-    own = (*policy.layer_budgets.values(), policy.batch_budget)
-    by = (policy.warmup, *own, policy.request_budget, policy.device_budget, policy.mass, policy.coverage, policy.price)
-    if not any(by):
+    """Refuse knobs that exclude each other, and a policy that selects nothing."""
+    budgets = (*policy.layer_budgets.values(), policy.batch_budget, policy.request_budget, policy.device_budget)
+    if not any((policy.warmup, *budgets, policy.mass, policy.coverage, policy.price)):
         raise PolicyError("policy selects nothing: at least one of k0, m, mr, mg, tau, rho and lam must be above zero")
     for one, other in EXCLUSIVE:
         if policy._is_set(one) and policy._is_set(other):
-            raise PolicyError(f"{_named(one)} and {_named(other)} exclude each other: set one of the two")
+            raise PolicyError(f"{_with_letter(one)} and {_with_letter(other)} exclude each other: set one of the two")
     if policy.power > 1 and policy.score != "topk":
         raise PolicyError(f"power (p) above 1 is of a token's own weights, score=topk, not score={policy.score}")
     if policy.layer_weights and policy.coverage is None and policy.price is None:
         raise PolicyError("layer_weights (w) weigh a coverage (rho) or a price (lam), and the policy sets neither")
     for layer in sorted({*policy.layer_budgets, *policy.layer_weights}):
-        policy.for_layer(layer)  # may choose nothing there
+        policy.for_layer(layer)  # refuses a layer that would select nothing
 
 
-# Each says how many experts are chosen last, so only one of them can.
+# Pairs of which each decides alone how many experts are added, so a policy sets at most one.
 EXCLUSIVE = (
     ("mass", "batch_budget"),
     ("device_budget", "batch_budget"),
@@ -100,22 +100,23 @@ EXCLUSIVE = (
 )
 
 
-def _named(name: str) -> str:
+def _with_letter(name: str) -> str:
+    """`batch_budget (m)`"""
     return f"{name} ({FIELD_LETTERS[name]})"
 
 
-# Filled by methods/ as it registers itself, so that a policy is checked whole where it is written,
-# while this file knows nothing of any method but the paper's.
+# methods/ adds its entries when it is imported. So a policy is checked completely where it is constructed, while this
+# file knows only the paper's method.
 METHOD_KNOBS: dict[str, Knobs] = {"xshare": Knobs(fields=tuple(FIELD_LETTERS), check=check_combination)}
 
 
 def knobs_of(method: str) -> Knobs | None:
     if method not in METHOD_KNOBS:
-        import_module("xshare.methods")  # which takes torch's time to import: only where a rival is named
+        import_module("xshare.methods")  # imports torch, which is slow: only where a policy names a rival
     return METHOD_KNOBS.get(method)
 
 
-# By what they may cost, on any model: every token keeps a share of its own routing weight (docs/choosing.md).
+# For any model, by how much quality they may cost: every token keeps a share of its routing weight (docs/choosing.md).
 RECOMMENDED = {"careful": "rho=0.8", "balanced": "rho=0.7", "fast": "rho=0.6"}
 # Settings the paper reports as its best trade-offs (its tables for gpt-oss-120b and DeepSeek-R1).
 PAPER = {
@@ -125,7 +126,7 @@ PAPER = {
     "paper-speculative-safe": "k0=1,m=0,mr=5",
     "paper-expert-parallel": "k0=1,m=0,mg=5",
 }
-# In its text a token votes with the weights of its own top-k; its speed table looks as if with all scores, as -full.
+# In the paper's text a token votes with its top-k weights; its speed table fits votes with all scores, hence `-full`.
 PRESETS = RECOMMENDED | PAPER | {f"{name}-full": f"{text},score=full" for name, text in PAPER.items()}
 
 
@@ -148,20 +149,20 @@ class Policy(BaseModel):
 
     What every token is sure to keep:
       warmup (k0)           its best k0 experts
-      coverage (rho)        as many of its own experts as hold this share of its routing weight, above 0 to 1
-    What is added for all, at most one of them (request_budget goes with any):
-      batch_budget (m)      so many experts, those with the most votes; the paper's Algorithm 2
-      request_budget (mr)   so many for each request; Algorithms 3 and 4
-      device_budget (mg)    each device is filled up to so many; Algorithms 5 and 6, needs a placement
-      mass (tau)            experts until this share of all votes is in the set, 0 to 1; Algorithm 1's threshold
-      price (lam)           every expert that has so many votes
+      coverage (rho)        its best experts until they hold this share of its routing weight, above 0 to 1
+    What is added for the batch, at most one of these (request_budget combines with any):
+      batch_budget (m)      this many experts, those with the most votes; the paper's Algorithm 2
+      request_budget (mr)   this many experts per request; Algorithms 3 and 4
+      device_budget (mg)    experts until each device has this many; Algorithms 5 and 6, needs a placement
+      mass (tau)            experts until the set holds this share of all votes, 0 to 1; Algorithm 1's threshold
+      price (lam)           every expert with at least this many votes
     What a vote is:
       score                 "topk", a token's own routing weights, or "full", its scores of all experts
-      power (p)             votes to this power, 1 to 4: who leans on an expert outweighs who hardly uses it
-    What differs by layer, by the model's own layer numbers:
+      power (p)             each vote is raised to this power, 1 to 4: strong votes count more against weak ones
+    What differs per layer, by the model's own layer numbers:
       layer_budgets (ml)    another batch_budget, {0: 24, 3: 8}
       layer_weights (w)     how much a layer matters, {0: 4.0}: divides its price, and what its coverage may lose
-    And:
+    Other:
       fill                  how devices are filled, "level" or "rounds"
       method, params        a rival in place of XShare, as "oea", and its own knobs: `xshare methods` lists them
     """
@@ -173,11 +174,11 @@ class Policy(BaseModel):
     batch_budget: int = Field(0, ge=0, le=MOST)  # m: experts added for the whole batch, on top of the warm-up
     request_budget: int = Field(0, ge=0, le=MOST)  # m_r: experts added for each request
     device_budget: int | None = Field(None, ge=0, le=MOST)  # m_g: experts each device is filled up to
-    mass: float | None = Field(None, ge=0, le=1, allow_inf_nan=False)  # tau: share of the gating score to reach
+    mass: float | None = Field(None, ge=0, le=1, allow_inf_nan=False)  # tau: share of all votes to reach
     coverage: float | None = Field(None, gt=0, le=1, allow_inf_nan=False)  # rho: share of its weight every row keeps
-    price: float | None = Field(None, gt=0, le=MOST, allow_inf_nan=False)  # lam: votes that an expert must bring
-    power: int = Field(1, ge=1, le=4)  # p: of each vote
-    layer_budgets: LayerBudgets = {}  # in place of m, by the model's own layer number; m for layers without one
+    price: float | None = Field(None, gt=0, le=MOST, allow_inf_nan=False)  # lam: votes that an expert must have
+    power: int = Field(1, ge=1, le=4)  # p: exponent of each vote
+    layer_budgets: LayerBudgets = {}  # m by the model's own layer number; batch_budget for layers without an entry
     layer_weights: LayerWeights = {}  # how much a layer matters: divides its price, and what its coverage may lose
     fill: Fill = "level"
     score: Score = "topk"
@@ -211,15 +212,15 @@ class Policy(BaseModel):
 
     @property
     def _has_threshold(self) -> bool:
-        return any(each is not None for each in (self.mass, self.coverage, self.price))
+        return any(threshold is not None for threshold in (self.mass, self.coverage, self.price))
 
     def param(self, name: str) -> Any:
-        """A method's own knob, or its default."""
+        """The value of a method's own knob, or its default."""
         return self.params.get(name, METHOD_KNOBS[self.method].params[name].default)
 
     @property
     def votes(self) -> tuple[Score, int]:
-        """What experts are summed and topped up by, and its power: rivals take the full score."""
+        """The score and power by which experts are summed and topped up. Rivals take the full score."""
         return (self.score, self.power) if "score" in METHOD_KNOBS[self.method].fields else ("full", 1)
 
     # What differs by layer
@@ -229,28 +230,28 @@ class Policy(BaseModel):
         return bool(self.layer_budgets or self.layer_weights)
 
     def for_layer(self, layer: int) -> Policy:
-        """The policy of one layer, by the model's own number: its own m, rho and lam, and nothing that differs."""
+        """The policy of one layer, by the model's own number, with its m, rho and lam and without per-layer fields."""
         if not self.differs_by_layer:
             return self
-        own = self.model_dump(exclude={"layer_budgets", "layer_weights"})
-        own["batch_budget"] = self.layer_budgets.get(layer, self.batch_budget)
+        knobs = self.model_dump(exclude={"layer_budgets", "layer_weights"})
+        knobs["batch_budget"] = self.layer_budgets.get(layer, self.batch_budget)
         weight = self.layer_weights.get(layer, 1.0)
         if self.price is not None:
-            own["price"] = self.price / weight
+            knobs["price"] = self.price / weight
         if self.coverage is not None and weight != 1:
-            own["coverage"] = min(1.0, 1 - (1 - self.coverage) / weight)
-            own["coverage"] = own["coverage"] if own["coverage"] > 0 else None
+            coverage = min(1.0, 1 - (1 - self.coverage) / weight)
+            knobs["coverage"] = coverage if coverage > 0 else None
         try:
-            return type(self)(**own)
+            return type(self)(**knobs)
         except PolicyError as error:
             raise PolicyError(f"layer {layer} of {self}: {error}") from None
 
     def by_layer(self, layers: Sequence[int]) -> list[Policy]:
-        """The policy of each of these layers, all that it acts on: a budget or weight for any other is refused."""
+        """One policy for each of `layers`, the layers to act on. A budget or weight for any other layer is refused."""
         for name in ("layer_budgets", "layer_weights"):
             if unknown := [layer for layer in getattr(self, name) if layer not in layers]:
                 acts = f"and the layers to act on are {ranges(layers)}"
-                raise PolicyError(f"{_named(name)} names layer {unknown[0]}, {acts}")
+                raise PolicyError(f"{_with_letter(name)} names layer {unknown[0]}, {acts}")
         return [self.for_layer(layer) for layer in layers]
 
     def with_layer_budgets(self, budgets: Mapping[int, int]) -> Policy:
@@ -266,7 +267,7 @@ class Policy(BaseModel):
             raise PolicyError(f"a policy to parse must be a string as k0=1,m=24, not {short_repr(text)}")
         text = PRESETS.get(text.strip(), text.strip())
         method, colon, knobs = text.partition(":")
-        if not colon or "=" in method:  # a colon further on is one of ml's or w's
+        if not colon or "=" in method:  # a later colon belongs to ml or w
             method, knobs = ("xshare", text) if "=" in text else (text, "")
         if knobs_of(method) is None:
             expected = ", ".join([*METHOD_KNOBS, *PRESETS])
@@ -299,8 +300,8 @@ class Policy(BaseModel):
             always = self.method == "xshare" and (letter == "k0" or (letter == "m" and not self._has_threshold))
             if always or self._is_set(name):
                 items.append(f"{letter}={value_text(getattr(self, name))}")
-        own = METHOD_KNOBS[self.method].params  # in the method's order, so that equal policies spell alike
-        items += [f"{name}={value_text(self.params[name])}" for name in own if name in self.params]
+        method_params = METHOD_KNOBS[self.method].params  # in the method's order: equal policies have equal strings
+        items += [f"{name}={value_text(self.params[name])}" for name in method_params if name in self.params]
         knobs = ",".join(items)
         if self.method == "xshare":
             return knobs
@@ -334,5 +335,5 @@ def _sentence(error: ValidationError) -> str:
     if first["type"] == "extra_forbidden":
         return f"{name!r} is no field of a policy: expected one of method, {', '.join(FIELD_LETTERS)}, params"
     letter = f" ({FIELD_LETTERS[name]})" if FIELD_LETTERS.get(name, name) != name else ""
-    wanted = first["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
-    return f"{name}{letter} must be {wanted}, not {short_repr(first['input'])}"
+    expected = first["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
+    return f"{name}{letter} must be {expected}, not {short_repr(first['input'])}"

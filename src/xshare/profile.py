@@ -1,4 +1,4 @@
-"""The profile: a tuned policy in a file, with what it was made for and what was measured. The vLLM plugin loads it."""
+"""The profile: a tuned policy in a file, with the model it was tuned for and the measurements. Engines load it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from xshare.policy import MOST, Policy
 from xshare.policy_text import current_policy_text
 from xshare.results import sha256
 
-# What makes two models route alike in form, by the names that architectures have for it.
+# The configuration values that identify a model, by the names that architectures give them.
 FACTS: dict[str, tuple[str, ...]] = {
     "type": ("model_type",),
     "layers": ("num_hidden_layers",),
@@ -29,7 +29,7 @@ FACTS: dict[str, tuple[str, ...]] = {
 }
 
 MOST_BYTES = 1 << 20
-MOST_REQUESTS = 65536  # of a step: more than any engine decodes
+MOST_REQUESTS = 65536  # per step: more than any engine decodes
 
 
 class ProfileError(XShareError):
@@ -37,7 +37,7 @@ class ProfileError(XShareError):
 
 
 class StaircaseFile(BaseModel):
-    """The staircase that sets were weighed by."""
+    """The staircase file that gave the cost of each set size."""
 
     model_config: ClassVar[ConfigDict] = ConfigDict(frozen=True, extra="forbid")
 
@@ -65,14 +65,15 @@ class Profile(BaseModel):
 
     @property
     def batch(self) -> int | None:
-        """Requests of the largest step that it was measured at, if it says so."""
-        found = self.measured.get("batch")
-        return found if isinstance(found, int) else None
+        """Requests in the largest measured step, if the profile says so."""
+        batch = self.measured.get("batch")
+        return batch if isinstance(batch, int) else None
 
     @property
     def drafts(self) -> int:
-        found = self.measured.get("drafts")
-        return found if isinstance(found, int) else 0
+        """Draft tokens per request in the measured steps."""
+        drafts = self.measured.get("drafts")
+        return drafts if isinstance(drafts, int) else 0
 
     def policy_on(self, layers: Sequence[int]) -> Policy:
         """The policy, for a model whose MoE layers have these numbers."""
@@ -87,7 +88,7 @@ class Profile(BaseModel):
         return policy.with_layer_budgets(dict(zip(layers, self.budgets, strict=True)))
 
     def check_model(self, config: Any) -> None:
-        """Refuse a model that the profile was not made for."""
+        """Refuse a model that the profile was not tuned for."""
         if model_hash(config) != self.config:
             raise ProfileError(
                 f"the profile was made for {self.model} (configuration {self.config[:12]}), and this model's "
@@ -95,46 +96,48 @@ class Profile(BaseModel):
             )
 
     def staircase_path(self, path: Path) -> Path | None:
-        """The staircase's file, of a profile that lies at `path`; refused where its content is another."""
+        """The path of the staircase file for a profile at `path`, None without one. A file with another checksum is
+        refused."""
         if self.cost is None:
             return None
-        found = path.parent / self.cost.file
-        if not is_file(found):
-            raise ProfileError(f"profile {str(path)!r} needs the staircase {quoted_path(found)}, which does not exist")
-        if sha256(found) != self.cost.sha256:
+        staircase = path.parent / self.cost.file
+        if not is_file(staircase):
+            missing = quoted_path(staircase)
+            raise ProfileError(f"profile {str(path)!r} needs the staircase {missing}, which does not exist")
+        if sha256(staircase) != self.cost.sha256:
             raise ProfileError(
-                f"the staircase {str(found)!r} is another than the one that profile {str(path)!r} was tuned with "
+                f"the staircase {str(staircase)!r} is another than the one that profile {str(path)!r} was tuned with "
                 f"(sha256 {self.cost.sha256[:12]}): tune again, or put that one back"
             )
-        return found
+        return staircase
 
     def save(self, path: Path) -> None:
         with whole_file(path) as temporary:
-            found = self.model_dump(exclude={name for name in ("budgets", "cost") if getattr(self, name) is None})
-            temporary.write_text(yaml.safe_dump(found, sort_keys=False, allow_unicode=True))
+            fields = self.model_dump(exclude={name for name in ("budgets", "cost") if getattr(self, name) is None})
+            temporary.write_text(yaml.safe_dump(fields, sort_keys=False, allow_unicode=True))
 
 
-def fact_of(config: Any, *names: str) -> Any:
-    """The first of them that a configuration has, be it a Transformers object or what stands in config.json."""
+def config_value(config: Any, *names: str) -> Any:
+    """The value of the first of `names` that a configuration has: a Transformers object, or a parsed config.json."""
     values = (config.get(name) if isinstance(config, Mapping) else getattr(config, name, None) for name in names)
     return next((value for value in values if value is not None), None)
 
 
 def model_hash(config: Any) -> str:
-    """Of a configuration's facts."""
-    facts = {name: fact_of(config, *names) for name, names in FACTS.items()}
+    """A hash of the configuration values in FACTS."""
+    facts = {name: config_value(config, *names) for name, names in FACTS.items()}
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
 
 def moe_layers(config: Any) -> list[int] | None:
-    """The numbers of a model's MoE layers, before it is loaded; None for one of which that is not known."""
-    kind, layers = fact_of(config, "model_type"), fact_of(config, "num_hidden_layers")
+    """The numbers of a model's MoE layers, known before it is loaded; None for an unknown architecture."""
+    kind, layers = config_value(config, "model_type"), config_value(config, "num_hidden_layers")
     if not isinstance(layers, int):
         return None
     if kind in ("gpt_oss", "mixtral", "olmoe"):
         return list(range(layers))
     if kind in ("qwen2_moe", "qwen3_moe"):
-        dense, every = fact_of(config, "mlp_only_layers") or (), fact_of(config, "decoder_sparse_step") or 1
+        dense, every = config_value(config, "mlp_only_layers") or (), config_value(config, "decoder_sparse_step") or 1
         return [layer for layer in range(layers) if layer not in dense and (layer + 1) % every == 0]
     return None
 
@@ -142,13 +145,13 @@ def moe_layers(config: Any) -> list[int] | None:
 def read_profile(path: Path) -> Profile:
     content = read_whole(path, "profile", MOST_BYTES, ProfileError)
     try:
-        found = yaml.safe_load(content.decode())
-    except (yaml.YAMLError, ValueError, RecursionError) as error:  # nor a date of no month, or 5000 digits
+        fields = yaml.safe_load(content.decode())
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: an impossible date, or 5000 digits
         raise ProfileError(f"profile {str(path)!r} is not YAML: {str(error).splitlines()[0]}") from None
-    if not isinstance(found, dict):
+    if not isinstance(fields, dict):
         raise ProfileError(f"profile {str(path)!r} must hold the fields of a profile, as `xshare tune` writes them")
     try:
-        profile = Profile(**found)
+        profile = Profile(**fields)
         if profile.format is None:
             profile = profile.model_copy(update={"format": 2, "policy": current_policy_text(profile.policy)})
     except TypeError:
@@ -161,8 +164,8 @@ def read_profile(path: Path) -> Profile:
         value = profile.measured.get(name)
         whole = isinstance(value, int) and not isinstance(value, bool)
         if value is not None and not (whole and least <= value <= MOST_REQUESTS):
-            wanted = f"a whole number from {least} to {MOST_REQUESTS}"
-            raise ProfileError(f"profile {str(path)!r}: measured.{name} must be {wanted}, not {short_repr(value)}")
-    if Policy.parse(profile.policy).method != "xshare":  # may refuse by itself
+            expected = f"a whole number from {least} to {MOST_REQUESTS}"
+            raise ProfileError(f"profile {str(path)!r}: measured.{name} must be {expected}, not {short_repr(value)}")
+    if Policy.parse(profile.policy).method != "xshare":  # parse() may refuse it too
         raise ProfileError(f"profile {str(path)!r}: policy must be one of XShare's own, not {profile.policy}")
     return profile

@@ -1,11 +1,11 @@
-"""RouterSpec: how a model turns router logits into score, choice and weight. Keep the three apart.
+"""RouterSpec: how a model turns router logits into score, choice and weight. The three must not be mixed up.
 
 score   what is summed over the batch:  softmax, or sigmoid
 choice  what ranks one row's experts:   the logit, or sigmoid + correction bias; then the group rule
 weight  what multiplies the output:     the score of the chosen, renormalised and scaled if the model does
 
-All of it in float64. A score then rounds to the same fixed-point integer whatever the order of summation, so equal
-rows tie exactly, and a decision depends on the logits alone.
+All of it is computed in float64. A score then rounds to the same fixed-point integer whatever the order of summation.
+So equal rows tie exactly, and a decision depends on the logits alone.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from xshare.errors import RouterError
 
-LOWEST = torch.finfo(torch.float64).min  # the choice of an expert with logit -inf: last, but still there to be taken
+LOWEST = torch.finfo(torch.float64).min  # the choice of an expert with logit -inf: last, but the row may take it
 ABSENT = float("-inf")  # the choice of an expert the row may not take at all
 
 
@@ -92,7 +92,7 @@ class RouterSpec:
         return cls(**PRESETS[match])
 
     def with_bias(self, correction_bias: Tensor | None) -> Self:
-        """The same router with a layer's correction bias (presets cannot know it)."""
+        """The same router with a layer's correction bias, which presets cannot know."""
         return replace(self, correction_bias=correction_bias)
 
     def check(self, num_experts: int) -> None:
@@ -114,18 +114,18 @@ class RouterSpec:
         return logits.softmax(-1) if self.scoring == "softmax" else _against_zero(logits).softmax(-1)[..., 0]
 
     def choice(self, logits: Tensor, score: Tensor) -> Tensor:
-        """What ranks a row's experts, before the group rule."""
+        """The values that rank a row's experts, before the group rule. -> float64 [..., n, N]"""
         if self.scoring == "softmax":
             return logits.clamp(min=LOWEST)
         if self.correction_bias is None:
             return score
-        biased = score + self.correction_bias.to(score).unsqueeze(-2)  # common to all rows of a layer
+        biased = score + self.correction_bias.to(score).unsqueeze(-2)  # all rows of a layer share the bias
         return biased.nan_to_num(nan=LOWEST, neginf=LOWEST)
 
     def limit_groups(self, choice: Tensor) -> Tensor:
-        """DeepSeek-V3's rule: the topk_group groups whose two best choices sum highest stay, the rest are ABSENT.
+        """DeepSeek-V3's rule: the topk_group groups with the largest sum of two best choices stay, the rest are ABSENT.
 
-        A group is judged by what is present in it: by one choice if one is left, last if none is.
+        A group with one present choice is ranked by that choice alone; a group with none ranks last.
         """
         if self.n_group == 1:
             return choice
@@ -133,17 +133,18 @@ class RouterSpec:
         groups = choice.view(*rows, self.n_group, N // self.n_group)  # [..., n, n_group, N / n_group]
         best = groups.topk(min(2, groups.shape[-1]), dim=-1).values
         present = best > ABSENT
-        value = torch.where(present, best, 0).sum(-1).clamp(min=LOWEST)  # [..., n, n_group]; two of LOWEST overflow
+        value = torch.where(present, best, 0).sum(-1).clamp(min=LOWEST)  # [..., n, n_group]; LOWEST twice overflows
         value = value.masked_fill(~present.any(-1), ABSENT)
         order = value.argsort(dim=-1, descending=True, stable=True)
         stays = torch.zeros_like(value, dtype=torch.bool).scatter_(-1, order[..., : self.topk_group], True)
         return groups.masked_fill(~stays.unsqueeze(-1), ABSENT).flatten(-2)
 
     def weight(self, logits: Tensor, score: Tensor, ids: Tensor, real: Tensor) -> Tensor:
-        """Weights of the chosen `ids` [..., n, k]; a slot that is not `real` gets 0. Scaling comes last, in `route`."""
+        """Weights of the chosen `ids` [..., n, k]; a slot that is not `real` gets 0. `route` applies the scaling factor
+        afterwards."""
         if not self.renormalize:
             return score.gather(-1, ids) * real
-        # score / sum of scores, in the log domain: right even where every chosen score underflows to zero.
+        # score / sum of scores in the log domain, which is right even if every chosen score underflows to zero.
         log_score = logits if self.scoring == "softmax" else _against_zero(logits).log_softmax(-1)[..., 0]
         chosen = log_score.gather(-1, ids).clamp(min=LOWEST)
         return chosen.masked_fill(~real, ABSENT).softmax(-1)
@@ -152,8 +153,8 @@ class RouterSpec:
 def _against_zero(logits: Tensor) -> Tensor:
     """[...] -> [..., 2]: softmax over the pair (x, 0) is sigmoid(x).
 
-    torch's sigmoid rounds otherwise in the scalar tail of a vectorised loop, so that equal logits would not tie; its
-    softmax treats every row alike.
+    torch's sigmoid rounds differently in the scalar tail of a vectorised loop, so equal logits might not tie. Its
+    softmax treats all rows alike.
     """
     return torch.stack((logits, torch.zeros_like(logits)), dim=-1)
 
@@ -166,7 +167,7 @@ _DEEPSEEK_V3: dict[str, Any] = {
     "topk_group": 4,
     "routed_scaling_factor": 2.5,
 }
-# Names as their checkpoints begin, in lower case; values from the models' published configurations.
+# By the beginning of a checkpoint's name, in lower case; values from the models' published configurations.
 PRESETS: dict[str, dict[str, Any]] = {
     "gpt-oss-20b": {"num_experts": 32, "top_k": 4},
     "gpt-oss-120b": {"num_experts": 128, "top_k": 4},

@@ -1,4 +1,4 @@
-"""select() and route(), the public face: validate, run the method, report what came of it."""
+"""select() and route(), the public functions: validate the inputs, run the method, report what it did."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ class Report:
 
     active: Tensor  # bool [..., N]: experts the voting rows are routed to
     active_native: Tensor  # bool [..., N]: the same without selection
-    mass: Tensor  # float64 [...]: share of the voting rows' native top-k weight whose expert is kept
+    mass: Tensor  # float64 [...]: share of the voting rows' native top-k weight on experts in S
     below_half: Tensor  # float64 [...]: share of the voting rows that keep less than half of their native weight
-    smallest_kept: Tensor  # float64 [...]: the least share of its native weight that a voting row keeps
+    smallest_kept: Tensor  # float64 [...]: the smallest share of its native weight that any voting row keeps
     mass_shared: Tensor  # float64 [...]: mass of the voting rows that are not protected
     top1_kept: Tensor  # float64 [...]: share of the voting rows whose native best expert is kept
     max_load: Tensor  # int64 [...]: most selected experts on one device
@@ -43,7 +43,7 @@ class Routing(Report):
     ids: Tensor  # int64 [..., n, k], best first
     weights: Tensor  # float32 (float64 for float64 logits) [..., n, k]
     selected: Tensor  # bool [..., N]: S
-    excluded: Tensor  # int64 [...]: rows that should vote and cannot (NaN, +inf or nothing but -inf)
+    excluded: Tensor  # int64 [...]: rows that should vote but cannot (NaN, +inf, or only -inf)
 
 
 def select(
@@ -57,8 +57,8 @@ def select(
     """The set S for a batch of scores g. float [..., n, N] -> bool [..., N].
 
     `policy`: a Policy, its string as `k0=1,m=24`, a preset's name, or a mapping of its fields.
-    Scores are taken as they are (in [0, 1], see RouterSpec.score). Warm-up ranks a row's experts by `choice`, or by the
-    scores where none is given. S may be smaller than k: topping up is routing's business.
+    Scores are used as they are (in [0, 1], see RouterSpec.score). Warm-up ranks a row's experts by `choice`, or by the
+    scores if no choice is given. S may be smaller than k: only route() tops it up.
     """
     policy = Policy.of(policy)
     _check_rows(scores, "scores")
@@ -67,16 +67,16 @@ def select(
         if choice.shape != scores.shape:
             raise LayoutError(f"choice must have the shape of scores {tuple(scores.shape)}, not {tuple(choice.shape)}")
     check_policy(policy, placement, scores.shape[-1])
-    given = layout
+    callers_layout = layout
     layout, placement = fit_layout(scores, layout, placement)
     if layout.protected is not None:
         raise LayoutError("protected rows keep their native experts, which select() does not know: call route()")
-    if choice is None and (keep := fused_set(scores, policy, given, placement)) is not None:
+    if choice is None and (keep := fused_set(scores, policy, callers_layout, placement)) is not None:
         return keep
     usable = _usable(scores) if choice is None else _usable(scores) & _usable(choice)
     score = scores.to(torch.promote_types(scores.dtype, torch.float32)).nan_to_num(0, 0, 0)
     ranked = scores if choice is None else choice
-    ranked = ranked.clamp(min=torch.finfo(ranked.dtype).min)  # an expert of choice -inf comes last, but it is there
+    ranked = ranked.clamp(min=torch.finfo(ranked.dtype).min)  # an expert of choice -inf ranks last, but may be taken
     return decide(Step(score, ranked, usable, layout, placement), policy).keep
 
 
@@ -93,43 +93,44 @@ def route(
     """Experts and weights for every row of a batch, and a report. float [..., n, N] -> ids, weights [..., n, k].
 
     `policy`: a Policy, its string as `rho=0.7`, a preset's name as `balanced`, or a mapping of its fields.
-    `tables` are a calibrated method's own, for this layer. `cost` says what 0 to N experts cost on this machine, in
-    units of one expert: a price is then weighed against it, and any other choice filled up to the edge of its stair.
+    `tables`: the tables of a calibrated method for this layer.
+    `cost`: what 0 to N experts cost on this machine, in units of one expert. With it a price is charged for the cost of
+    S instead of its size, and any other S is filled up to the end of its stair.
     """
     policy = Policy.of(policy)
     _check_rows(logits, "logits")
     if not isinstance(router, RouterSpec):
         raise RouterError(f"router must be an xshare.RouterSpec, not {type(router).__name__}")
     check_policy(policy, placement, logits.shape[-1])
-    given = layout
+    callers_layout = layout
     layout, placement = fit_layout(logits, layout, placement)
     table = None if cost is None else cost_table(cost, logits)
     check_router(logits, router)
     if not tables and cpu.serves(logits, policy):
-        return route_compiled(logits, _ready(router, policy, placement, table), layout)
+        return route_compiled(logits, _cached_steps(router, policy, placement, table), layout)
     step = prepare_step(logits, router, layout, placement, tables, table)
-    keep = fused_set(logits, policy, given, placement, router, table)
+    keep = fused_set(logits, policy, callers_layout, placement, router, table)
     return route_prepared(step, router, policy, torch.promote_types(logits.dtype, torch.float32), keep)
 
 
 def route_compiled(logits: Tensor, steps: cpu.Steps, layout: BatchLayout) -> Routing:
-    """The same on a CPU in one call, of what has been checked."""
-    found, lead = steps(logits, layout), logits.shape[:-2]
+    """`route` on a CPU in one compiled call, for arguments that were already checked."""
+    result, lead = steps(logits, layout), logits.shape[:-2]
 
     def as_tensor(array: NDArray[Any]) -> Tensor:
-        return torch.from_numpy(array.reshape((*lead, *array.shape[1:])))  # NumPy's reshape is the cheaper one
+        return torch.from_numpy(array.reshape((*lead, *array.shape[1:])))  # NumPy's reshape is cheaper than torch's
 
     def figure(which: Figure) -> NDArray[Any]:
-        values: NDArray[Any] = found.figures[which]
+        values: NDArray[Any] = result.figures[which]
         return values
 
     dtype = np.float64 if logits.dtype == torch.float64 else np.float32
     return Routing(
-        ids=as_tensor(found.ids),
-        weights=as_tensor(found.weights.astype(dtype, copy=False)),
-        selected=as_tensor(found.selected),
-        active=as_tensor(found.active),
-        active_native=as_tensor(found.active_native),
+        ids=as_tensor(result.ids),
+        weights=as_tensor(result.weights.astype(dtype, copy=False)),
+        selected=as_tensor(result.selected),
+        active=as_tensor(result.active),
+        active_native=as_tensor(result.active_native),
         mass=as_tensor(figure(Figure.MASS)),
         mass_shared=as_tensor(figure(Figure.MASS_SHARED)),
         below_half=as_tensor(figure(Figure.BELOW_HALF)),
@@ -140,14 +141,14 @@ def route_compiled(logits: Tensor, steps: cpu.Steps, layout: BatchLayout) -> Rou
     )
 
 
-_latest: list[tuple[tuple[Any, ...], cpu.Steps]] = []  # of the last calls
+_latest: list[tuple[tuple[Any, ...], cpu.Steps]] = []  # the steps of the latest calls, newest first
 
 
-def _ready(router: RouterSpec, policy: Policy, placement: Placement, cost: Tensor | None) -> cpu.Steps:
-    """Made ready once for those who call again with the same objects."""
+def _cached_steps(router: RouterSpec, policy: Policy, placement: Placement, cost: Tensor | None) -> cpu.Steps:
+    """The compiled steps for these arguments, reused while a caller passes the same objects."""
     key = (router, policy, placement, cost)
-    for known, steps in _latest:
-        if all(a is b for a, b in zip(known, key, strict=True)):
+    for cached_key, steps in _latest:
+        if all(a is b for a, b in zip(cached_key, key, strict=True)):
             return steps
     _latest.insert(0, (key, cpu.Steps(*key)))
     del _latest[8:]
@@ -155,6 +156,7 @@ def _ready(router: RouterSpec, policy: Policy, placement: Placement, cost: Tenso
 
 
 def check_policy(policy: Policy, placement: Placement | None, num_experts: int) -> None:
+    """Refuse a policy that one layer of `num_experts` experts cannot run."""
     if policy.differs_by_layer:
         name = "layer_budgets (ml)" if policy.layer_budgets else "layer_weights (w)"
         raise PolicyError(f"{name} need the layer's number: pass policy.for_layer(number) of {policy}")
@@ -165,40 +167,42 @@ def check_policy(policy: Policy, placement: Placement | None, num_experts: int) 
 
 
 def cost_table(cost: Sequence[float] | Tensor, rows: Tensor) -> Tensor:
-    """float64 [N + 1] on the device of `rows` [..., n, N]."""
-    wanted = rows.shape[-1] + 1
+    """`cost`, checked, as float64 [N + 1] on the device of `rows` [..., n, N]."""
+    size = rows.shape[-1] + 1
     try:
         table = torch.as_tensor(cost, dtype=torch.float64)
     except (TypeError, ValueError, RuntimeError):
-        raise LayoutError(f"cost must be {wanted} numbers, for 0 to {wanted - 1} experts, not {cost!r}") from None
-    if table.shape != (wanted,):
+        raise LayoutError(f"cost must be {size} numbers, for 0 to {size - 1} experts, not {cost!r}") from None
+    if table.shape != (size,):
         got = list(table.shape)
-        raise LayoutError(f"cost must be {wanted} numbers, for 0 to {wanted - 1} experts, not of shape {got}")
+        raise LayoutError(f"cost must be {size} numbers, for 0 to {size - 1} experts, not of shape {got}")
     if not bool(table.isfinite().all()) or bool((table.diff() < 0).any()):
         raise LayoutError("cost must be finite and never fall: more experts never cost less")
-    return table.to(rows.device)  # once it was looked at: one that lies on the host waits for no device
+    return table.to(rows.device)  # after the checks: reading a table on the host synchronises with no device
 
 
 def fit_layout(rows: Tensor, layout: BatchLayout | None, placement: Placement | None) -> tuple[BatchLayout, Placement]:
-    """Layout and placement, or their defaults, checked against `rows` [..., n, N] and on its device."""
+    """Layout and placement, or their defaults, checked against `rows` [..., n, N] and moved to its device."""
     for name, value, kind in (("layout", layout, BatchLayout), ("placement", placement, Placement)):
         if value is not None and not isinstance(value, kind):
             raise LayoutError(f"{name} must be an xshare.{kind.__name__}, not {type(value).__name__}")
     *lead, n, N = rows.shape
     layout = _one_per_row(n, rows.device) if layout is None else layout.to(rows.device)
-    given = tuple(layout.requests.shape)
-    if given != (n,) and (layout.rows != n or not _broadcasts(given, (*lead, n))):
-        raise LayoutError(f"requests must hold one id for each of the {n} rows of {tuple(rows.shape)}, not {given}")
+    got_requests = tuple(layout.requests.shape)
+    if got_requests != (n,) and (layout.rows != n or not _broadcasts(got_requests, (*lead, n))):
+        raise LayoutError(
+            f"requests must hold one id for each of the {n} rows of {tuple(rows.shape)}, not {got_requests}"
+        )
     if placement is None:
         placement = _one_device(N, rows.device)
-    spread = tuple(placement.devices.shape)
-    if spread != (N,) and (placement.num_experts != N or not _broadcasts(spread, (*lead, N))):
+    got_devices = tuple(placement.devices.shape)
+    if got_devices != (N,) and (placement.num_experts != N or not _broadcasts(got_devices, (*lead, N))):
         got = list(placement.devices.shape)
         raise LayoutError(f"placement must name a device for each of the {N} experts of {list(rows.shape)}, not {got}")
     return layout, placement.to(rows.device)
 
 
-@lru_cache(maxsize=64)  # a step of a few microseconds should not make them again; nobody writes into them
+@lru_cache(maxsize=64)  # creating them takes longer than a small step; they are never written to
 def _one_per_row(n: int, device: torch.device) -> BatchLayout:
     return BatchLayout.one_per_row(n, device)
 
@@ -225,7 +229,7 @@ def prepare_step(
     tables: Mapping[str, Tensor] | None = None,
     cost: Tensor | None = None,
 ) -> Step:
-    """All of a step that does not depend on the policy, so that many policies can share it."""
+    """The part of a step that does not depend on the policy, so that many policies can share it."""
     check_router(logits, router)
     usable = _usable(logits)
     logits = logits.double().masked_fill(~usable.unsqueeze(-1), 0)
@@ -250,20 +254,20 @@ def prepare_step(
 def route_prepared(
     step: Step, router: RouterSpec, policy: Policy, dtype: torch.dtype = torch.float32, keep: Tensor | None = None
 ) -> Routing:
-    """Select under one policy, unless `keep` is already selected, and route every row inside what was selected."""
+    """Select under one policy, or take S from `keep`, and route every row inside S."""
     assert step.logits is not None
     assert step.open_choice is not None
     selection = decide_routing(step, policy) if keep is None else Selection(keep)
-    guarded = keep_protected(step, selection)
+    protected = keep_protected(step, selection)
     if selection.routed is not None:
         ids, weights = selection.routed
     else:
         rule = router if selection.renormalize is None else replace(router, renormalize=selection.renormalize)
         ids, real = refine(step.open_choice, selection.allowed, router, step.native_mask)
         weights = rule.weight(step.logits, step.score, ids, real)
-    if guarded is not None:
+    if protected is not None:
         assert step.native is not None
-        ids, weights = step.native.ids.where(guarded, ids), step.native.weights.where(guarded, weights)
+        ids, weights = step.native.ids.where(protected, ids), step.native.weights.where(protected, weights)
     spare_ids, spare_weights = _best_by_sum(selection.keep, step.sums(*policy.votes), router.top_k)
     usable = step.usable.unsqueeze(-1)
     ids = torch.where(usable, ids, spare_ids)
@@ -278,17 +282,18 @@ def route_prepared(
 
 
 def keep_protected(step: Step, selection: Selection) -> Tensor | None:
-    """Let a selection have the native experts of protected rows, of which a rival knows nothing. -> these rows, bool
-    [..., n, 1], None where nobody is protected."""
+    """Add the native experts of protected rows to a selection: rivals do not know about protection. -> the protected
+    rows, bool [..., n, 1], or None if there are none."""
     if step.layout.protected is None:
         return None
-    guarded = (step.layout.protected & step.voting).unsqueeze(-1)
-    selection.keep = selection.keep | step.union(step.native_mask & guarded)
-    selection.rows = None if selection.rows is None else selection.rows | (step.native_mask & guarded)
-    return guarded
+    protected = (step.layout.protected & step.voting).unsqueeze(-1)
+    selection.keep = selection.keep | step.union(step.native_mask & protected)
+    selection.rows = None if selection.rows is None else selection.rows | (step.native_mask & protected)
+    return protected
 
 
 def report(step: Step, selection: Selection, active: Tensor) -> Report:
+    """The report on a selection. `active`: bool [..., N], experts that the voting rows are routed to."""
     assert step.native is not None
     ids, voting = step.native.ids, step.voting.unsqueeze(-1)  # [..., n, k], [..., n, 1]
     kept = selection.allowed.expand_as(step.score).gather(-1, ids)
@@ -317,13 +322,13 @@ def used_experts(ids: Tensor, rows: Tensor, num_experts: int) -> Tensor:
 
 
 def _share(kept: Tensor, weight: Tensor) -> Tensor:
-    """Weight of what is kept over all weight, [..., n, k] -> [...]; 1 where there is no weight to lose."""
+    """Kept weight over all weight, [..., n, k] -> [...]; 1 where there is no weight to lose."""
     total = weight.sum((-2, -1))
     return torch.where(total > 0, (weight * kept).sum((-2, -1)) / total.clamp(min=1e-300), 1.0)
 
 
 def _best_by_sum(S: Tensor, u: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Where a row that cannot be read goes: the best k of S by u, with equal weights. -> ids, weights [..., 1, k]"""
+    """The routing of rows with unusable logits: the best k of S by u, equal weights. -> ids, weights [..., 1, k]"""
     best, ids = u.masked_fill(~S, -1).sort(dim=-1, descending=True, stable=True)
     real = best[..., :k] >= 0
     ids = torch.where(real, ids[..., :k], ids[..., :1])
@@ -331,8 +336,8 @@ def _best_by_sum(S: Tensor, u: Tensor, k: int) -> tuple[Tensor, Tensor]:
 
 
 def _usable(rows: Tensor) -> Tensor:
-    """Rows that can vote: no NaN, no +inf, and not nothing but -inf. [..., n, N] -> bool [..., n]"""
-    return rows.amax(-1).isfinite()  # amax hands on a NaN, and is infinite in the other two cases
+    """Rows that can vote: no NaN, no +inf, and at least one value above -inf. [..., n, N] -> bool [..., n]"""
+    return rows.amax(-1).isfinite()  # amax propagates NaN, and is infinite in the other two cases
 
 
 def _broadcasts(shape: tuple[int, ...], to: tuple[int, ...]) -> bool:

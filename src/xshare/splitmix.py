@@ -1,4 +1,4 @@
-"""splitmix64: neighbouring numbers come out unrelated, on every machine alike. For whole numbers, and for tensors."""
+"""splitmix64, a hash that gives unrelated outputs for neighbouring inputs, the same on every machine."""
 
 from torch import Tensor
 
@@ -9,7 +9,7 @@ LAST = 31
 
 
 def mix64(x: int) -> int:
-    """The finaliser: a number below 2^64 -> another."""
+    """splitmix64's finaliser: a number below 2^64 -> a number below 2^64."""
     x &= MASK
     for bits, factor in FACTORS:
         x = ((x ^ x >> bits) * factor) & MASK
@@ -17,17 +17,17 @@ def mix64(x: int) -> int:
 
 
 def mix64_tensor(x: Tensor) -> Tensor:
-    """The same for int64 of any shape, taken as unsigned numbers: products wrap round."""
+    """mix64 for int64 of any shape, read as unsigned numbers; products wrap around."""
     for bits, factor in FACTORS:
-        x = (x ^ _shifted(x, bits)) * as_int64(factor)
-    return x.bitwise_xor(_shifted(x, LAST))
+        x = (x ^ _shift_right(x, bits)) * as_int64(factor)
+    return x.bitwise_xor(_shift_right(x, LAST))
 
 
 def as_int64(x: int) -> int:
-    """A number below 2^64 as int64 has its bits."""
+    """The int64 with the same bits as a number below 2^64."""
     return x - 2**64 if x >= 2**63 else x
 
 
-def _shifted(x: Tensor, bits: int) -> Tensor:
-    """To the right, as if unsigned."""
+def _shift_right(x: Tensor, bits: int) -> Tensor:
+    """A logical shift to the right: x is read as unsigned."""
     return x.bitwise_right_shift(bits).bitwise_and(2 ** (64 - bits) - 1)

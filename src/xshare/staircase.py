@@ -1,8 +1,8 @@
-"""The staircase: what sets of every size cost on one machine, in a file that `xshare doctor --stairs` writes.
+"""The staircase: what a set of each size costs on one machine, in a file that `xshare doctor --stairs` writes.
 
-A step's time does not grow evenly with its experts: some are free, and one too many costs a whole stair. The file holds
-times by rows of a step and size of the set; from them a cost table for each number of rows: section 5b of
-docs/algorithms/beyond.md.
+A step's time does not grow evenly with its experts: some experts are free, and one too many costs a whole stair. The
+file holds times by rows per step and size of the set. They give one cost table per number of rows
+(docs/algorithms/beyond.md, section 5b).
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ from xshare.errors import XShareError, short_repr
 from xshare.files import quoted_path, read_whole
 from xshare.policy import MOST
 
-# What must be the same where a staircase is used: it is one machine's, one kernel's and one model's.
+# The conditions a staircase was measured under: it is valid for one machine, one kernel and one model.
 WHERE = ("engine", "device", "backend", "dtype", "experts", "top_k", "layers", "config", "tensor_parallel")
-COLUMNS = ("batch", "experts", "ms", "ms_low", "ms_high", "backend", "layers")  # of a row; `batch` is rows of a step
+COLUMNS = ("batch", "experts", "ms", "ms_low", "ms_high", "backend", "layers")  # `batch` counts the rows of a step
 
-# Beyond any that is measured: a file is no reason to fill the memory.
+# Larger than any real staircase: a bad file must not fill the memory.
 MOST_BYTES, MOST_EXPERTS, MOST_TABLES = 16 << 20, 8192, 1024
 
 
 class StairsError(XShareError):
-    """A staircase that cannot be read, or is of another machine."""
+    """A staircase that cannot be read, or was measured under other conditions."""
 
 
 @dataclass(frozen=True)
 class Stairs:
-    where: dict[str, Any]  # WHERE, as far as it is known
-    times: dict[int, dict[int, float]]  # by rows of a step: size of the set -> ms, as measured
+    where: dict[str, Any]  # the known ones of WHERE
+    times: dict[int, dict[int, float]]  # by rows per step: size of the set -> measured ms
     name: str = "the staircase"
     sha256: str | None = None  # of its file
 
@@ -50,21 +50,23 @@ class Stairs:
 
     @cached_property
     def costs(self) -> Tensor:
-        """float64 [len(rows), N + 1]: a table for each number of rows, in the order of `rows`."""
+        """float64 [len(rows), N + 1]: one cost table per number of rows, in the order of `rows`."""
         N = int(self.where["experts"])
         return torch.stack([cost_of(list(self.times[rows]), list(self.times[rows].values()), N) for rows in self.rows])
 
     def table_for(self, rows: int) -> int | None:
-        """The number of the table for a step: of the smallest measured that has no fewer rows; None beyond them."""
+        """The index of the cost table for a step: that of the smallest measured step with at least as many rows. None
+        for a step larger than any measured one."""
         return next((number for number, measured in enumerate(self.rows) if measured >= rows), None)
 
-    def check_conditions(self, here: Mapping[str, Any]) -> None:
-        """Refuse to be used elsewhere. `here`: what is known of the engine, by the names of WHERE."""
-        for what in WHERE:
-            mine, its = self.where.get(what), here.get(what)
-            if mine is not None and its is not None and mine != its:
+    def check_conditions(self, running: Mapping[str, Any]) -> None:
+        """Refuse a staircase that was measured under other conditions. `running`: what is known of the running engine,
+        by the names of WHERE."""
+        for name in WHERE:
+            measured, actual = self.where.get(name), running.get(name)
+            if measured is not None and actual is not None and measured != actual:
                 raise StairsError(
-                    f"{self.name} was measured with {what.replace('_', ' ')} {mine!r}, and here it is {its!r}: "
+                    f"{self.name} was measured with {name.replace('_', ' ')} {measured!r}, and here it is {actual!r}: "
                     f"measure it here, with xshare doctor --stairs"
                 )
 
@@ -73,12 +75,12 @@ def read_stairs(path: Path) -> Stairs:
     name = f"staircase {quoted_path(path)}"
     content = read_whole(path, "staircase", MOST_BYTES, StairsError)
     try:
-        found = json.loads(content)
-        stamp, times = found["provenance"], dict[int, dict[int, float]]()
-        for row in found["rows"]:
+        result = json.loads(content)
+        stamp, times = result["provenance"], dict[int, dict[int, float]]()
+        for row in result["rows"]:
             times.setdefault(int(row["batch"]), {})[int(row["experts"])] = float(row["ms"])
-        known = {what: stamp.get(what) for what in WHERE}
-        stairs = Stairs(known, times, name, hashlib.sha256(content).hexdigest())
+        conditions = {condition: stamp.get(condition) for condition in WHERE}
+        stairs = Stairs(conditions, times, name, hashlib.sha256(content).hexdigest())
         experts = int(stamp["experts"])
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
         raise StairsError(f"{name} must be a file that xshare doctor --stairs has written") from None
@@ -86,17 +88,17 @@ def read_stairs(path: Path) -> Stairs:
         raise StairsError(f"{name} is of a model with 1 to {MOST_EXPERTS} experts, not {short_repr(experts)}")
     if len(times) > MOST_TABLES or not all(1 <= rows <= MOST for rows in times):
         raise StairsError(f"{name} has steps of 1 to {MOST} rows, of {MOST_TABLES} numbers at most")
-    if not all(isfinite(ms) for each in times.values() for ms in each.values()):
+    if not all(isfinite(ms) for by_size in times.values() for ms in by_size.values()):
         raise StairsError(f"{name} holds a time that is no number")
     if not times:
         raise StairsError(f"{name} holds no times: let xshare doctor --stairs finish")
-    stairs.costs  # noqa: B018 (may refuse)
+    stairs.costs  # noqa: B018 (raises if the times make no cost table)
     return stairs
 
 
 def cost_of(sizes: Sequence[int], ms: Sequence[float], num_experts: int) -> Tensor:
-    """Times of sets of these sizes -> the cost table c[0..N], float64. Never falling; the least-squares slope over the
-    measured sizes is 1, and outside them it goes on with slope 1."""
+    """Times of sets of these sizes -> the cost table c[0..N], float64. It never falls. Its least-squares slope is 1
+    over the measured sizes; outside them it continues with slope 1."""
     order = np.argsort(sizes)
     at, level = np.asarray(sizes)[order], never_falling(np.asarray(ms, dtype=np.float64)[order])
     if len(at) < 2 or at[0] < 0 or at[-1] > num_experts or len(set(sizes)) < len(at):
@@ -111,7 +113,7 @@ def cost_of(sizes: Sequence[int], ms: Sequence[float], num_experts: int) -> Tens
 
 
 def never_falling(values: np.ndarray[Any, np.dtype[np.float64]]) -> np.ndarray[Any, np.dtype[np.float64]]:
-    """The nearest sequence, by least squares, that never falls: neighbours that do are put at their mean."""
+    """Isotonic regression: the nearest non-decreasing sequence by least squares. Falling neighbours get their mean."""
     means: list[float] = []
     counts: list[int] = []
     for value in values:
@@ -125,22 +127,22 @@ def never_falling(values: np.ndarray[Any, np.dtype[np.float64]]) -> np.ndarray[A
 
 
 def edges(cost: Tensor, first: int, last: int) -> list[int]:
-    """The largest size of every stair from `first` to `last`: up to it one more expert costs next to nothing."""
-    found: list[int] = []
+    """The largest size on each stair from `first` to `last`: up to it, one more expert costs almost nothing."""
+    stair_ends: list[int] = []
     size = first
     while size <= last:
         size = min(last, int((cost <= cost[size] + SLACK).sum()) - 1)
-        found.append(size)
+        stair_ends.append(size)
         size += 1
-    return found
+    return stair_ends
 
 
 def clear_edges(cost: Tensor, times: Mapping[int, tuple[float, float, float]]) -> list[int]:
-    """Of the edges those that are not noise: beyond them one expert more costs more than experts do on average, even if
-    both times lie at the near ends of their intervals. `times`: by size of the set, with its interval."""
-    usual = float(np.polyfit(list(times), [time for time, _, _ in times.values()], 1)[0])
+    """The edges that are not noise: one more expert costs more than the average expert, even if both times lie at the
+    near ends of their intervals. `times`: size of the set -> (ms, low, high)."""
+    average_step = float(np.polyfit(list(times), [time for time, _, _ in times.values()], 1)[0])
     return [
         edge
         for edge in edges(cost, min(times), max(times))
-        if {edge, edge + 1} <= times.keys() and times[edge + 1][1] - times[edge][2] > usual
+        if {edge, edge + 1} <= times.keys() and times[edge + 1][1] - times[edge][2] > average_step
     ]

@@ -1,7 +1,7 @@
-"""Questions with one right answer, worked out step by step: ten kinds, without end, and a split that training respects.
+"""Questions with one right answer, worked out step by step: ten kinds, any number of each, and a held-out split.
 
 Selection acts only while decoding, so an answer must take many tokens: every kind writes its work before its answer, as
-a model trained on them does. A question is held out if its text says so (a checksum), whatever seed it came from.
+a model trained on them does. A checksum of the text decides whether a question is held out, whatever its seed.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 ANSWER = "answer "
-HELD_OUT = 16  # one question in so many is never trained on
+HELD_OUT = 16  # one question in 16 is never trained on
 LEGS = {"ants": 6, "bees": 6, "cats": 4, "cows": 4, "crabs": 10, "dogs": 4, "ducks": 2, "hens": 2, "spiders": 8}
 
 
@@ -34,9 +34,9 @@ class Question:
 
 
 def extract_answer(output: str) -> str | None:
-    """The answer in what a model wrote: the rest of the line after the last `answer`, or None."""
-    _, found, rest = output.rpartition(ANSWER)
-    return rest.split("\n")[0].strip() if found else None
+    """The answer in a model's output: the rest of the line after the last `answer`, or None."""
+    _, marker, rest = output.rpartition(ANSWER)
+    return rest.split("\n")[0].strip() if marker else None
 
 
 def is_right(question: Question, output: str) -> bool:
@@ -45,14 +45,17 @@ def is_right(question: Question, output: str) -> bool:
 
 Maker = Callable[[random.Random, int], tuple[str, str, str]]  # (rng, size) -> text, work, answer
 KINDS: dict[str, Maker] = {}
-# By size a question gets longer, not different. Nano is trained on all of `TRAINED` and asked at `ASKED`, where it is
-# sometimes wrong by itself: who is always right shows little. Two kinds it never fails at any such size are not asked.
+# Size makes a question longer, not different. Nano is trained on all sizes in `TRAINED` and asked at the size in
+# `ASKED`, where native routing is sometimes wrong: a model that is always right shows little. Two kinds that nano
+# always answers right at such sizes are not asked.
 TRAINED: dict[str, range] = {}
 ASKED: dict[str, int] = {}
-LONGEST = 520  # tokens of an answer that may take as many as it likes
+LONGEST = 520  # max_tokens where an answer may be of any length
 
 
 def kind(trained: range, asked: int | None = None) -> Callable[[Maker], Maker]:
+    """Register a maker as a kind of question, by its function's name."""
+
     def add(maker: Maker) -> Maker:
         name = maker.__name__
         KINDS[name], TRAINED[name] = maker, trained
@@ -68,7 +71,7 @@ def make_question(name: str, rng: random.Random, size: int) -> Question:
 
 
 def training_questions(seed: int, trained: Mapping[str, range] = TRAINED) -> Iterator[Question]:
-    """Without end, kinds in equal parts, sizes at random; none held out."""
+    """An endless stream: kinds in equal parts, sizes at random, none held out."""
     rng = random.Random(seed)
     names = list(KINDS)
     while True:
@@ -79,20 +82,20 @@ def training_questions(seed: int, trained: Mapping[str, range] = TRAINED) -> Ite
 
 
 def held_out_questions(name: str, count: int, seed: int = 0, size: int | None = None) -> list[Question]:
-    """Of one kind, all different, all held out."""
+    """`count` different held-out questions of one kind."""
     rng = random.Random(f"{name} {seed}")
-    found: dict[str, Question] = {}
+    questions: dict[str, Question] = {}
     for _ in range(100 * HELD_OUT * count):
         question = make_question(name, rng, ASKED[name] if size is None else size)
         if question.held_out:
-            found[question.text] = question
-        if len(found) == count:
-            return list(found.values())
+            questions[question.text] = question
+        if len(questions) == count:
+            return list(questions.values())
     raise ValueError(f"of the kind {name} there are fewer than {count} questions of that size held out")
 
 
 def word(rng: random.Random, letters: int) -> str:
-    """A word that nobody has read before: consonants and vowels in turn."""
+    """A made-up word: consonants and vowels in turn."""
     sounds = ("bcdfghjklmnprstvwz", "aeiou")
     return "".join(rng.choice(sounds[i % 2]) for i in range(letters))
 
@@ -129,20 +132,20 @@ def sorting(rng: random.Random, size: int) -> tuple[str, str, str]:
 def backwards(rng: random.Random, size: int) -> tuple[str, str, str]:
     """Letters numbered, then read from the last to the first."""
     letters = word(rng, size)
-    there = [f"{i} {letter}" for i, letter in enumerate(letters, 1)]
-    return f"Spell {letters} backwards", " ".join(there) + "\n" + " ".join(there[::-1]), letters[::-1]
+    numbered = [f"{i} {letter}" for i, letter in enumerate(letters, 1)]
+    return f"Spell {letters} backwards", " ".join(numbered) + "\n" + " ".join(numbered[::-1]), letters[::-1]
 
 
 @kind(trained=range(12, 91), asked=74)
 def letters(rng: random.Random, size: int) -> tuple[str, str, str]:
-    """How often a letter occurs, counted letter by letter."""
+    """How often a vowel occurs, counted letter by letter."""
     text = word(rng, size)
-    wanted = rng.choice("aeiou")
+    vowel = rng.choice("aeiou")
     count, steps = 0, []
     for letter in text:
-        count += letter == wanted
+        count += letter == vowel
         steps.append(f"{letter} {count}")
-    return f"Count {wanted} in {text}", " ".join(steps), str(count)
+    return f"Count {vowel} in {text}", " ".join(steps), str(count)
 
 
 @kind(trained=range(2, 7), asked=5)
@@ -166,7 +169,7 @@ def equation(rng: random.Random, size: int) -> tuple[str, str, str]:
     total = (left - right) * x
     constant = rng.randrange(1, 100)
     rest = constant + total - sum(extra)
-    if rest < 0:  # what is added on the right must not be more than there is
+    if rest < 0:  # every term on the right must be zero or more
         constant, rest = constant - rest, 0
     text = f"Solve {left} x + {constant} = {right} x + " + " + ".join(map(str, [rest, *extra]))
     lines, known = [], rest
@@ -190,9 +193,9 @@ def legs(rng: random.Random, size: int) -> tuple[str, str, str]:
     herd = [(rng.randrange(2, 40), animal) for animal in animals]
     total, lines = 0, []
     for count, animal in herd:
-        more = count * LEGS[animal]
-        lines.append(f"{count} {animal} {count} * {LEGS[animal]} = {more} total {total} + {more} = {total + more}")
-        total += more
+        legs = count * LEGS[animal]
+        lines.append(f"{count} {animal} {count} * {LEGS[animal]} = {legs} total {total} + {legs} = {total + legs}")
+        total += legs
     return "Legs of " + " and ".join(f"{count} {animal}" for count, animal in herd), "\n".join(lines), str(total)
 
 
@@ -227,9 +230,9 @@ def product(rng: random.Random, size: int) -> tuple[str, str, str]:
     total, lines = 0, []
     for high, x in _parts(a):
         for low, y in _parts(b):
-            more = x * y * high * low
-            lines.append(f"{x * high} * {y * low} = {more} total {total} + {more} = {total + more}")
-            total += more
+            part = x * y * high * low
+            lines.append(f"{x * high} * {y * low} = {part} total {total} + {part} = {total + part}")
+            total += part
     return f"Multiply {a} by {b}", "\n".join(lines), str(total)
 
 
