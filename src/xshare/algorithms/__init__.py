@@ -1,7 +1,7 @@
-"""The paper's six algorithms in plain torch, to be read beside it; coverage and price, which it does not have.
+"""The paper's six algorithms in plain torch, to be read beside the paper; and coverage and price, which it lacks.
 
 Shapes: `[..., n, N]` for n rows and N experts; leading dimensions (steps, layers) are independent problems.
-Static shapes and no host synchronisation throughout, so that any of it can be captured or compiled.
+Shapes are static and nothing synchronises with the host, so any function can be captured or compiled.
 """
 
 from xshare.algorithms.batch_aware import warm_up

@@ -1,4 +1,4 @@
-"""Algorithm 2, batch-aware selection: S = greedy(u, warm_up(...), m), then every row its top-k inside S."""
+"""Algorithm 2, batch-aware selection: S = greedy(u, warm_up(...), m), then every row routes to its top-k inside S."""
 
 from torch import Tensor
 

@@ -1,7 +1,7 @@
 """Algorithms 3 and 4, speculative decoding: each request brings its own small set, and the batch takes their union.
 
-A request's drafted tokens are consecutive steps of one text and agree on experts far more than two requests do, so a
-budget spent request by request buys more of their score than the same budget spent on the batch.
+A request's draft tokens are consecutive in one text and agree on experts far more than two requests do. So a budget per
+request keeps more of their score than the same budget for the whole batch.
 """
 
 import torch
@@ -11,11 +11,11 @@ from xshare.algorithms.greedy import greedy
 
 
 def per_request(fixed: Tensor, favourites: Tensor, voting: Tensor, slots: Tensor, num_slots: int, m_r: int) -> Tensor:
-    """The union over requests of S_r = the rows' own experts, plus the m_r best of the rest by the request's own sums.
+    """The union over requests of S_r: the own experts of the request's rows, plus the m_r best others by its own sums.
 
     fixed       int64 [..., n, N]   scores as integers, zero in rows that do not vote
     favourites  bool [..., n, N]    each row's own experts, its top-k0
-    slots       int64 [..., n]      row -> request, as consecutive numbers; rows need not be contiguous
+    slots       int64 [..., n]      row -> request, numbered consecutively; a request's rows need not be contiguous
     -> bool [..., N]; `greedy(u, ., m)` on top of it completes Algorithm 4
     """
 
@@ -25,5 +25,5 @@ def per_request(fixed: Tensor, favourites: Tensor, voting: Tensor, slots: Tensor
 
     S_r0 = by_request((favourites & voting.unsqueeze(-1)).long()) > 0
     S_r = greedy(by_request(fixed), S_r0, m_r)
-    votes = by_request(voting.long().unsqueeze(-1)) > 0  # [..., R, 1]: a request without a voting row adds nothing
-    return (S_r & votes).any(dim=-2)
+    has_voter = by_request(voting.long().unsqueeze(-1)) > 0  # [..., R, 1]: a request without a voting row adds nothing
+    return (S_r & has_voter).any(dim=-2)

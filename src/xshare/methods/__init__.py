@@ -1,4 +1,4 @@
-"""XShare and the methods people would use instead, in one form. Importing this package fills the registry."""
+"""XShare and its rivals, all with one signature. Importing this package fills the registry."""
 
 from xshare.methods import logit_sum, lynx, native, oea, random, skip, topk, xshare
 from xshare.methods.registry import METHODS, Method, decide, decide_routing, register

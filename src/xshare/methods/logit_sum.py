@@ -1,7 +1,7 @@
 """The selection of vLLM pull request 35551: the experts with the largest summed raw logits.
 
-Three differences from the paper, kept as they are: logits instead of probabilities are summed; the budget is the
-whole size of the set; and a token's warm-up experts are open to that token alone, so nobody shares them.
+Three differences from the paper are kept: it sums logits instead of probabilities; the budget is the size of the whole
+set; and a token's warm-up experts are open to that token alone, so they are not shared.
 """
 
 import torch

@@ -1,7 +1,7 @@
 """Lynx, the frequency form (LYNX-Lat, arXiv 2411.08982, as the XShare paper describes it).
 
-Count how many tokens use each expert, drop a fixed number of the least used; ties keep the lower index. Tokens that
-lose an expert take their next best among those left. How much an expert mattered to its tokens plays no part.
+Count the tokens that use each expert and drop a fixed number of the least used experts; ties keep the lower index. A
+token that loses an expert takes its next best remaining one. An expert's weight in its tokens plays no part.
 """
 
 from xshare.algorithms import rank
@@ -23,5 +23,5 @@ KNOBS = Knobs(params={"drop": Knob(int, "how many of the used experts to drop", 
 def lynx(step: Step, policy: Policy) -> Selection:
     count = (step.native_mask & step.voting.unsqueeze(-1)).sum(dim=-2)  # [..., N]
     used = count > 0
-    left = used.sum(dim=-1, keepdim=True) - policy.params["drop"]
-    return Selection(keep=used & (rank(count) < left))
+    size = used.sum(dim=-1, keepdim=True) - policy.params["drop"]
+    return Selection(keep=used & (rank(count) < size))

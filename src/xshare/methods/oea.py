@@ -1,9 +1,8 @@
-"""OEA, opportunistic expert activation (arXiv 2511.02237): its simplified form by k0, its general one by rho.
+"""OEA, opportunistic expert activation (arXiv 2511.02237): its simplified form with k0, its general form with rho.
 
-The pool is the union of what the tokens bring: their top-k0, or as many of their best as hold rho of their weight. Each
-token then walks down its ranking and takes what the pool already holds until it has k, and weights are renormalised
-over what it got. On a model that renormalises anyway this is XShare with m=0, to the last bit. As there, a pool smaller
-than k is topped up.
+The pool is the union of each token's top-k0, or of its best experts that hold rho of its weight. Each token then walks
+down its ranking and takes experts from the pool until it has k; its weights are renormalised over these. On a model
+that renormalises anyway this equals XShare with m=0, bit for bit. As in XShare, a pool smaller than k is topped up.
 """
 
 from xshare.errors import PolicyError

@@ -1,4 +1,4 @@
-"""A random set of exactly the size XShare would choose: the control that shows what choosing well is worth."""
+"""A random set of exactly the size XShare would choose: a control that shows what the choice of experts is worth."""
 
 import torch
 from torch import Tensor
@@ -20,18 +20,18 @@ KNOBS = Knobs(
 @register("random", "a random set of the size XShare's would have, as a control", knobs=KNOBS)
 def random(step: Step, policy: Policy) -> Selection:
     size = select_set(step, policy).sum(dim=-1, keepdim=True)
-    if step.native is not None:  # as many as routing needs, drawn too: topped up, they would be the best
+    if step.native is not None:  # the k that routing needs are drawn here too: top-up would add the best experts
         size = size.clamp(min=step.native.top_k)
     return Selection(keep=rank(_noise(step.sums(), policy.param("seed"))) < size)
 
 
 def _noise(u: Tensor, seed: int) -> Tensor:
-    """A pseudo-random number an expert, fixed by the seed and the whole of u: splitmix64, int64 [..., N] -> same.
+    """A pseudo-random number per expert, by splitmix64 from the seed and all of u. int64 [..., N] -> int64 [..., N]
 
-    Drawn from the data rather than from a generator, so that steps and layers differ, a rerun does not, and every rank
-    of a group draws the same set.
+    It depends on the data instead of a generator's state: steps and layers differ, a rerun gives the same set, and
+    every rank of a group draws the same set.
     """
     index = torch.arange(u.shape[-1], device=u.device)
-    step = as_int64(GOLDEN)
-    key = mix64_tensor(u + index * step).sum(dim=-1, keepdim=True) + seed % 2**62
-    return mix64_tensor(mix64_tensor(key) + (index + 1) * step)
+    increment = as_int64(GOLDEN)
+    key = mix64_tensor(u + index * increment).sum(dim=-1, keepdim=True) + seed % 2**62
+    return mix64_tensor(mix64_tensor(key) + (index + 1) * increment)

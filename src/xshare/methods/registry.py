@@ -12,7 +12,7 @@ from xshare.methods.step import Selection, Step
 from xshare.policy import METHOD_KNOBS, Knobs, Policy
 
 Function = Callable[[Step, Policy], Selection]
-Needs = Literal["scores", "router", "logits"]  # what a step must know: scores alone, native routing too, logits too
+Needs = Literal["scores", "router", "logits"]  # what a step must hold: scores; native routing too; logits too
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class Method:
     summary: str
     knobs: Knobs
     needs: Needs
-    tables: tuple[str, ...]  # per-layer tables a calibrated method brings
+    tables: tuple[str, ...]  # per-layer tables that a calibrated method needs
     function: Function
 
 
@@ -31,6 +31,8 @@ METHODS: dict[str, Method] = {}
 def register(
     name: str, summary: str, *, knobs: Knobs | None = None, needs: Needs = "scores", tables: tuple[str, ...] = ()
 ) -> Callable[[Function], Function]:
+    """Register a method. Without `knobs` it must already be in METHOD_KNOBS."""
+
     def add(function: Function) -> Function:
         if knobs is not None:
             METHOD_KNOBS[name] = knobs
@@ -41,7 +43,7 @@ def register(
 
 
 def decide(step: Step, policy: Policy) -> Selection:
-    """The set the policy's method chooses, as the algorithms define it."""
+    """The selection of the policy's method, without top-up."""
     method = METHODS[policy.method]
     if step.native is None:
         if method.needs != "scores":
@@ -59,11 +61,11 @@ def decide(step: Step, policy: Policy) -> Selection:
 
 
 def decide_routing(step: Step, policy: Policy) -> Selection:
-    """The same for routing: a shared set is topped up to k, and with no voting row at all everything is allowed."""
+    """The selection for routing: a shared set is topped up to k, and without any voting row all experts are allowed."""
     assert step.native is not None
     selection = decide(step, policy)
     nobody = ~step.voting.any(dim=-1, keepdim=True)  # [..., 1]
     keep, rows = selection.keep, selection.rows
-    if rows is None and selection.routed is None:  # methods that limit rows one by one mean to use fewer
+    if rows is None and selection.routed is None:  # a method that limits each row intends to use fewer experts
         keep = top_up(keep, step.sums(*policy.votes), step.native.top_k)
     return replace(selection, keep=keep | nobody, rows=None if rows is None else rows | nobody.unsqueeze(-1))

@@ -1,7 +1,7 @@
-"""Dynamic skipping: a token drops those of its experts that are weak beside its best one.
+"""Dynamic skipping: a token drops those of its experts that are weak compared with its best one.
 
-`beta` is Lu et al. (arXiv 2402.14800): skip an expert whose weight is under beta times the best one's. `kmin` and `t`
-are the form ik_llama.cpp uses: the best kmin stay whatever happens, further ones while they reach t times the best.
+`beta` is Lu et al. (arXiv 2402.14800): skip an expert whose weight is under beta times the best weight. `kmin` and `t`
+are the form of ik_llama.cpp: the best kmin always stay, further experts stay if they reach t times the best weight.
 """
 
 from xshare.errors import PolicyError

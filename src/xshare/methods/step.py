@@ -1,6 +1,6 @@
-"""Step: one layer of one decode step as every method sees it. Selection: what a method decides.
+"""Step: one layer of one decode step, the input of every method. Selection: what a method decides.
 
-Both carry leading dimensions: a replay hands over [batches, layers, ...] at once, an engine none.
+Both may have leading dimensions: a replay passes [batches, layers, ...] at once, an engine none.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from xshare.router import ABSENT
 
 @dataclass
 class Native:
-    """What the model's own router would do."""
+    """The model's own routing."""
 
     ids: Tensor  # int64 [..., n, k]
     weights: Tensor  # float64 [..., n, k], before the routed scaling factor
@@ -30,7 +30,7 @@ class Native:
         return self.ids.shape[-1]
 
     def scatter(self, num_experts: int) -> Tensor:
-        """The weights over all experts, zero outside the row's top-k: the paper's other gating value."""
+        """The weights over all experts, zero outside the row's top-k. float64 [..., n, N]"""
         zeros = self.weights.new_zeros(*self.ids.shape[:-1], num_experts)
         return zeros.scatter_add_(-1, self.ids, self.weights)
 
@@ -38,16 +38,16 @@ class Native:
 @dataclass
 class Step:
     score: Tensor  # float32 or float64 [..., n, N], finite
-    choice: Tensor  # float64 [..., n, N], ABSENT where the model's own group rule does not look
-    usable: Tensor  # bool [..., n]: rows without NaN, +inf or nothing but -inf
+    choice: Tensor  # float64 [..., n, N], ABSENT in groups that the model's group rule excludes
+    usable: Tensor  # bool [..., n]: rows without NaN or +inf, and with a value above -inf
     layout: BatchLayout
     placement: Placement
     native: Native | None = None  # None where only scores are known
     logits: Tensor | None = None  # float64 [..., n, N]; None where they are not known
     open_choice: Tensor | None = None  # choice before the group rule, which refinement applies after S
-    tables: Mapping[str, Tensor] = field(default_factory=dict)  # a calibrated method's own, for this layer
-    cost: Tensor | None = None  # float64 [N + 1]: what so many experts cost here
-    # What policies share, by the count or the form it was asked for.
+    tables: Mapping[str, Tensor] = field(default_factory=dict)  # of a calibrated method, for this layer
+    cost: Tensor | None = None  # float64 [N + 1]: the cost of 0 to N experts on this machine
+    # Results that several policies share, by the arguments of the method that computed them.
     _favourites: dict[int, Tensor] = field(default_factory=dict, init=False, repr=False)
     _covering: dict[float, Tensor] = field(default_factory=dict, init=False, repr=False)
     _fixed: dict[tuple[Score, int], Tensor] = field(default_factory=dict, init=False, repr=False)
@@ -63,7 +63,7 @@ class Step:
         return self.layout.voting & self.usable
 
     def favourites(self, count: int) -> Tensor:
-        """bool [..., n, N]: each row's `count` best experts by choice, of those it may take."""
+        """bool [..., n, N]: each row's `count` best experts by choice, among those it may take."""
         if count not in self._favourites:
             self._favourites[count] = best(self.choice, count) & (self.choice > ABSENT)
         return self._favourites[count]
@@ -75,24 +75,24 @@ class Step:
         return torch.zeros_like(self.score, dtype=torch.bool).scatter_(-1, self.native.ids, True)
 
     def own(self, policy: Policy) -> Tensor:
-        """bool [..., n, N]: W_i, what each row is sure to keep, by its warm-up, its coverage and its protection."""
-        found = self.favourites(policy.warmup)
+        """bool [..., n, N]: W_i, the experts each row is sure to keep by warm-up, coverage and protection."""
+        experts = self.favourites(policy.warmup)
         if policy.coverage is not None:
-            found = found | self.covering(policy.coverage)
+            experts = experts | self.covering(policy.coverage)
         if self.layout.protected is not None:
-            found = found | (self.native_mask & self.layout.protected.unsqueeze(-1))
-        return found
+            experts = experts | (self.native_mask & self.layout.protected.unsqueeze(-1))
+        return experts
 
     def covering(self, rho: float) -> Tensor:
-        """bool [..., n, N]: each row's native experts that bring it to rho of its native weight."""
+        """bool [..., n, N]: each row's best native experts that hold rho of its native weight."""
         assert self.native is not None
         if rho not in self._covering:
             self._covering[rho] = covering(self.native.ids, self.native.weights, rho, self.num_experts)
         return self._covering[rho]
 
     def fixed(self, form: Score = "full", power: int = 1) -> Tensor:
-        """Votes as integers in either form, zero in rows that do not vote. int64 [..., n, N]"""
-        native = self.native if form == "topk" else None  # scores alone are taken as they are
+        """Votes as integers, from top-k weights or full scores; zero in rows that do not vote. int64 [..., n, N]"""
+        native = self.native if form == "topk" else None  # without native routing, "topk" means the scores too
         key: tuple[Score, int] = ("full" if native is None else "topk", power)
         if key not in self._fixed:
             score = self.score if native is None else native.scatter(self.num_experts)
@@ -106,7 +106,7 @@ class Step:
         return self._sums[form, power]
 
     def union(self, rows: Tensor) -> Tensor:
-        """Experts that any voting row has in `rows`. bool [..., n, N] -> bool [..., N]"""
+        """Experts that are in any voting row of `rows`. bool [..., n, N] -> bool [..., N]"""
         return warm_up(rows, self.voting)
 
 
@@ -115,9 +115,9 @@ class Selection:
     """A method's decision. Most give `keep` alone: one set for the batch, refined by the model's own router."""
 
     keep: Tensor  # bool [..., N], the set S
-    rows: Tensor | None = None  # bool [..., n, N], where a method limits each row on its own
-    renormalize: bool | None = None  # where a method has a weight rule of its own
-    routed: tuple[Tensor, Tensor] | None = None  # ids, weights [..., n, k], where a method substitutes experts itself
+    rows: Tensor | None = None  # bool [..., n, N], if a method limits each row separately
+    renormalize: bool | None = None  # if a method has a weight rule of its own
+    routed: tuple[Tensor, Tensor] | None = None  # ids, weights [..., n, k], if a method substitutes experts itself
 
     @property
     def allowed(self) -> Tensor:

@@ -1,4 +1,4 @@
-"""XShare: Algorithms 1 to 6, and price, chosen by what the policy sets."""
+"""XShare: Algorithms 1 to 6, and price; the policy's fields decide which of them run."""
 
 from torch import Tensor
 
@@ -30,8 +30,10 @@ def select_set(step: Step, policy: Policy) -> Tensor:
 
 
 def sums_and_initial_set(step: Step, policy: Policy) -> tuple[Tensor, Tensor]:
-    """What the rows bring: u int64 [..., N], their summed votes, and S0 bool [..., N], what S holds anyway. Of rows in
-    several places the sums can be added and the sets united; requests must not be torn apart."""
+    """The summed votes u, int64 [..., N], and the initial set S0, bool [..., N], which S always contains.
+
+    For rows on several ranks, add the sums and unite the sets. All rows of a request must be on one rank.
+    """
     u, own = step.sums(policy.score, policy.power), step.own(policy)
     if policy.request_budget:
         slots, R = step.layout.slots.expand(step.voting.shape), step.layout.num_slots
@@ -41,7 +43,7 @@ def sums_and_initial_set(step: Step, policy: Policy) -> tuple[Tensor, Tensor]:
 
 
 def choose_set(u: Tensor, S0: Tensor, policy: Policy, placement: Placement, cost: Tensor | None) -> Tensor:
-    """S from what all rows bring, bool [..., N]."""
+    """S from the summed votes and the initial set, bool [..., N]."""
     if policy.device_budget is not None:
         fill = fill_level if policy.fill == "level" else fill_rounds
         return fill(u, S0, placement.devices, placement.num_devices, policy.device_budget)

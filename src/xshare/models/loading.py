@@ -18,7 +18,7 @@ def load(folder: Path, device: str = "cpu", dtype: str = "auto") -> tuple[Any, A
         raise ModelError("transformers is not installed: pip install 'xshare[transformers]'") from None
     if not is_file(folder / "config.json"):
         raise ModelError(f"model {quoted_path(folder)} is no folder of a Transformers model: it has no config.json")
-    shown = logging.is_progress_bar_enabled()  # whoever loads for long shows a bar of its own
+    had_progress_bar = logging.is_progress_bar_enabled()  # commands that load for long show their own
     logging.disable_progress_bar()
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
@@ -28,5 +28,5 @@ def load(folder: Path, device: str = "cpu", dtype: str = "auto") -> tuple[Any, A
         reason = str(error).strip().splitlines() or [type(error).__name__]
         raise ModelError(f"model {str(folder)!r} cannot be loaded: {reason[0]}") from None
     finally:
-        if shown:
+        if had_progress_bar:
             logging.enable_progress_bar()

@@ -1,5 +1,5 @@
-"""A model in the box with its output layer written out: SGLang does not tie that to the embedding in Qwen3-MoE models,
-and would decode from zeros."""
+"""A copy of a bundled model with an output layer of its own: SGLang does not tie the output layer of Qwen3-MoE models
+to the embedding, and would decode with zeros."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SHARD, INDEX = "lm_head.safetensors", "model.safetensors.index.json"
 
 
 def write_untied_copy(folder: Path, into: Path) -> Path:
-    """A folder at `into` with links to the files of `folder`, and with what is different."""
+    """Write a copy to the folder `into`: links to the unchanged files of `folder`, and new files for the rest."""
     into.mkdir(parents=True, exist_ok=True)
     changed = ("config.json", INDEX)
     for file in folder.iterdir():

@@ -1,4 +1,4 @@
-"""Result files: `{"provenance": {...}, "rows": [flat records]}`, the one form every table and plot is made from."""
+"""Result files: `{"provenance": {...}, "rows": [flat records]}`. Every table and plot is made from this form."""
 
 from xshare.results.file import Row, check_replaceable, sha256, with_current_policies, write_result
 from xshare.results.resumable import Results, check_resumable, read_earlier

@@ -1,4 +1,4 @@
-"""What stands in the columns of a row, whoever has written the file."""
+"""Values from the columns of a row, in a file of any version."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Any
 
 from xshare.results.file import Row
 
-# The first is written; files of before have either.
+# Suffixes of an interval's columns: new files have the first pair, older ones either.
 ENDS = (("low", "high"), ("lo", "hi"))
-COUNTS = ("pairs", "repeats", "rounds")  # any of them says of how many values the medians of a row are
+COUNTS = ("pairs", "repeats", "rounds")  # columns that hold the number of values behind a row's medians
 MEDIANS = ("ms", "times", "gain_at_equal_votes")  # and ratios
 
 
@@ -21,29 +21,29 @@ def number(value: Any) -> float | None:
 
 
 def interval_of(row: Row, name: str) -> tuple[float, float] | None:
-    """The interval of a column, however its ends are spelled; None where the row has none."""
-    for low, high in ENDS:
-        found = number(row.get(f"{name}_{low}")), number(row.get(f"{name}_{high}"))
-        if found[0] is not None and found[1] is not None:
-            return found[0], found[1]
+    """The interval of a column, with either suffixes; None if the row has none."""
+    for low_suffix, high_suffix in ENDS:
+        low, high = number(row.get(f"{name}_{low_suffix}")), number(row.get(f"{name}_{high_suffix}"))
+        if low is not None and high is not None:
+            return low, high
     return None
 
 
 def required_interval(row: Row, name: str) -> tuple[float, float]:
-    """The same of a row that must have it: a mistake is told by its column."""
-    found = interval_of(row, name)
-    if found is None:
+    """The interval of a column that must have one; a KeyError names the missing column."""
+    interval = interval_of(row, name)
+    if interval is None:
         raise KeyError(f"{name}_{ENDS[0][0]}")
-    return found
+    return interval
 
 
 def count_of(row: Row, name: str) -> int | None:
-    """Of how many values a median with an interval is; None where the column holds none, or the row does not say."""
+    """The number of values behind a column's median; None if the column is no median, or the row does not say."""
     if not (name in MEDIANS or name.endswith("ratio")):
         return None
     samples = row.get("samples_ms")
-    found = [*(row.get(each) for each in COUNTS), len(samples) if isinstance(samples, list) else None]
-    return next((each for each in found if isinstance(each, int) and not isinstance(each, bool)), None)
+    counts = [*(row.get(column) for column in COUNTS), len(samples) if isinstance(samples, list) else None]
+    return next((count for count in counts if isinstance(count, int) and not isinstance(count, bool)), None)
 
 
 def mean_text(row: Row, name: str, digits: int) -> str:

@@ -1,4 +1,4 @@
-"""The file itself: written whole, and not over measurements that a command would go on from."""
+"""Writing a result file: whole or not at all, and never over results that a command could resume."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from xshare.files import check_writable, whole_file
 from xshare.policy_text import current_policy_text
 
 Row = dict[str, Any]
-FORMAT = 2  # of what is written: since 2, a policy without a score votes with a row's own weights
-POLICIES = ("policy", "scan", "timed", "point")  # columns that hold one
+FORMAT = 2  # since format 2, a policy without a score means score=topk
+POLICIES = ("policy", "scan", "timed", "point")  # columns that hold a policy
 
 
 def write_result(path: Path, rows: list[Row], stamp: dict[str, Any], **more: list[Row]) -> None:
@@ -23,7 +23,7 @@ def write_result(path: Path, rows: list[Row], stamp: dict[str, Any], **more: lis
 
 
 def as_text(content: Row) -> str:
-    """JSON with a record a line: what a run adds is what a diff shows."""
+    """JSON with one record per line, so that a diff shows what a run added."""
 
     def lines(value: Any) -> str:
         if not isinstance(value, list):
@@ -33,17 +33,17 @@ def as_text(content: Row) -> str:
     return "{\n" + ",\n".join(f"{json.dumps(name)}: {lines(value)}" for name, value in content.items()) + "\n}\n"
 
 
-def with_current_policies(found: Row) -> Row:
-    """The content of a file with its policies spelled as today, whenever it was written."""
-    if "format" in found:
-        return found
-    for name, records in found.items():
+def with_current_policies(content: Row) -> Row:
+    """The content of a result file, with policies of older formats in today's form."""
+    if "format" in content:
+        return content
+    for name, records in content.items():
         if isinstance(records, list):
-            found[name] = [_as_meant(record) if isinstance(record, dict) else record for record in records]
-    return found
+            content[name] = [_current_record(record) if isinstance(record, dict) else record for record in records]
+    return content
 
 
-def _as_meant(record: Row) -> Row:
+def _current_record(record: Row) -> Row:
     return {
         name: current_policy_text(value) if name in POLICIES and isinstance(value, str) else value
         for name, value in record.items()
@@ -56,16 +56,16 @@ def sha256(path: Path) -> str:
 
 
 def check_replaceable(path: Path) -> None:
-    """Refuse to write over what cannot be, or over measurements that a command would go on from."""
+    """Refuse an output path that cannot be written, or that holds results a command could resume."""
     check_writable(path)
     if not path.exists():
         return
     try:
-        found = json.loads(path.read_text())
+        content = json.loads(path.read_text())
     except (OSError, ValueError, RecursionError):
         return
-    stamp = found.get("provenance") if isinstance(found, dict) else None
+    stamp = content.get("provenance") if isinstance(content, dict) else None
     if isinstance(stamp, dict) and "fingerprint" in stamp:
         argv = stamp.get("argv")
-        by = " ".join(map(str, argv[:2])) if isinstance(argv, list) else "a command"
-        raise XShareError(f"{str(path)!r} holds what `{by}` has measured and would go on from: name another file")
+        command = " ".join(map(str, argv[:2])) if isinstance(argv, list) else "a command"
+        raise XShareError(f"{str(path)!r} holds what `{command}` has measured and would go on from: name another file")

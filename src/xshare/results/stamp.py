@@ -1,4 +1,4 @@
-"""What a run says of itself: which code made a result, where and when."""
+"""The stamp of a run: which code made a result, where and when."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from typing import Any
 
 from xshare.version import __version__
 
-SECRET = ("--api-key",)  # options whose value nobody is shown
+SECRET = ("--api-key",)  # options whose values are never shown or stored
 
 
 def provenance(**more: Any) -> dict[str, Any]:
-    """What it takes to run this again: command, versions, commit, machine; seeds and the like come in as `more`."""
+    """What it takes to repeat this run: command, versions, commit, machine; and `more`, such as seeds."""
     packages = ("torch", "numpy", "safetensors")
     versions = {"python": platform.python_version(), "xshare": __version__}
     return {
@@ -32,26 +32,25 @@ def provenance(**more: Any) -> dict[str, Any]:
 
 
 def without_secrets(words: Sequence[str]) -> list[str]:
-    """A command line as it may be shown and kept: `***` in place of a key."""
-    found: list[str] = []
+    """A command line that may be shown and stored: `***` in place of a key."""
+    safe: list[str] = []
     for word in words:
         name, equals, _ = word.partition("=")
-        if found and found[-1] in SECRET:
+        if safe and safe[-1] in SECRET:
             word = "***"
         elif equals and name in SECRET:
             word = f"{name}=***"
-        found.append(word)
-    return found
+        safe.append(word)
+    return safe
 
 
 def commit(file: Path) -> str | None:
-    """The commit of the checkout that `file` is of, with a mark if its code has changes.
+    """The commit of the checkout that holds `file`, with `+changes` if its code differs; None if nothing is known.
 
-    XSHARE_COMMIT names the commit of a copy whose own repository is stale or missing. Changes are looked for against
-    it, or against HEAD where the repository does not know it; only where there is no checkout it is taken as it is.
-    None where nothing is known.
+    XSHARE_COMMIT names the commit of a copy whose own repository is stale or missing. The code is compared with that
+    commit, or with HEAD if the repository does not know it. Without a checkout, XSHARE_COMMIT is returned as it is.
     """
-    named = os.environ.get("XSHARE_COMMIT") or None
+    claimed = os.environ.get("XSHARE_COMMIT") or None
 
     def git(*words: str, check: bool = True) -> str:
         command = ["git", "-C", str(file.parent), *words]
@@ -59,11 +58,11 @@ def commit(file: Path) -> str | None:
 
     try:
         if not git("ls-files", file.name):
-            return named  # some other repository surrounds an installed package
-        code = (":/src", ":/benchmarks")  # a result is made by these; the results themselves may change
+            return claimed  # an installed package inside some other repository
+        code = (":/src", ":/benchmarks")  # only these make results; the results themselves may change
         head = git("rev-parse", "HEAD")
-        known = git("rev-parse", "--verify", "--quiet", f"{named}^{{commit}}", check=False) if named else head
+        known = git("rev-parse", "--verify", "--quiet", f"{claimed}^{{commit}}", check=False) if claimed else head
         changed = git("diff", "--name-only", known or head, "--", *code)
-        return (named or head) + ("+changes" if changed else "")
+        return (claimed or head) + ("+changes" if changed else "")
     except (OSError, subprocess.CalledProcessError):
-        return named
+        return claimed

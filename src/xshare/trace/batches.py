@@ -1,7 +1,7 @@
-"""Batches out of a trace: which tokens a decode step would have held.
+"""Batches from a trace: which tokens a decode step would have held.
 
-A request contributes a chunk: one token, or 1 + L consecutive ones when L drafts are verified. Rows that a short
-sequence or a short last batch leaves empty are -1: they do not vote.
+A request contributes a chunk: one token, or 1 + L consecutive tokens when L drafts are verified. Rows left empty by a
+short sequence or a short last batch are -1: they do not vote.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Batches:
 
 
 def sampled(trace: Trace, batch: int, draft: int = 0, mix: Mix = "random", count: int = 200, seed: int = 0) -> Batches:
-    """`count` random batches of different sequences; a sequence is as likely as it is long, as in a running server."""
+    """`count` random batches of different sequences, drawn in proportion to their lengths, as in a running server."""
     rng = np.random.default_rng(seed)
     lengths, starts = trace.lengths.numpy(), trace.starts
     draw = _drawer(trace, rng, mix)
@@ -42,9 +42,9 @@ def sampled(trace: Trace, batch: int, draft: int = 0, mix: Mix = "random", count
 
 
 def one_pass(trace: Trace, batch: int, draft: int = 0, mix: Mix = "random", seed: int = 0) -> Batches:
-    """Every token once. The sequences are laid end to end in `batch` lanes that advance together, as slots of a server.
+    """Every token once. The sequences lie end to end in `batch` lanes that advance together, like slots of a server.
 
-    `mix` orders the sequences: at random, by domain (lanes then lie in different domains), or one domain at a time.
+    `mix` orders the sequences: at random, by domain (so that lanes are in different domains), or one domain at a time.
     """
     rng = np.random.default_rng(seed)
     names, domain = _domains(trace, mix)
@@ -77,7 +77,7 @@ def _rows(first: Ints, end: Ints, draft: int) -> Batches:
 
 
 def _drawer(trace: Trace, rng: np.random.Generator, mix: Mix) -> Callable[[int], Ints]:
-    """A function that draws `batch` sequences, different ones while there are enough."""
+    """A function that draws `batch` sequences, all different if there are enough."""
     lengths = trace.lengths.numpy()
     names, domain = _domains(trace, mix)
 
@@ -101,7 +101,7 @@ def _drawer(trace: Trace, rng: np.random.Generator, mix: Mix) -> Callable[[int],
 
 
 def domains(trace: Trace) -> tuple[list[str], Ints]:
-    """The names of the domains, and each sequence's as a number."""
+    """The names of the domains, and per sequence the index of its domain."""
     names, domain = np.unique(np.array(trace.header.domains), return_inverse=True)
     return [str(name) for name in names], domain
 

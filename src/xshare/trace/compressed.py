@@ -1,4 +1,4 @@
-"""A trace file whose name ends in .xz: compressed on its way to the disk, unpacked in bounds on its way back."""
+"""Trace files whose name ends in .xz: compressed when written, decompressed within limits when read."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from xshare.errors import TraceError
 from xshare.results import sha256
 
 SUFFIX = ".xz"
-MOST_BYTES = 4 << 30  # that a file may unpack to: a small file can claim any number
-MOST_MEMORY = 256 << 20  # that unpacking may take: four times what xz -9 asks for
+MOST_BYTES = 4 << 30  # of decompressed content: a small file can expand to any size
+MOST_MEMORY = 256 << 20  # for decompression: four times what xz -9 needs
 AT_ONCE = 1 << 20
-# Most of a trace is numbers of two bytes: told so, LZMA makes nano's 7 % smaller. Any xz unpacks it.
+# Most of a trace is two-byte numbers. LZMA tuned for them makes nano's trace 7 % smaller; any xz can decompress it.
 FILTERS = ({"id": lzma.FILTER_LZMA2, "preset": lzma.PRESET_DEFAULT, "lc": 3, "lp": 1, "pb": 1},)
 
 
@@ -25,13 +25,14 @@ def is_compressed(path: Path) -> bool:
 
 
 def compress(content: bytes) -> bytes:
-    """The same bytes for the same content."""
+    """xz-compressed `content`; the same content gives the same bytes."""
     return lzma.compress(content, format=lzma.FORMAT_XZ, filters=FILTERS)
 
 
 @contextmanager
 def plain_file(path: Path) -> Iterator[Path]:
-    """The file itself, or what it unpacks to for as long as the block lasts (and whoever has mapped it)."""
+    """The file itself if it is not compressed; otherwise a decompressed copy, deleted after the block (a memory map of
+    it stays valid)."""
     if not is_compressed(path):
         yield path
         return
@@ -39,32 +40,32 @@ def plain_file(path: Path) -> Iterator[Path]:
         plain = Path(folder) / path.stem
         try:
             with plain.open("wb") as file:
-                file.writelines(_unpacked(path))
+                file.writelines(_decompressed(path))
         except OSError as error:
             raise TraceError(f"trace {str(path)!r} cannot be unpacked: {error.strerror}") from None
         yield plain
 
 
 def content_sha256(path: Path) -> str:
-    """Of what a trace holds, compressed or not."""
+    """The checksum of a trace's decompressed content."""
     if not is_compressed(path):
         return sha256(path)
     digest = hashlib.sha256()
-    for piece in _unpacked(path):
+    for piece in _decompressed(path):
         digest.update(piece)
     return digest.hexdigest()
 
 
-def _unpacked(path: Path) -> Iterator[bytes]:
+def _decompressed(path: Path) -> Iterator[bytes]:
     xz = lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=MOST_MEMORY)
     size = 0
     with path.open("rb") as file:
         while not xz.eof:
-            more = file.read(AT_ONCE) if xz.needs_input else b""
-            if xz.needs_input and not more:
+            chunk = file.read(AT_ONCE) if xz.needs_input else b""
+            if xz.needs_input and not chunk:
                 raise TraceError(f"trace {str(path)!r} is not a whole xz file: it ends too early")
             try:
-                piece = xz.decompress(more, AT_ONCE)
+                piece = xz.decompress(chunk, AT_ONCE)
             except lzma.LZMAError as error:
                 raise TraceError(f"trace {str(path)!r} cannot be unpacked by xz: {str(error).lower()}") from None
             size += len(piece)

@@ -14,16 +14,16 @@ DEAD = 0.01  # an expert with less than this share of an even load
 
 
 def shares(trace: Trace) -> NDArray[np.float64]:
-    """Each expert's share of the routed slots of its layer. [layers, N], rows sum to 1"""
+    """Each expert's share of the routed slots of its layer. float64 [layers, N]; rows sum to 1"""
     chosen = top_sets(trace, np.arange(trace.tokens), trace.header.top_k)  # [tokens, layers, k]
     counts = [torch.bincount(layer.flatten(), minlength=trace.header.num_experts) for layer in chosen.unbind(1)]
     load = torch.stack(counts).double()
-    found: NDArray[np.float64] = (load / load.sum(1, keepdim=True)).numpy()
-    return found
+    share: NDArray[np.float64] = (load / load.sum(1, keepdim=True)).numpy()
+    return share
 
 
 def load_rows(trace: Trace) -> list[Row]:
-    """One row a layer: `entropy` of the load (1 is even), share of `dead` experts, `heaviest` in even loads."""
+    """One row per layer: `entropy` of the load (1 is even), share of `dead` experts, `heaviest` load in even loads."""
     N = trace.header.num_experts
     rows = []
     for layer, share in zip(trace.header.layers, shares(trace), strict=True):

@@ -1,16 +1,16 @@
 """The trace file: what a model's routers chose, token by token, as safetensors with a JSON header. Never pickle.
-One whose name ends in .xz is the same file, compressed (packed.py).
+A file whose name ends in .xz is the same, compressed (compressed.py).
 
 Tensors                                                     header (JSON in the safetensors metadata)
   experts  uint8/int16 [tokens, layers, k]  best first        model, num_experts, top_k, score, router,
-  weights  float16     [tokens, layers, k]                    layers, domains, categories (one a sequence),
+  weights  float16     [tokens, layers, k]                    layers, domains, categories (one per sequence),
 or                                                            provenance
   logits   float       [tokens, layers, N]
   correction_bias  float32 [layers, N]      sigmoid routers
 and
   lengths  int64       [sequences]          splits the token axis
 
-`score` says which of the two it is: "topk" holds only the chosen experts and their weights, "full" every logit.
+`score` says which of the two forms a file has: "topk" holds the chosen experts and their weights, "full" every logit.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ from xshare.trace.compressed import compress, is_compressed, plain_file
 
 HEADER_KEY = "xshare_trace"
 TENSORS = ("lengths", "experts", "weights", "logits", "correction_bias")
-MOST_EXPERTS = 2**15  # whose numbers the file has room for
-MOST_TOKENS = 2**40  # of a sequence: a sum of any number of such lengths that fits a file does not wrap
+MOST_EXPERTS = 2**15  # int16 holds their numbers
+MOST_TOKENS = 2**40  # per sequence: int64 sums of all lengths that fit a file do not overflow
 
 
 class RouterFields(BaseModel):
@@ -128,7 +128,7 @@ class Trace:
             return cls(Header.model_validate(json.loads(text)), **tensors)
         except (TraceError, RouterError) as error:
             raise TraceError(f"trace {str(path)!r} does not fit together: {error}") from None
-        except (ValueError, RecursionError) as error:  # pydantic's and JSON's own are such
+        except (ValueError, RecursionError) as error:  # pydantic's and JSON's errors are ValueErrors
             raise TraceError(f"trace {str(path)!r} has a header that cannot be read: {_reason(error)}") from None
 
     def _check(self) -> None:
@@ -141,22 +141,22 @@ class Trace:
         if not header.layers:
             raise TraceError("layers must name at least one layer")
         L, k, N = len(header.layers), header.top_k, header.num_experts
-        other = ("experts", "weights") if header.score == "full" else ("logits",)
-        for name in other:
+        unexpected = ("experts", "weights") if header.score == "full" else ("logits",)
+        for name in unexpected:
             if getattr(self, name) is not None:
                 raise TraceError(f"{name} do not belong into a trace of score {header.score!r}")
         if header.score == "full":
-            _shape("logits", self.logits, (self.tokens, L, N), floating=True)
+            _checked("logits", self.logits, (self.tokens, L, N), floating=True)
         else:
-            experts = _shape("experts", self.experts, (self.tokens, L, k), floating=False)
-            weights = _shape("weights", self.weights, (self.tokens, L, k), floating=True)
+            experts = _checked("experts", self.experts, (self.tokens, L, k), floating=False)
+            weights = _checked("weights", self.weights, (self.tokens, L, k), floating=True)
             check_ids(experts, N)
             if not bool(weights.isfinite().all()) or float(weights.min()) < 0:
                 raise TraceError("weights must be finite and not negative")
             if k > 1 and bool((experts.sort(-1).values.diff(dim=-1) == 0).any()):
                 raise TraceError("experts must name each expert at most once a token and layer")
         if self.correction_bias is not None:
-            bias = _shape("correction_bias", self.correction_bias, (L, N), floating=True)
+            bias = _checked("correction_bias", self.correction_bias, (L, N), floating=True)
             if not bool(bias.isfinite().all()):
                 raise TraceError("correction_bias must be finite")
         for name, labels in (("domains", header.domains), ("categories", header.categories)):
@@ -165,7 +165,7 @@ class Trace:
         self.router().check(N)
 
 
-def _shape(name: str, tensor: Tensor | None, shape: tuple[int, ...], floating: bool) -> Tensor:
+def _checked(name: str, tensor: Tensor | None, shape: tuple[int, ...], floating: bool) -> Tensor:
     if tensor is None or tuple(tensor.shape) != shape:
         got = "missing" if tensor is None else list(tensor.shape)
         raise TraceError(f"{name} must have the shape {list(shape)}, and is {got}")

@@ -1,4 +1,4 @@
-"""Import of the plain NumPy form: `experts` and `weights` [tokens, layers, k], `lengths`, `domain`, `category`."""
+"""Import of traces as NumPy arrays: `experts` and `weights` [tokens, layers, k], `lengths`, `domain`, `category`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from xshare.trace.file import Header, RouterFields, Trace, narrow_ids
 
 
 def import_npz(path: Path, model: str | None = None, num_experts: int | None = None) -> Trace:
-    """Read an .npz file. The model's name (the file's, if none is given) tells the router, where it is a known one."""
+    """The trace in an .npz file. The model's name (by default the file's) gives the router if the model is known."""
     arrays = _read(path)
     model = model or path.stem
     experts = torch.from_numpy(arrays["experts"].astype(np.int64))
@@ -30,7 +30,7 @@ def import_npz(path: Path, model: str | None = None, num_experts: int | None = N
         )
     router = _router(model, num_experts, top_k=experts.shape[-1])
     assert router.num_experts is not None
-    if router.scoring == "softmax":  # best first; with a correction bias weights do not tell the order, the file does
+    if router.scoring == "softmax":  # best first. With a correction bias weights give no order: the file's order stays
         weights, order = weights.sort(dim=-1, descending=True, stable=True)
         experts = experts.gather(-1, order)
     lengths = torch.from_numpy(arrays["lengths"].astype(np.int64))
@@ -60,9 +60,9 @@ def _read(path: Path) -> dict[str, Any]:
         arrays = {name: file[name] for name in file.files} if isinstance(file, np.lib.npyio.NpzFile) else {}
     except TraceError:
         raise
-    except Exception as error:  # a damaged file fails in as many ways as zip and NumPy have parts
+    except Exception as error:  # a damaged file can raise almost any error in zip or NumPy
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        if "pickle" in reason:  # NumPy would say how to unpickle, which runs what is in the file
+        if "pickle" in reason:  # NumPy's message explains how to unpickle, which would run code from the file
             reason = (
                 "it is another kind of file or holds Python objects, expected numbers and text as savez writes them"
             )
@@ -70,10 +70,8 @@ def _read(path: Path) -> dict[str, Any]:
     for name, kinds, dimensions in (("experts", "iu", 3), ("weights", "f", 3), ("lengths", "iu", 1)):
         array = arrays.get(name)
         if not isinstance(array, np.ndarray):
-            found = ", ".join(arrays) or "none"
-            raise TraceError(
-                f"{str(path)!r} has no array {name!r}: expected experts, weights and lengths, found {found}"
-            )
+            got = ", ".join(arrays) or "none"
+            raise TraceError(f"{str(path)!r} has no array {name!r}: expected experts, weights and lengths, found {got}")
         if array.dtype.kind not in kinds or array.ndim != dimensions:
             kind = "floating-point" if kinds == "f" else "whole"
             got = f"{array.dtype} with {array.ndim}"
@@ -82,11 +80,11 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def check_size(path: Path) -> None:
-    """Refuse a small file that unpacks to more than any memory. One that is no zip file is refused by what follows."""
+    """Refuse a file that expands to more than MOST_BYTES. A file that is not a zip file fails later, in np.load."""
     if not zipfile.is_zipfile(path):
         return
     with zipfile.ZipFile(path) as file:
-        size = sum(each.file_size for each in file.infolist())
+        size = sum(member.file_size for member in file.infolist())
     if size > MOST_BYTES:
         raise TraceError(
             f"{str(path)!r} unpacks to {size / 2**30:.1f} GiB, expected at most {MOST_BYTES / 2**30:g} GiB"

@@ -23,8 +23,8 @@ def overlap(trace: Trace, pairs: int = 10_000, tops: list[int] | None = None, se
     for kind in kinds:
         a, b = _pairs(trace, kind, pairs, rng)
         for top in tops or default_tops(trace):
-            mine, other = (top_sets(trace, tokens, top) for tokens in (a, b))
-            shared = (mine.unsqueeze(-1) == other.unsqueeze(-2)).sum((-2, -1)).double().mean(-1).numpy()  # [pairs]
+            tops_a, tops_b = (top_sets(trace, tokens, top) for tokens in (a, b))
+            shared = (tops_a.unsqueeze(-1) == tops_b.unsqueeze(-2)).sum((-2, -1)).double().mean(-1).numpy()  # [pairs]
             low, high = interval(shared)
             chance = top * top / trace.header.num_experts
             rows.append(
@@ -35,7 +35,7 @@ def overlap(trace: Trace, pairs: int = 10_000, tops: list[int] | None = None, se
 
 
 def default_tops(trace: Trace) -> list[int]:
-    """Sets as large as routing uses and larger, or, where only the chosen are known, smaller."""
+    """Set sizes to compare: k and larger; if a trace holds only chosen experts, k and smaller."""
     k, N = trace.header.top_k, trace.header.num_experts
     if trace.logits is None:
         return sorted({1, max(1, k // 2), k})
@@ -52,19 +52,19 @@ def top_sets(trace: Trace, tokens: Ints, top: int) -> Tensor:
         assert trace.experts is not None
         return trace.experts[index][..., :top].long()
     router = trace.router()
-    logits = trace.logits[index].double().transpose(0, 1)  # [layers, tokens, N], as correction_bias wants it
+    logits = trace.logits[index].double().transpose(0, 1)  # [layers, tokens, N], to match correction_bias
     choice = router.choice(logits, router.score(logits))
-    if top <= trace.header.top_k:  # what is routed to, so by the group rule
+    if top <= trace.header.top_k:  # experts that are routed to, so the group rule applies
         choice = router.limit_groups(choice)
     return choice.argsort(dim=-1, descending=True, stable=True)[..., :top].transpose(0, 1)
 
 
 def _pairs(trace: Trace, kind: str, count: int, rng: np.random.Generator) -> tuple[Ints, Ints]:
-    """Token numbers of `count` random pairs, found by drawing until enough fit."""
+    """Token numbers of `count` random pairs, drawn until enough are of this kind."""
     lengths = trace.lengths.numpy()
     sequence = np.repeat(np.arange(len(lengths)), lengths)
     domain = domains(trace)[1][sequence]
-    found: list[tuple[Ints, Ints]] = []
+    drawn: list[tuple[Ints, Ints]] = []
     missing = count
     for _ in range(1000):
         a = rng.integers(0, len(sequence), size=count)
@@ -75,8 +75,8 @@ def _pairs(trace: Trace, kind: str, count: int, rng: np.random.Generator) -> tup
             "same domain": ~same_sequence & same_domain,
             "different domains": ~same_domain,
         }[kind]
-        found.append((a[fits][:missing], b[fits][:missing]))
-        missing -= len(found[-1][0])
+        drawn.append((a[fits][:missing], b[fits][:missing]))
+        missing -= len(drawn[-1][0])
         if missing == 0:
-            return np.concatenate([a for a, _ in found]), np.concatenate([b for _, b in found])
+            return np.concatenate([a for a, _ in drawn]), np.concatenate([b for _, b in drawn])
     raise TraceError(f"the trace holds no {kind} pairs of tokens: its sequences are too few or too short")

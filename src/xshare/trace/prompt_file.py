@@ -1,4 +1,4 @@
-"""The prompts that a trace is recorded from, as a file has them."""
+"""The file of prompts that a trace is recorded from."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ class Prompt:
 
 
 def read_prompts(path: Path) -> list[Prompt]:
-    """One prompt a line, or in a .jsonl file an object with `prompt` and perhaps `domain`. Empty lines are left out."""
+    """The prompts of a file: one per line, or in a .jsonl file one object per line with `prompt` and perhaps `domain`.
+    Empty lines are skipped."""
     numbered = read_lines(path, "prompts file", "prompts", TraceError)
     if path.suffix != ".jsonl":
         return [Prompt(line) for _, line in numbered]
@@ -26,9 +27,9 @@ def read_prompts(path: Path) -> list[Prompt]:
 
 def _prompt(line: str, where: str) -> Prompt:
     try:
-        found = json.loads(line)
+        record = json.loads(line)
     except (ValueError, RecursionError) as error:
         raise TraceError(f"{where} is not JSON: {error}") from None
-    if not isinstance(found, dict) or not isinstance(found.get("prompt"), str) or not found["prompt"]:
+    if not isinstance(record, dict) or not isinstance(record.get("prompt"), str) or not record["prompt"]:
         raise TraceError(f"{where} must be an object with a text 'prompt' and, if you like, a 'domain'")
-    return Prompt(found["prompt"], str(found.get("domain", "unlabelled")))
+    return Prompt(record["prompt"], str(record.get("domain", "unlabelled")))

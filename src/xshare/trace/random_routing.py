@@ -1,8 +1,9 @@
-"""Made-up routing, for a deployment of which there is no trace: `random:256,8` is 256 experts, top-8.
+"""Synthetic routing, for a deployment without a trace: `random:256,8` is 256 experts, top-8.
 
     logit = skew popular[e] + sqrt(c) taste[sequence, e] + sqrt(1 - c) own[token, e]
 
-each standard normal, with skew = c = 0.5, which routes about as gpt-oss-20b does (engines/vllm/dummy_weights.py).
+popular, taste and own are standard normal. With skew = c = 0.5, routing resembles that of gpt-oss-20b
+(engines/vllm/dummy_weights.py).
 """
 
 from __future__ import annotations
@@ -26,17 +27,18 @@ def is_random_trace(name: str) -> bool:
 
 
 def random_trace(name: str, seed: int = 0) -> Trace:
-    found = NAME.fullmatch(name)
-    if found is None or not 1 <= int(found[2]) <= int(found[1]) <= MOST_EXPERTS:
+    """A trace of SEQUENCES sequences of TOKENS tokens, with logits drawn by the formula above."""
+    match = NAME.fullmatch(name)
+    if match is None or not 1 <= int(match[2]) <= int(match[1]) <= MOST_EXPERTS:
         raise TraceError(f"made-up routing is random:EXPERTS,TOP_K as random:256,8, not {name!r}")
-    experts, top_k = int(found[1]), int(found[2])
-    dice = torch.Generator().manual_seed(seed)
+    experts, top_k = int(match[1]), int(match[2])
+    generator = torch.Generator().manual_seed(seed)
 
-    def drawn(*shape: int) -> torch.Tensor:
-        return torch.randn(*shape, LAYERS, experts, generator=dice)
+    def normal(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, LAYERS, experts, generator=generator)
 
-    taste, own = drawn(SEQUENCES, 1), drawn(SEQUENCES, TOKENS)
-    logits = SKEW * drawn(1, 1) + math.sqrt(CORRELATION) * taste + math.sqrt(1 - CORRELATION) * own
+    taste, own = normal(SEQUENCES, 1), normal(SEQUENCES, TOKENS)
+    logits = SKEW * normal(1, 1) + math.sqrt(CORRELATION) * taste + math.sqrt(1 - CORRELATION) * own
     header = Header(
         model=name,
         num_experts=experts,

@@ -1,4 +1,4 @@
-"""Flat records of a replay, the rows of its result file."""
+"""The rows of a replay's result file."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from xshare.trace.replay import METRICS, Replayed
 
 def replay_row(outcome: Replayed, setting: Row) -> Row:
     """One policy, averaged over batches and layers, with 95 % intervals over batches."""
-    row = known(outcome, setting) | {"layer": None}
+    row = setting_columns(outcome, setting) | {"layer": None}
     for metric in METRICS:
         per_batch = outcome.metrics[metric].mean(axis=1)
         row[metric] = float(per_batch.mean())
@@ -21,26 +21,28 @@ def replay_row(outcome: Replayed, setting: Row) -> Row:
     return row
 
 
-def known(outcome: Replayed, setting: Row) -> Row:
-    """What was replayed. A share of protected requests is named where somebody is."""
+def setting_columns(outcome: Replayed, setting: Row) -> Row:
+    """The columns that say what was replayed; those of protected requests only if there are any."""
     protected: Row = {}
     if outcome.protected:
         requests = len(protected_requests(outcome.protected, setting["batch"]))
-        protected = {"protected": outcome.protected, "protected_requests": requests}  # of each batch
+        protected = {"protected": outcome.protected, "protected_requests": requests}  # per batch
     return {"policy": str(outcome.policy), "method": outcome.policy.method, **protected, **setting}
 
 
 def layer_rows(outcome: Replayed, header: Header, setting: Row) -> list[Row]:
-    """The same for each layer, averaged over batches."""
+    """One policy, one row per layer, averaged over batches."""
     means = {metric: outcome.metrics[metric].mean(axis=0) for metric in METRICS}
     return [
-        known(outcome, setting) | {"layer": layer} | {metric: float(means[metric][number]) for metric in METRICS}
+        setting_columns(outcome, setting)
+        | {"layer": layer}
+        | {metric: float(means[metric][number]) for metric in METRICS}
         for number, layer in enumerate(header.layers)
     ]
 
 
 def curve_rows(outcomes: list[Replayed], header: Header, setting: Row) -> list[Row]:
-    """One batch size of the curve, next to the closed form for independent uniform routing."""
+    """The rows of one batch size, with the closed form for independent uniform routing."""
     rows = [replay_row(outcome, setting) for outcome in outcomes]
     expected = closed_form(header.num_experts, header.top_k, setting["batch"] * (1 + setting["draft"]))
     return [row | {"closed_form": expected} for row in rows]
