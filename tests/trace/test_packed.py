@@ -93,7 +93,7 @@ def test_what_unpacks_to_too_much_is_refused_on_the_way(folder, monkeypatch):
     bomb.write_bytes(lzma.compress(bytes(32 << 20)))
     assert bomb.stat().st_size < 10_000
     monkeypatch.setattr(packed, "MOST_BYTES", 4 << 20)
-    given = packed._unpacked(bomb)
+    given = packed._decompressed(bomb)
     assert sum(len(piece) for piece in islice(given, 4)) == 4 << 20
     with pytest.raises(TraceError, match="unpacks to more than"):
         next(given)
@@ -113,7 +113,7 @@ def test_no_room_to_unpack(folder, monkeypatch):
         raise OSError(28, "No space left on device")
         yield b""
 
-    monkeypatch.setattr(packed, "_unpacked", full)
+    monkeypatch.setattr(packed, "_decompressed", full)
     refused(folder / "t.xz", "cannot be unpacked: No space left on device")
 
 

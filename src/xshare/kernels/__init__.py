@@ -1,4 +1,4 @@
-"""The fused selection for CUDA. Importing this package imports neither Triton nor a kernel."""
+"""The fused selection for CUDA. Importing this package does not import Triton or any kernel."""
 
 from xshare.kernels.dispatch import fused_set
 

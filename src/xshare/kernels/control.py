@@ -1,4 +1,4 @@
-"""Control: what changes from step to step, in device memory, where a captured graph reads it afresh at every replay."""
+"""Control: what changes from step to step, in device memory, where a captured graph reads it at every replay."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ Array = npt.NDArray[np.int32]
 
 
 def layer_numbers(policy: Policy) -> torch.Tensor:
-    """What may differ by layer, of one layer's policy. float64 [len(LayerNumber)]"""
-    found = [0.0] * len(LayerNumber)
-    found[LayerNumber.M] = min(policy.batch_budget, MAX_EXPERTS)
-    found[LayerNumber.TAU] = -1.0 if policy.mass is None else policy.mass
-    found[LayerNumber.RHO] = policy.coverage or 0.0
-    found[LayerNumber.LAM] = policy.price or 0.0
-    return torch.tensor(found, dtype=torch.float64)
+    """The numbers of one layer's policy that may differ by layer. float64 [len(LayerNumber)]"""
+    numbers = [0.0] * len(LayerNumber)
+    numbers[LayerNumber.M] = min(policy.batch_budget, MAX_EXPERTS)
+    numbers[LayerNumber.TAU] = -1.0 if policy.mass is None else policy.mass
+    numbers[LayerNumber.RHO] = policy.coverage or 0.0
+    numbers[LayerNumber.LAM] = policy.price or 0.0
+    return torch.tensor(numbers, dtype=torch.float64)
 
 
 class Control:
-    """The setters change a copy on the host; `push` sends it in one asynchronous transfer, and nothing if nothing
-    changed, as in the steady decoding of one batch. Several pinned buffers take turns, each with an event, so that none
-    is written while an earlier transfer still reads it.
+    """The setters change a copy on the host. `push` sends it in one asynchronous transfer, or sends nothing if nothing
+    changed, as in steady decoding of one batch. Several pinned buffers take turns, each with an event, so that none is
+    written while an earlier transfer still reads it.
     """
 
     def __init__(self, device: torch.device | str, max_requests: int = MAX_ROWS) -> None:
-        # after the words: query_start_loc, with room for the blocks of two launches to look past the last request
+        # query_start_loc follows the words; blocks of two launches may read past the last request, hence the room
         size = len(Word) + 2 * max_requests + 2
         self.memory = torch.zeros(size, dtype=torch.int32, device=device)
         self.words, self.starts = self.memory[: len(Word)], self.memory[len(Word) :]
@@ -45,14 +45,14 @@ class Control:
         self.policy: Policy | None = None  # what was set last, for FusedSelection.check
         self._host = np.zeros(size, np.int32)
         self._protected: Sequence[int] | Array = ()  # rows, as set last
-        self._marks, self._marked = np.zeros(MAX_ROWS, np.int32), False  # the same by row, and whether to send it
-        self._used = len(Word)  # how much of it this step needs
+        self._marks, self._marked = np.zeros(MAX_ROWS, np.int32), False  # 1 per protected row; whether to send them
+        self._used = len(Word)  # words of _host that this step needs
         self._changed = True  # since the last push
         self._host[Word.COST] = -1
         self._host[Word.MOST_ROWS] = self._host[Word.MOST_REQUESTS] = np.iinfo(np.int32).max
         self._gate, self._step = (False, False, False), (0, np.zeros(1, np.int32))  # as set last
         on_gpu = self.memory.is_cuda
-        # each with room for the marks of protected rows, which are sent only where there are any
+        # each with room for the marks of protected rows, which are sent only if there are any
         room, turns = size + MAX_ROWS, 8 if on_gpu else 1
         self._buffers = [torch.zeros(room, dtype=torch.int32, pin_memory=on_gpu) for _ in range(turns)]
         self._views = [buffer.numpy() for buffer in self._buffers]
@@ -60,8 +60,8 @@ class Control:
         self._turn = 0
 
     def set_policy(self, policy: Policy) -> None:
-        """Another policy from the next push on. Budgets beyond any N are cut, which changes nothing. What differs by
-        layer is each selection's own (FusedSelection.own)."""
+        """Use another policy from the next push on. Budgets above the largest N are cut, which changes nothing. Numbers
+        that differ by layer are in FusedSelection.own."""
         if reason := unsupported_policy(policy):
             raise PolicyError(reason)
         host = self._host
@@ -81,10 +81,10 @@ class Control:
         protected: Sequence[int] | Array | None = None,
         table: int | None = None,
     ) -> None:
-        """The first `rows` rows vote; `starts` are their requests' boundaries, or every row is a request of its own.
-        `protected` are rows that keep their native experts, `table` the number of the cost table that counts.
+        """The first `rows` rows vote. `starts`: the boundaries of their requests; None if every row is a request.
+        `protected`: rows that keep their native experts. `table`: the index of the cost table to use.
 
-        An array given again, the very same, is taken to be unchanged: comparing takes longer than all the rest.
+        The same array object is assumed to be unchanged: comparing values would take longer than all the rest.
         """
         self._protect(() if protected is None else protected)
         table = -1 if table is None else table
@@ -111,29 +111,29 @@ class Control:
     def set_group(
         self, number: int, least_rows: int = 1, most_rows: int | None = None, most_requests: int | None = None
     ) -> None:
-        """Where several ranks choose together: the policy's number, and for how many rows and requests of all ranks
-        selection acts. None: for any number."""
+        """For ranks that choose one set: the policy's number, and the rows and requests of all ranks for which
+        selection acts. None: no upper limit."""
         most = np.iinfo(np.int32).max
-        wanted = (least_rows, most_rows or most, most_requests or most, number)
+        values = (least_rows, most_rows or most, most_requests or most, number)
         words = slice(Word.LEAST_ROWS, Word.POLICY + 1)
-        if tuple(self._host[words]) != wanted:
-            self._host[words], self._changed = wanted, True
+        if tuple(self._host[words]) != values:
+            self._host[words], self._changed = values, True
 
     def set_gate(self, on: bool, sample: bool = False, only_votes: bool = False) -> None:
-        """Whether selection acts at all, and whether the logits are copied aside (FusedSelection.seen). `only_votes`:
-        where several ranks choose together, the rows here vote and are left alone."""
+        """`on`: whether selection acts. `sample`: whether the logits are copied to FusedSelection.seen. `only_votes`:
+        among ranks that choose one set, this rank votes and its rows stay native."""
         if self._gate != (on, sample, only_votes):
             self._gate, self._changed = (on, sample, only_votes), True
             self._host[Word.GATE], self._host[Word.SAMPLE] = on + (on and only_votes), sample
 
     def push(self) -> None:
-        """Send what was set. The launches after it, on the same stream, see it."""
+        """Send what was set. Later launches on the same stream read it."""
         if not self._changed:
             return
         self._changed, used = False, self._used
         self._turn = (self._turn + 1) % len(self._buffers)
         if self._events:
-            self._events[self._turn].synchronize()  # long past: eight transfers ago
+            self._events[self._turn].synchronize()  # does not wait: that transfer was eight pushes ago
         self._views[self._turn][:used] = self._host[:used]
         self.memory[:used].copy_(self._buffers[self._turn][:used], non_blocking=True)
         if self._marked:

@@ -1,25 +1,25 @@
-"""The control words: what host and kernels both call each number that changes from step to step."""
+"""The control words: names for the numbers that change from step to step, shared by the host and the kernels."""
 
 from enum import IntEnum
 
 
 class Word(IntEnum):
-    """Places in Control.words, int32: what all layers share."""
+    """Indices into Control.words, int32: what all layers share."""
 
-    GATE = 0  # 0: selection does nothing; 1: it acts; 2: rows vote with those of other ranks, and are left alone
-    ROWS = 1  # that vote, the first ones
+    GATE = 0  # 0: selection does nothing; 1: it acts; 2: rows vote for the set of all ranks, but stay native
+    ROWS = 1  # voting rows, which come first
     REQUESTS = 2
     K0 = 3
     MR = 4
     MG = 5  # below zero: no device budget
-    ROUNDS = 6  # how devices are filled: whether by rounds, or level
-    TOPK = 7  # whether rows vote with their native weights, or with all scores
+    ROUNDS = 6  # 1: devices are filled in rounds; 0: level
+    TOPK = 7  # 1: rows vote with their native weights; 0: with all scores
     POWER = 8  # of the votes
-    PROTECTED = 9  # whether any row is
-    COST = 10  # which cost table counts for this step; below zero: none
-    SAMPLE = 11  # whether the logits are copied aside
-    # Where several ranks choose together: rows and requests of all of them for which selection acts, and a number for
-    # the policy, which must be everybody's.
+    PROTECTED = 9  # whether any row is protected
+    COST = 10  # index of this step's cost table; below zero: none
+    SAMPLE = 11  # whether the logits are copied to FusedSelection.seen
+    # For ranks that choose one set: the rows and requests of all ranks for which selection acts, and the policy's
+    # number, which must be the same on all ranks.
     LEAST_ROWS = 12
     MOST_ROWS = 13
     MOST_REQUESTS = 14
@@ -27,19 +27,19 @@ class Word(IntEnum):
 
 
 class MessageWord(IntEnum):
-    """Places in what ranks that choose together add up, int64, after each expert's votes and wants. All are zero from a
-    rank that does not vote."""
+    """Indices into the end of a rank's message, int64. The messages of all ranks are summed; a rank that does not vote
+    sends zeros."""
 
-    VOTERS = 0  # rows that can be read
+    VOTERS = 0  # voting rows with usable logits
     ROWS = 1
     REQUESTS = 2
-    VOTING = 3  # ranks
-    POLICY = 4  # the policy's number, and its square: VOTING * sum of squares = (sum)^2 exactly where all have the same
-    SQUARED = 5
+    VOTING = 3  # ranks that vote
+    POLICY = 4  # the policy's number, and its square: all ranks have one policy if and only if
+    SQUARED = 5  # VOTING * (sum of squares) = (sum)^2
 
 
 class LayerNumber(IntEnum):
-    """Places in what may differ by layer, float64. Thresholds that are not set lie where they do nothing."""
+    """Indices into the numbers that may differ by layer, float64. A threshold that is not set has no effect."""
 
     M = 0
     TAU = 1  # below zero: none

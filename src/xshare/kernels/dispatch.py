@@ -1,4 +1,4 @@
-"""Behind select() and route(): the fused kernel where it can serve, otherwise None and the reference runs."""
+"""The fused kernel for select() and route(), where it can serve them; otherwise the reference runs."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def fused_set(
 ) -> Tensor | None:
     """S for logits (with a router) or scores (without) [n, N] on a CUDA device, bool [N]; None if unsupported.
 
-    The layout must be known on the host and tidy (BatchLayout.starts). Inside a graph capture the reference runs: here
-    the policy is copied to the device at every call. An engine holds a Control and a FusedSelection instead.
+    The layout must have BatchLayout.starts. During a graph capture the reference runs, because this function copies the
+    policy to the device at every call. An engine keeps a Control and a FusedSelection instead.
     """
     if rows.device.type != "cuda" or rows.ndim != 2 or rows.stride(-1) != 1 or find_spec("triton") is None:
         return None
@@ -41,7 +41,7 @@ def fused_set(
         return None
     from xshare.kernels.launch import FusedSelection
 
-    with torch.cuda.device(rows.device):  # launches go to the current one
+    with torch.cuda.device(rows.device):  # kernels launch on the current device
         selection = FusedSelection(
             num_experts=N,
             rows=n,

@@ -1,7 +1,7 @@
 """The fused routing: each row's top-k inside S, its weights, and rows sorted by expert for the experts' kernel.
 
-Bit for bit what vLLM's Triton path computes from masked logits in four launches: ids by the order of the logits' bits,
-a softmax over a row's k in its order of summation, and the tables of `Tables`.
+The results equal, bit for bit, what vLLM's Triton path computes from masked logits in four launches: ids in the order
+of the logits' bits, a softmax over a row's k experts with vLLM's order of summation, and the tables of `Tables`.
 """
 
 import triton
@@ -9,14 +9,14 @@ import triton.language as tl
 
 from xshare.kernels.ranking import REMOVED
 
-SMALLEST = 16  # rows of an expert in a tile of the experts' kernel, which may also have 32, 64 or 128
+SMALLEST = 16  # rows in the smallest tile of the experts' kernel; the others have 32, 64 and 128
 SIZES = 4
 
 
 @triton.jit
 def masked(x, S, LOWEST: tl.constexpr):
-    """The lowest finite value outside S, half of that for -inf inside, which must not come after what is outside. Any
-    other logit is as it was, so S = E changes no bit of a finite row."""
+    """Logits with the lowest finite value outside S. Inside S, -inf becomes half of that value, so that it ranks above
+    every expert outside. Any other logit is unchanged, so S = E changes no bit of a finite row."""
     lowest = tl.full(x.shape, LOWEST, tl.float32).to(x.dtype)
     above = tl.full(x.shape, LOWEST / 2, tl.float32).to(x.dtype)
     return tl.where(S[None, :], tl.where(x == float("-inf"), above, x), lowest)
@@ -24,8 +24,8 @@ def masked(x, S, LOWEST: tl.constexpr):
 
 @triton.jit
 def _as_bits(x, BN: tl.constexpr):
-    """16-bit floats [BR, BN] -> unique int32 in the order of their bits: -0 is below 0, and NaN has a place. Of equals
-    the lower column is larger."""
+    """16-bit floats [BR, BN] -> unique int32 in the order of their bits: -0 is below 0, and NaN is ordered too. Among
+    equal floats, the lower column gets the larger key."""
     bits = x.to(tl.int16, bitcast=True).to(tl.int32)
     return ((bits ^ ((bits >> 31) & 0x7FFF)) << 16) | (65535 - tl.arange(0, BN))[None, :]
 
@@ -43,7 +43,7 @@ def _column(key):
 
 @triton.jit
 def top_inside(x, S, N: tl.constexpr, BN: tl.constexpr, K: tl.constexpr, LOWEST: tl.constexpr):
-    """Keys of the logits inside S, int32 [BR, BN], and which are each row's K best."""
+    """-> keys of the masked logits, int32 [BR, BN], and a mask of each row's K best inside S"""
     key = tl.where((tl.arange(0, BN) < N)[None, :], _as_bits(masked(x, S, LOWEST), BN), REMOVED)
     most = tl.max(key, axis=1)
     left = key
@@ -55,7 +55,7 @@ def top_inside(x, S, N: tl.constexpr, BN: tl.constexpr, K: tl.constexpr, LOWEST:
 
 @triton.jit
 def bits_set(x):
-    """How many bits of an int32 are set."""
+    """The number of set bits of an int32."""
     x = x - ((x >> 1) & 0x55555555)
     x = (x & 0x33333333) + ((x >> 2) & 0x33333333)
     x = (x + (x >> 4)) & 0x0F0F0F0F
@@ -64,7 +64,7 @@ def bits_set(x):
 
 @triton.jit
 def leave_rows(key, chosen, keys, marks, rows, BQ: tl.constexpr, BN: tl.constexpr, K: tl.constexpr):
-    """What rows have chosen, through memory, as votes go: their K keys in the order of columns; and by column a mark,
+    """Write what rows have chosen to memory, as votes are: per row its K keys in column order, and per column a mark
     whose bit r says whether the program's row r is routed there."""
     BR: tl.constexpr = chosen.shape[0]
     slot = tl.cumsum(chosen.to(tl.int32), axis=1) - 1
@@ -80,10 +80,10 @@ def leave_rows(key, chosen, keys, marks, rows, BQ: tl.constexpr, BN: tl.constexp
 def marks_of(marks, BR: tl.constexpr, BQ: tl.constexpr, BN: tl.constexpr):
     """-> the columns' marks, int32 [BN]"""
     HELD: tl.constexpr = BQ if BR > BQ else BR
-    found = tl.zeros([BN], tl.int32)
+    mark = tl.zeros([BN], tl.int32)
     for row in tl.static_range(HELD):
-        found += tl.load(marks + row * BN + tl.arange(0, BN))
-    return found
+        mark += tl.load(marks + row * BN + tl.arange(0, BN))
+    return mark
 
 
 @triton.jit
@@ -91,10 +91,10 @@ def write_tables(
     count, hist, starts, starts_stride, tiles, tiles_stride, most_tiles, part, PARTS: tl.constexpr,
     N: tl.constexpr, BN: tl.constexpr, ROWS: tl.constexpr, MOST_TILES: tl.constexpr,
 ):  # fmt: skip
-    """Rows of each expert, int32 [BN] -> hist, starts, tiles (see Tables), and where an expert's rows start, [BN].
+    """Write hist, starts and tiles (see Tables) from the rows per expert, int32 [BN] -> where each expert's rows start.
 
-    Several programs may share the work: PARTS of them, of which this is number `part`. Five sums run in one: of rows in
-    the lowest 16 bits, of tiles of each size in 12 above.
+    PARTS programs may share the work; this is number `part`. One 64-bit cumulative sum computes five: rows in the
+    lowest 16 bits, then tiles of each size in 12 bits each.
     """
     cols = tl.arange(0, BN)
     packed = count.to(tl.int64)
@@ -104,7 +104,7 @@ def write_tables(
     begins = ends - packed
     first = (begins & 65535).to(tl.int32)
     last = cols == N - 1
-    all_of_it = tl.sum(packed, axis=0)
+    totals = tl.sum(packed, axis=0)
     if part == 0:
         tl.store(hist + cols, count, mask=cols < N)
         tl.store(starts + cols, first, mask=cols < N)
@@ -113,13 +113,13 @@ def write_tables(
         if part == size % PARTS:
             begin = ((begins >> (16 + 12 * size)) & 4095).to(tl.int32)
             end = ((ends >> (16 + 12 * size)) & 4095).to(tl.int32)
-            mine = starts + (1 + size) * starts_stride
-            tl.store(mine + cols, begin, mask=cols < N)
-            tl.store(mine + 1 + cols, end, mask=last)
+            line = starts + (1 + size) * starts_stride
+            tl.store(line + cols, begin, mask=cols < N)
+            tl.store(line + 1 + cols, end, mask=last)
             entries = tiles + size * tiles_stride
             for tile in tl.static_range((ROWS + (16 << size) - 1) // (16 << size)):
                 tl.store(entries + begin + tile, tile * 65536 + cols, mask=(begin + tile < end) & (cols < N))
-            used = ((all_of_it >> (16 + 12 * size)) & 4095).to(tl.int32)
+            used = ((totals >> (16 + 12 * size)) & 4095).to(tl.int32)
             for chunk in tl.static_range((MOST_TILES + BN - 1) // BN):
                 place = chunk * BN + cols
                 tl.store(entries + place, tl.full([BN], -1, tl.int32), mask=(place >= used) & (place < most_tiles))
@@ -128,34 +128,34 @@ def write_tables(
 
 @triton.jit
 def weigh(keys, first_row, present, weights, BR: tl.constexpr, K: tl.constexpr):
-    """The pairs of the program's rows: their numbers, whether they are there, columns and weights, each [BR * K].
+    """The pairs of the program's rows: their numbers, whether they exist, columns and weights, each [BR * K].
 
-    A softmax over a row's K, added up one after another in the order of columns.
+    The weights are a softmax over a row's K experts, summed one after another in column order.
     """
     pair = first_row * K + tl.arange(0, BR * K)
-    there = pair < present * K
+    exists = pair < present * K
     row = keys + pair // K * K
-    top = _value(tl.load(row, mask=there, other=0), weights)
-    for other in tl.static_range(1, K):
-        top = tl.maximum(top, _value(tl.load(row + other, mask=there, other=0), weights))
-    total = tl.exp(_value(tl.load(row, mask=there, other=0), weights) - top)
-    for other in tl.static_range(1, K):
-        total += tl.exp(_value(tl.load(row + other, mask=there, other=0), weights) - top)
-    mine = tl.load(keys + pair, mask=there, other=0)
-    return pair, there, _column(mine), tl.exp(_value(mine, weights) - top) / total
+    top = _value(tl.load(row, mask=exists, other=0), weights)
+    for slot in tl.static_range(1, K):
+        top = tl.maximum(top, _value(tl.load(row + slot, mask=exists, other=0), weights))
+    total = tl.exp(_value(tl.load(row, mask=exists, other=0), weights) - top)
+    for slot in tl.static_range(1, K):
+        total += tl.exp(_value(tl.load(row + slot, mask=exists, other=0), weights) - top)
+    key = tl.load(keys + pair, mask=exists, other=0)
+    return pair, exists, _column(key), tl.exp(_value(key, weights) - top) / total
 
 
 @triton.jit
 def write_pairs(
-    pair, there, column, weight, first_row, places, gathers, scatters, weights, BN: tl.constexpr, K: tl.constexpr
+    pair, exists, column, weight, first_row, places, gathers, scatters, weights, BN: tl.constexpr, K: tl.constexpr
 ):
-    """Where each pair goes among the rows sorted by expert, what comes from where, and the weights there.
+    """Write each pair's position among the rows sorted by expert, the pair at each position, and its weight.
 
-    `places` is memory, by column: where the rows of an expert that this program has begin, and their mark.
+    `places` is memory, by column: the position of the expert's first row in this program, and the expert's mark.
     """
     below = (1 << (pair // K - first_row)) - 1
-    at = tl.load(places + column, mask=there, other=0)
-    at += bits_set(tl.load(places + BN + column, mask=there, other=0) & below)
-    tl.store(scatters + pair, at, mask=there)
-    tl.store(gathers + at, pair, mask=there)
-    tl.store(weights + at, weight.to(weights.dtype.element_ty), mask=there)
+    at = tl.load(places + column, mask=exists, other=0)
+    at += bits_set(tl.load(places + BN + column, mask=exists, other=0) & below)
+    tl.store(scatters + pair, at, mask=exists)
+    tl.store(gathers + at, pair, mask=exists)
+    tl.store(weights + at, weight.to(weights.dtype.element_ty), mask=exists)

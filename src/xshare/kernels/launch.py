@@ -30,26 +30,26 @@ GIVEN = rows.GIVEN.value  # without a router, the rows are scores already
 
 @dataclass(kw_only=True)
 class FusedSelection:
-    """Nothing is allocated after construction."""
+    """Selects for one layer by Triton kernels. Nothing is allocated after construction."""
 
     num_experts: int
-    rows: int  # of the logits, voting ones first and padding after, at most 256
+    rows: int  # of the logits, at most 256: voting rows first, then padding
     device: torch.device | str
-    router: RouterSpec | None  # S is topped up to its top_k; None: the rows are scores, and S stays as it is
-    rows_per_request: int = 0  # of most requests (any number is right, this one is fast); 0: no policy will set m_r
+    router: RouterSpec | None  # S is topped up to its top_k; None: the rows are scores, and S is not topped up
+    rows_per_request: int = 0  # of most requests: affects speed only; 0: no policy will set m_r
     placement: Placement | None = None  # expert parallelism
     mask_logits: bool = True  # in place, so that the engine's own router refines
     with_share: bool = True
-    seen: Tensor | None = None  # [rows, N]: where to leave the logits as they came, at steps that are sampled
-    keep: Tensor | None = None  # bool [N]: where to leave S
-    own: Tensor | None = None  # float64 [len(LayerNumber)]: this layer's own numbers in place of the control's
+    seen: Tensor | None = None  # [rows, N]: where sampled steps save the logits before masking
+    keep: Tensor | None = None  # bool [N]: where to write S
+    own: Tensor | None = None  # float64 [len(LayerNumber)]: this layer's numbers, in place of the control's
     protects: bool = False  # whether rows can be protected (Control.set_step)
-    cost: Tensor | None = None  # float64 [tables, N + 1]: what so many experts cost here
-    thresholds: frozenset[str] = THRESHOLDS  # that policies may set: the others' code is left out, and costs nothing
-    scratch: Scratch | None = None  # another layer's of the same plan, to share it
-    tables: Tables | None = None  # where to leave all of routing, for 16-bit logits, in place of masked logits
-    # Puts the sum over all ranks in place of an int64 tensor: a set is then chosen from the votes of all of them. It is
-    # called at every launch, on every rank, and must be one that a graph can capture.
+    cost: Tensor | None = None  # float64 [tables, N + 1]: cost tables
+    thresholds: frozenset[str] = THRESHOLDS  # that policies may set: code for the others is not compiled
+    scratch: Scratch | None = None  # of another layer with the same plan, to share it
+    tables: Tables | None = None  # where to write the routing of 16-bit logits, instead of masking the logits
+    # An all-reduce in place: sums an int64 tensor over all ranks, so that S is chosen from the votes of all of them. It
+    # is called at every launch, on every rank, and a graph must be able to capture it.
     across: Callable[[Tensor], None] | None = None
 
     def __post_init__(self) -> None:
@@ -69,7 +69,7 @@ class FusedSelection:
             raise LayoutError("layers that share scratch memory must have the same rows, experts and requests")
 
     def _check_rules(self) -> None:
-        """Kernels read and write N of everything, whatever they are given."""
+        """Check every shape: the kernels read and write N entries without looking at a tensor's size."""
         N, n_group = self.num_experts, 1 if self.router is None else self.router.n_group
         if reason := unsupported_shape(N, self.rows, n_group):
             raise LayoutError(reason)
@@ -85,18 +85,19 @@ class FusedSelection:
             ("own", (len(LayerNumber),)),
             ("cost", (tables, N + 1)),
         ):
-            given: Tensor | None = getattr(self, name)
-            if given is not None and (given.shape != shape or not given.is_contiguous()):
-                which = "" if given.is_contiguous() else " that is not contiguous"
-                raise LayoutError(f"{name} must be a contiguous {list(shape)}, not {list(given.shape)}{which}")
+            tensor: Tensor | None = getattr(self, name)
+            if tensor is not None and (tensor.shape != shape or not tensor.is_contiguous()):
+                which = "" if tensor.is_contiguous() else " that is not contiguous"
+                raise LayoutError(f"{name} must be a contiguous {list(shape)}, not {list(tensor.shape)}{which}")
 
     @property
     def _by_logit(self) -> bool:
-        """Whether a row's experts rank by the numbers that it is given."""
+        """Whether a row's experts are ranked by its input values, without a sigmoid or a bias."""
         return self.router is None or self.router.scoring == "softmax"
 
     def check(self, policy: Policy) -> None:
-        """Refuse a policy that was not provided for. A captured graph cannot: ask before changing its control."""
+        """Refuse a policy that this selection was not built for. A captured graph cannot check: call this before
+        changing its control."""
         if policy.request_budget and not self.plan.each:
             raise PolicyError("request_budget (mr) needs a selection made with rows_per_request, and this one was not")
         if policy.device_budget is not None and self.placement is None:
@@ -108,8 +109,9 @@ class FusedSelection:
             )
 
     def launch(self, logits: Tensor, control: Control, route: bool = True) -> bool:
-        """Select for `logits` [rows, N], rows possibly strided; leaves keep, share, masked_bias and masked logits. With
-        `tables`, and logits of their type, it leaves these instead unless it is not to `route`; whether it did."""
+        """Select for `logits` [rows, N], whose rows may be strided; writes keep, share, masked_bias and masked logits.
+        With `tables`, logits of their type and `route`, writes the tables instead of masked logits. -> whether it did
+        that"""
         self._check_logits(logits)
         if control.policy is not None:
             self.check(control.policy)
@@ -130,7 +132,7 @@ class FusedSelection:
         for part in (0,) if plan.on_gpu and not together else (1, 2) if tables is None else (1, 2, 3):
             if part == 2 and together:
                 self._add_up(control)
-                if plan.early:  # whatever the collective has launched is waited for as usual
+                if plan.early:  # the second launch waits for the collective's kernels in the usual way
                     arguments |= {"EARLY": False, "launch_pdl": False}
             kernel.select_in_blocks[(plan.blocks,)](
                 **arguments, **shared, starts=control.starts,
@@ -140,7 +142,7 @@ class FusedSelection:
         return tables is not None
 
     def _add_up(self, control: Control) -> None:
-        """Between the halves: the votes of the rows here become those of all ranks."""
+        """Between the two launches: replace this rank's votes by the sum over all ranks."""
         plan, scratch = self.plan, self.scratch
         assert scratch is not None
         assert self.across is not None
@@ -152,7 +154,7 @@ class FusedSelection:
         self.across(scratch.message)
 
     def only_listen(self) -> None:
-        """The part of a rank that has nothing to launch for: it brings no votes, and the others wait for it."""
+        """Take part in the all-reduce without votes, on a rank that has no rows: the other ranks wait for it."""
         assert self.scratch is not None
         assert self.across is not None
         self.across(self.scratch.message.zero_())
@@ -167,7 +169,7 @@ class FusedSelection:
             )
 
     def _data(self, logits: Tensor, control: Control) -> dict[str, Any]:
-        """What the kernels read and write. What a kernel is compiled not to touch may be anything."""
+        """The kernels' data. An argument that a kernel is compiled not to use may be any tensor."""
         return {
             "logits": logits, "stride": logits.stride(0), "present": len(logits), "bias_ptr": self.bias,
             "control": control.words, "own": control.own if self.own is None else self.own,
@@ -178,7 +180,7 @@ class FusedSelection:
         }  # fmt: skip
 
     def _rules(self, logits: Tensor) -> dict[str, Any]:
-        """What the kernels are compiled for."""
+        """The kernels' compile-time constants."""
         plan, router = self.plan, self.router
         rules: dict[str, Any] = {
             "N": self.num_experts, "BN": plan.block_n, "SPAN": min(plan.block_n, 512 // logits.element_size()),
@@ -198,8 +200,8 @@ class FusedSelection:
         return rules | ({"EARLY": True, "launch_pdl": True} if plan.early else {"EARLY": False})
 
     def reroute(self, logits: Tensor, weights: Tensor, ids: Tensor, control: Control) -> None:
-        """After `launch` with mask_logits off: the rows' top-k inside S by choice and group rule, into `weights` and
-        `ids` [n, k]. For routers whose engine would judge groups by experts outside S too."""
+        """After `launch` with mask_logits off: write the rows' top-k inside S, by choice and group rule, into `weights`
+        and `ids` [n, k]. For routers whose engine would rank groups by experts outside S too."""
         router = self.router
         assert router is not None
         reroute_rows[(len(logits),)](

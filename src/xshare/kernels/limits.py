@@ -1,4 +1,4 @@
-"""What the fused selection can serve. Nothing here needs Triton, so that anyone may ask."""
+"""What the fused selection can serve. Nothing here needs Triton, so any caller may ask."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ THRESHOLDS = frozenset({"mass", "coverage", "price"})  # tau, rho, lam: Policy's
 
 
 def thresholds_of(policies: Iterable[Policy]) -> frozenset[str]:
-    """Those that any of them sets."""
+    """The thresholds that any of the policies sets."""
     return frozenset(name for policy in policies for name in THRESHOLDS if getattr(policy, name) is not None)
 
 

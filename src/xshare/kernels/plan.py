@@ -1,4 +1,4 @@
-"""How a selection is cut into programs, by its shape and its device; and the memory that the programs share."""
+"""How a selection is divided into programs, by its shape and device; and the memory that the programs share."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ class Plan:
     """The sizes of one launch. Equal plans can share scratch memory."""
 
     rows: int
-    block_n: int  # experts, as a power of two
-    each: int  # rows of a request that are read at once; 0: every row is a request of its own
+    block_n: int  # number of experts, rounded up to a power of two
+    each: int  # rows of a request that are read at once; 0: every row is a request
     warps: int
-    block_q: int  # requests at a time
-    one_tile: bool
-    quota: int  # requests of one program
+    block_q: int  # requests that a program reads at once
+    one_tile: bool  # whether one program holds all rows in registers
+    quota: int  # requests per program
     blocks: int  # programs
-    block_r: int  # rows that a program finishes
+    block_r: int  # rows that a program writes
     on_gpu: bool
     early: bool  # programmatic dependent launch
-    in_halves: bool = False  # in two launches, with the votes of other ranks in between
+    in_halves: bool = False  # two launches, with an all-reduce of the votes over all ranks in between
 
     @classmethod
     def of(
@@ -41,15 +41,15 @@ class Plan:
         in_halves: bool = False,
     ) -> Self:
         block_n = max(16, triton.next_power_of_2(num_experts))
-        # Rows of a request that are read at once: those of a draft, as far as they fit the registers.
+        # All rows of a request are read at once, as far as they fit the registers.
         fit = max(1, 512 // block_n)
         each = min(fit, triton.next_power_of_2(rows_per_request)) if rows_per_request else 0
-        # One expert a thread where experts are ranked, one row a warp where rows are read.
+        # One expert per thread where experts are ranked, one row per warp where rows are read.
         warps = min(16, max(1, block_n // 32))
         block_q = min(max(4, warps), triton.next_power_of_2(rows))
-        # Measured: at 24 rows several programs are faster by a third.
+        # Measured: at 24 rows, several programs are faster by a third.
         one_tile = not each and rows <= FEW_ROWS and not in_halves
-        # With few rows one program takes all requests; they may be as many as there are rows.
+        # With few rows one program takes all requests, of which there may be one per row.
         quota = rows if one_tile or (each and rows <= FEW_ROWS) else block_q
         blocks = triton.cdiv(rows, quota)
         on_gpu = torch.device(device).type == "cuda"
@@ -64,19 +64,19 @@ class Plan:
             blocks=blocks,
             block_r=triton.next_power_of_2(triton.cdiv(rows, blocks)),
             on_gpu=on_gpu,
-            # AMD's capabilities are numbered from 9 on too, and its kernels cannot start early.
+            # AMD devices report capability 9 and above too, but their kernels cannot start early.
             early=on_gpu and not torch.version.hip and torch.cuda.get_device_capability(device) >= (9, 0),
             in_halves=in_halves,
         )
 
     @property
     def message_size(self) -> int:
-        """int64 words that a rank sends: by the number of experts alone, so that ranks may have other rows."""
+        """The length of a rank's message, int64. It depends only on the number of experts: ranks may differ in rows."""
         return 2 * self.block_n + len(MessageWord)
 
     @property
     def direct(self) -> bool:
-        """Whether rows are few enough for every program to add up all of them."""
+        """Whether rows are few enough for every program to sum all of them."""
         return self.blocks * self.block_q <= FEW_ROWS and not self.in_halves
 
 
@@ -84,7 +84,7 @@ class Scratch:
     """Memory between the programs of a launch. Layers run one after another, and may share it."""
 
     def __init__(self, plan: Plan, device: torch.device | str, message: Tensor | None = None) -> None:
-        """`message`: one that is shared with other plans for as many experts."""
+        """`message`: memory shared with other plans for the same number of experts."""
 
         def zeros(count: int, dtype: torch.dtype) -> Tensor:
             return torch.zeros(count, dtype=dtype, device=device)
@@ -94,7 +94,7 @@ class Scratch:
         self.stats = zeros(2 * plan.rows, torch.float32)  # each row's best logit and total
         self.halves, self.counts = zeros(2 * tile, torch.float32), zeros(tile, torch.int32)
         self.sums, self.totals = zeros(columns, torch.int64), zeros(columns, torch.int32)
-        self.order = zeros(columns, torch.int64)  # sums in the order of greedy, each program's own
-        self.arrivals = zeros(1, torch.int64)  # counted up for as long as an engine serves
-        # between two halves, for all ranks
+        self.order = zeros(columns, torch.int64)  # sums in greedy order, separately per program
+        self.arrivals = zeros(1, torch.int64)  # never reset while an engine serves
+        # summed over all ranks between the two launches
         self.message = zeros(plan.message_size, torch.int64) if message is None else message

@@ -1,6 +1,6 @@
-"""Refinement under a group rule, one launch after the engine's own router: of each row's native experts those in S keep
-their slots, and free slots are filled by what the group rule leaves of S. Where the gate is closed, or S is everything,
-the engine's ids and weights stay as they are.
+"""Refinement under a group rule, in one launch after the engine's own router. A row's native experts in S keep their
+slots; the group rule fills the free slots from S. If the gate is closed, or S is all experts, the engine's ids and
+weights stay as they are.
 """
 
 import triton
@@ -16,7 +16,8 @@ ABSENT = tl.constexpr(float("-inf"))
 
 @triton.jit
 def limit_open_groups(choice, BN: tl.constexpr, GROUPS: tl.constexpr, KEEP_GROUPS: tl.constexpr):
-    """A group is judged by its two best choices, by one if S left one, and comes last if it left none. [1, BN]"""
+    """The group rule inside S, [1, BN]: a group is ranked by its two best choices, by one if S contains one of its
+    experts, and last if S contains none."""
     SIZE: tl.constexpr = BN // GROUPS
     grouped = tl.reshape(choice, [GROUPS, SIZE])
     best = tl.max(grouped, axis=1)
@@ -26,17 +27,17 @@ def limit_open_groups(choice, BN: tl.constexpr, GROUPS: tl.constexpr, KEEP_GROUP
         second = tl.max(tl.where(place == first_of(grouped, best, SIZE)[:, None], ABSENT, grouped), axis=1)
     value = tl.where(second > ABSENT, tl.maximum(best + second, LOWEST_FLOAT), best)  # [GROUPS]
     group = tl.arange(0, GROUPS)
-    mine, other = value[:, None], value[None, :]
-    before = (other > mine) | ((other == mine) & (group[None, :] < group[:, None]))
-    stays = tl.sum(before.to(tl.int32), axis=1) < KEEP_GROUPS
+    this, other = value[:, None], value[None, :]
+    ahead = (other > this) | ((other == this) & (group[None, :] < group[:, None]))
+    stays = tl.sum(ahead.to(tl.int32), axis=1) < KEEP_GROUPS
     return tl.reshape(tl.where(stays[:, None], grouped, ABSENT), [1, BN])
 
 
 @triton.jit
 def inside_set(choice, native, K: tl.constexpr, BN: tl.constexpr, GROUPS: tl.constexpr, KEEP_GROUPS: tl.constexpr):
-    """What a row takes of S, bool [1, BN]: its native experts, then the best that the group rule leaves, K in all.
+    """A row's experts in S, bool [1, BN]: its native ones, then the best that the group rule allows, K in all.
 
-    `choice` is ABSENT outside S; groups are judged by what S leaves of them.
+    `choice` is ABSENT outside S; groups are ranked by their experts in S.
     """
     taken = native & (choice > ABSENT)
     free = choice
@@ -59,11 +60,11 @@ def reroute_rows(
     N: tl.constexpr, BN: tl.constexpr, K: tl.constexpr, SLOTS: tl.constexpr, SIGMOID: tl.constexpr,
     RENORMALIZE: tl.constexpr, GROUPS: tl.constexpr, KEEP_GROUPS: tl.constexpr,
 ):  # fmt: skip
-    """A row a program; `ids` holds its native experts. Empty slots repeat the row's best with weight 0: kernels read
-    every slot.
+    """One program per row; `ids` holds the row's native experts. Empty slots repeat the row's best expert with weight
+    0, because kernels read every slot.
 
-    A row that cannot be read (NaN, +inf, nothing but -inf) is taken as one of zeros: equal weights inside S. Which of S
-    it gets the bias decides here, where the reference goes by the sums, which are gone by now.
+    A row with unusable logits (NaN, +inf, or only -inf) is treated as zeros: equal weights inside S. The bias decides
+    which experts of S it gets. The reference takes the column sums for that, which are no longer available here.
     """
     row = tl.program_id(0)
     cols = tl.arange(0, BN)[None, :]
@@ -76,13 +77,13 @@ def reroute_rows(
         usable = (broken == 0) & (top < float("inf")) & (top > ABSENT)
         x = tl.where(usable[:, None] | ~inside, x, 0.0)
         score = tl.sigmoid(x) if SIGMOID else tl.softmax(x, 1)
-        # The logarithm of the score, or the logit, which differs by the same for all: right where a score underflows.
+        # The log of the score, or the logit, which differs by a constant per row: right even if a score underflows.
         level = log_sigmoid(x) if SIGMOID else x
         level = tl.maximum(level, LOWEST_FLOAT)
         choice = score + tl.load(bias_ptr + cols, mask=inside, other=0.0)
-        choice = tl.where(choice > LOWEST_FLOAT, choice, LOWEST_FLOAT)  # -inf and NaN come last, but are there
+        choice = tl.where(choice > LOWEST_FLOAT, choice, LOWEST_FLOAT)  # -inf and NaN rank last, but may be taken
         choice = tl.where(keep & inside, choice, ABSENT)
-        if GROUPS > 1:  # without, the best inside S are those
+        if GROUPS > 1:  # without groups, the best inside S contain the native ones
             native = cols < 0
             for slot in tl.static_range(K):
                 native = native | ((cols == tl.load(ids + row * K + slot)) & usable[:, None])
@@ -93,11 +94,11 @@ def reroute_rows(
             value = tl.max(choice, axis=1)
             best = first_of(choice, value, BN)  # [1]
             real = value > ABSENT
-            here = slots == slot
-            mine = tl.sum(tl.where(cols == best[:, None], level if RENORMALIZE else score, 0.0), axis=1)
+            in_slot = slots == slot
+            best_weight = tl.sum(tl.where(cols == best[:, None], level if RENORMALIZE else score, 0.0), axis=1)
             first = tl.sum(tl.where(slots == 0, chosen, 0), axis=1)
-            chosen = tl.where(here, tl.where(real, best, first)[:, None], chosen)
-            weight = tl.where(here & real[:, None], mine[:, None], weight)
+            chosen = tl.where(in_slot, tl.where(real, best, first)[:, None], chosen)
+            weight = tl.where(in_slot & real[:, None], best_weight[:, None], weight)
             choice = tl.where(cols == best[:, None], ABSENT, choice)
         if RENORMALIZE:
             weight = tl.softmax(weight, 1)

@@ -1,4 +1,4 @@
-"""Rows sorted by expert: what a kernel that computes experts wants to know of a step's routing, in device memory."""
+"""Rows sorted by expert: a step's routing in the form that the experts' kernel reads, in device memory."""
 
 from __future__ import annotations
 
@@ -10,26 +10,27 @@ from torch import Tensor
 from xshare.kernels.expert_sorting import SIZES, SMALLEST
 from xshare.kernels.plan import Plan
 
-TOP_KS = (1, 2, 4, 8)  # whose sums have the engine's order
-DTYPES = (torch.bfloat16, torch.float16)  # of logits: one 32-bit integer holds one and its column
-LINE = 512  # rows of a table begin at multiples of it, as the engine's do: kernels are compiled for what is aligned
+TOP_KS = (1, 2, 4, 8)  # for which sums are taken in the engine's order
+DTYPES = (torch.bfloat16, torch.float16)  # of logits: a 32-bit integer holds a logit and its column
+LINE = 512  # table rows begin at multiples of it, as the engine's do: its kernels are compiled for that alignment
 
 
 def most_tiles(pairs: int, num_experts: int) -> int:
-    """Tiles of 16 rows that so many pairs of row and expert can need, however they are spread."""
+    """The most tiles of 16 rows that `pairs` pairs of row and expert can need, for any distribution over experts."""
     return pairs if pairs <= num_experts else num_experts - 1 - (num_experts - pairs - 1) // SMALLEST
 
 
 class Tables:
-    """For steps of up to `rows` rows, whose pairs of row and expert are sorted by expert and then by row. Layers run
-    one after another, and may share them.
+    """Tables for steps of up to `rows` rows. Pairs of row and expert are sorted by expert, then by row. Layers run one
+    after another, and may share tables.
 
-    hist     int32 [N], an expert's rows
-    offsets  int32 [1 + SIZES, ...]: where an expert's rows begin; below it where its tiles do, for tiles of 16, 32, 64
-             and 128 rows; one more at the end
-    tiles    int32 [SIZES, ...]: by tile its expert, and in the upper half its number among the expert's; -1 after them
-    pairs    int32: for each place in the sorted order the pair that is there, and then for each pair its place
-    weights  [rows * k], in the sorted order
+    hist     int32 [N]: rows per expert
+    offsets  int32 [1 + SIZES, ...]: in line 0 where each expert's rows begin; in the other lines where its tiles begin,
+             for tiles of 16, 32, 64 and 128 rows; the last entry of each line is the end
+    tiles    int32 [SIZES, ...]: per tile its expert, and in the upper 16 bits its number within the expert; -1 after
+             the last tile
+    pairs    int32: the pair at each sorted position, then the sorted position of each pair
+    weights  [rows * k], in sorted order
     """
 
     def __init__(
@@ -57,7 +58,7 @@ class Tables:
         self.hists = memory(plan.blocks * plan.block_n)
 
     def arguments(self, present: int) -> dict[str, Any]:
-        """The kernels'."""
+        """The kernels' arguments for a step of `present` rows."""
         return {
             "pairs": self.pairs, "weights": self.weights, "hist": self.hist, "offsets": self.offsets,
             "tiles": self.tiles, "most_tiles": most_tiles(present * self.top_k, self.num_experts),
@@ -68,6 +69,6 @@ class Tables:
 
 
 def no_tables(anything: Tensor) -> dict[str, Any]:
-    """The same for a selection that routes nobody."""
+    """The kernels' arguments for a selection without routing. `anything`: a tensor that is never read."""
     memory = dict.fromkeys(("pairs", "weights", "hist", "offsets", "tiles", "keys", "marks", "places"), anything)
     return memory | {"most_tiles": 0, "ROUTE": False, "ROWS_MOST": 0, "OFFSETS": 0, "TILES": 0, "TILES_MOST": 0}

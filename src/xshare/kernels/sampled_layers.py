@@ -1,4 +1,4 @@
-"""The layers of a sampled step, counted in one launch from the logits they left aside."""
+"""The figures of a sampled step, counted for all layers in one launch from the logits that they saved."""
 
 from __future__ import annotations
 
@@ -14,18 +14,19 @@ from xshare.router import RouterSpec
 
 @dataclass(frozen=True, kw_only=True)
 class Sampled:
-    """L layers of one rule, and what their step left behind."""
+    """L layers with the same router rules, and what their last step saved."""
 
-    seen: Tensor  # float32 [L, R, N]: the logits as they came
+    seen: Tensor  # float32 [L, R, N]: the logits before masking
     keep: Tensor  # bool [L, N]: S
     router: RouterSpec
-    bias: Tensor  # float32 [L, N], zeros where the rule has none
+    bias: Tensor  # float32 [L, N], zeros for a router without a bias
     devices: Tensor  # int32 [L, N]
     num_devices: int = 1
 
     def count(self, rows: int, sums: Tensor) -> None:
-        """Add a step of that many voting rows to `sums`, float64 [7, L]: experts native, selected, active, share of the
-        native weight kept, share of rows that keep less than half of theirs, the least that a row keeps, max load."""
+        """Add a step of `rows` voting rows to `sums`, float64 [7, L]: native, selected and active experts; share of the
+        native weight kept; share of rows that keep less than half of it; the smallest share that a row keeps; max
+        load."""
         layers, _, N = self.seen.shape
         counting.count_step[(layers,)](
             seen=self.seen, layer_stride=self.seen.stride(0), rows=rows, keep_ptr=self.keep, bias_ptr=self.bias,

@@ -1,9 +1,9 @@
-"""Selection as one Triton launch: router logits -> S, without a sort, a rounded sum or a host synchronisation; and with
-ROUTE all of routing, each row's experts inside S and the tables that the experts' kernel wants.
+"""Selection as one Triton launch: router logits -> S, without a sort, a rounded sum or a host synchronisation. With
+ROUTE also the routing: each row's experts inside S, and the tables that the experts' kernel reads.
 
-The steps are those of `algorithms/`. Rows and columns want opposite layouts, one row a warp and one expert a thread,
-and turning a tile from one into the other inside a kernel costs more than all arithmetic together. So votes go through
-a little scratch memory (columns.leave_votes, add_up), which costs one trip to the cache.
+The steps are those of `algorithms/`. Rows and columns need opposite layouts, one row per warp and one expert per
+thread. Changing a tile's layout inside a kernel costs more than all the arithmetic. So votes go through a little
+scratch memory (column_choice.leave_votes, add_up), which costs one trip to the cache.
 
 What changes from step to step is read from device memory (control.Control), so a captured graph follows it.
 """
@@ -31,9 +31,9 @@ GATE, ROWS, REQUESTS, K0, MR, MG, ROUNDS, TOPK, POWER, PROTECTED, COST_TABLE, SA
 )
 M, TAU, RHO, LAM = (tl.constexpr(int(own)) for own in LayerNumber)
 
-# EARLY, programmatic dependent launch: a kernel starts while the one in front of it still runs, and waits for it before
-# it touches logits, outputs or scratch, which kernels in front write or read. The control, the layer's own numbers and
-# the bias change between steps, never right in front, and may be asked for ahead of the wait.
+# EARLY, programmatic dependent launch: a kernel starts while the previous one still runs, and waits for it before
+# touching logits, outputs or scratch, which earlier kernels read or write. The control, the layer's numbers and the
+# bias change only between steps, never in the kernel just before, so they may be loaded ahead of the wait.
 
 
 @triton.jit
@@ -46,34 +46,34 @@ def _write_set(S, keep, bias, masked_bias, N: tl.constexpr, BN: tl.constexpr, MA
 
 @triton.jit
 def _rows_at(logits, stride, first, present, N: tl.constexpr, BR: tl.constexpr, BN: tl.constexpr, SPAN: tl.constexpr):
-    """A tile of logits as they are, from row `first` -> rows, addresses, which are there, values [BR, BN].
+    """A tile of unchanged logits from row `first` -> rows, addresses, which of them exist, values [BR, BN].
 
-    Rows past the last stand for the last: they do not vote, and what is written back for them is what the last row gets
-    anyway. A mask that differs from row to row would cost 1 us at 16 rows.
+    Rows past the last one read the last one: they do not vote, and writing back for them writes the last row's values
+    again. A mask that differs by row would cost 1 us at 16 rows.
     """
     rows = first + tl.arange(0, BR)
-    place, there = addresses(tl.minimum(rows, present - 1), stride, N, BN, SPAN)
-    return rows, place, there, as_rows(tl.load(logits + place, mask=there, other=float("-inf")), BN)
+    place, exists = addresses(tl.minimum(rows, present - 1), stride, N, BN, SPAN)
+    return rows, place, exists, as_rows(tl.load(logits + place, mask=exists, other=float("-inf")), BN)
 
 
 @triton.jit
 def _leave_seen(seen, sample, rows, present, x, N: tl.constexpr, BN: tl.constexpr):
-    """At a sampled step, the logits as they came: what native routing would have done is worked out from them later."""
+    """At a sampled step, save the logits before masking: native routing is computed from them later."""
     if sample != 0:
         cols = tl.arange(0, BN)
         tl.store(seen + rows[:, None] * N + cols[None, :], x, mask=(rows < present)[:, None] & (cols < N)[None, :])
 
 
 @triton.jit
-def _mask_rows(logits, place, there, x, S, LOWEST: tl.constexpr):
-    """What is kept is written back as it was read, so that stores are whole."""
+def _mask_rows(logits, place, exists, x, S, LOWEST: tl.constexpr):
+    """Mask logits outside S. Logits inside S are written back unchanged, so that whole vectors are stored."""
     tile = tl.reshape(masked(x, S, LOWEST), [x.shape[0], place.shape[0], place.shape[2]])
-    tl.store(logits + place, tl.permute(tile, (1, 0, 2)), mask=there)
+    tl.store(logits + place, tl.permute(tile, (1, 0, 2)), mask=exists)
 
 
 @triton.jit
-def _kept_again(x, rows, top, total, S, end, SCORING: tl.constexpr):
-    """Each row's share of the score inside S, from its logits, best logit and total; 1 for a row that cannot vote."""
+def _share_inside(x, rows, top, total, S, end, SCORING: tl.constexpr):
+    """Each row's share of its score inside S, from its logits, best logit and total; 1 for a row that cannot vote."""
     value = x.to(tl.float32)
     score = value
     if SCORING == SOFTMAX:
@@ -90,7 +90,7 @@ def _leave_open(
     first, present, keep, bias, masked_bias, share,
     N: tl.constexpr, BR: tl.constexpr, BN: tl.constexpr, MASK_BIAS: tl.constexpr, SHARE: tl.constexpr,
 ):  # fmt: skip
-    """The gate is closed: S = E, and no logit is touched."""
+    """The gate is closed: S = E, and logits stay as they are."""
     rows = first + tl.arange(0, BR)
     if first == 0:
         _write_set(tl.arange(0, BN) < N, keep, bias, masked_bias, N, BN, MASK_BIAS)
@@ -99,13 +99,13 @@ def _leave_open(
 
 
 @triton.jit
-def _vote_here(
+def _vote_in_registers(
     x, rows, end, bias, protected_ptr, guarded, k0, rho, by_top_k, power, stats,
     N: tl.constexpr, BR: tl.constexpr, BQ: tl.constexpr, BN: tl.constexpr, TOP_K: tl.constexpr,
     SCORING: tl.constexpr, RENORMALIZE: tl.constexpr, GROUPS: tl.constexpr, KEEP_GROUPS: tl.constexpr,
     PROTECT: tl.constexpr, UNIQUE: tl.constexpr, STATS: tl.constexpr,
 ):  # fmt: skip
-    """What `votes` gives, of the rows that this program has in registers: whose they are makes no difference."""
+    """The result of `votes` for the rows in this program's registers, without request budgets."""
     value = tl.where((rows < end)[:, None], x.to(tl.float32), float("-inf"))
     score, key, best, usable, top, total = read_rows(value, bias, N, BR, BN, SCORING, GROUPS, KEEP_GROUPS, UNIQUE)
     protected = usable
@@ -123,18 +123,18 @@ def _vote_here(
 
 @triton.jit
 def _meet(arrivals, BLOCKS: tl.constexpr):
-    """Go on when all programs of the launch are here. What they wrote before can be read, past the nearest cache."""
+    """Wait for all programs of the launch. What they wrote before can then be read, bypassing the nearest cache."""
     tl.debug_barrier()
     if BLOCKS > 1:
         arrived = tl.atomic_add(arrivals, 1, sem="acq_rel", scope="gpu")
-        everyone = (arrived // BLOCKS + 1) * BLOCKS
+        target = (arrived // BLOCKS + 1) * BLOCKS
         arrived += 1
-        while arrived < everyone:
+        while arrived < target:
             arrived = tl.atomic_add(arrivals, 0, sem="acquire", scope="gpu")
         tl.debug_barrier()
 
 
-@triton.jit(do_not_specialize=["present", "most_tiles"])  # one kernel for all numbers of rows of a bucket
+@triton.jit(do_not_specialize=["present", "most_tiles"])  # one kernel for all row counts of a bucket
 def select_in_one_tile(
     logits, stride, present, bias_ptr, control, own, protected_ptr, cost, devices, num_devices, keep, masked_bias,
     share, seen, halves, counts, order, pairs, weights, hist, offsets, tiles, most_tiles, keys, marks, places,
@@ -147,10 +147,10 @@ def select_in_one_tile(
     ROUTE: tl.constexpr, ROWS_MOST: tl.constexpr, OFFSETS: tl.constexpr, TILES: tl.constexpr, TILES_MOST: tl.constexpr,
     LOWEST: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """Few rows and no requests: one program, one tile, in registers from the first step to the last."""
-    if EARLY:  # nothing ahead of it: measured, it made this kernel no faster
+    """Few rows and no request budgets: one program holds one tile in registers from beginning to end."""
+    if EARLY:  # nothing is loaded ahead of the wait: measured, that made this kernel no faster
         tl.extra.cuda.gdc_wait()
-    # Asked for at once, before anything is waited for: each trip to memory costs half a microsecond.
+    # All loads are issued before any is waited for: each trip to memory costs half a microsecond.
     end = tl.minimum(tl.load(control + ROWS), present)
     k0, m_g, rounds = tl.load(control + K0), tl.load(control + MG), tl.load(control + ROUNDS)
     by_top_k, power = tl.load(control + TOPK), tl.load(control + POWER)
@@ -161,12 +161,12 @@ def select_in_one_tile(
     cols = tl.arange(0, BN)
     bias = tl.load(bias_ptr + cols, mask=cols < N, other=0.0)
     gate = tl.load(control + GATE)
-    rows, place, there, x = _rows_at(logits, stride, 0, present, N, BR, BN, SPAN)
+    rows, place, exists, x = _rows_at(logits, stride, 0, present, N, BR, BN, SPAN)
     S = cols < N
     if gate == 0:
         _leave_open(0, present, keep, bias, masked_bias, share, N, BR, BN, MASK_BIAS, SHARE)
     else:
-        m = own_m.to(tl.int32)  # not before the logits are asked for
+        m = own_m.to(tl.int32)  # after the load of the logits is issued
         rho = tl.cast(own_rho, tl.float32) if COVERAGE else 0.0
         value = tl.where((rows < end)[:, None], x.to(tl.float32), float("-inf"))
         score, key, best, usable, top, total = read_rows(value, bias, N, BR, BN, SCORING, GROUPS, KEEP_GROUPS, UNIQUE)
@@ -187,7 +187,7 @@ def select_in_one_tile(
             num_devices, N, BN, TOP_K, DEVICES, COST,
         )  # fmt: skip
         if MASK_LOGITS:
-            _mask_rows(logits, place, there, x, S, LOWEST)
+            _mask_rows(logits, place, exists, x, S, LOWEST)
         if SHARE:
             kept = tl.sum(tl.where(S[None, :], score, 0.0), axis=1) / total
             tl.store(share + rows, tl.where(usable & (total > 0), kept, 1.0), mask=rows < present)
@@ -197,14 +197,14 @@ def select_in_one_tile(
         leave_rows(key, chosen & (rows < present)[:, None], keys, marks, rows, BQ, BN, TOP_K)
         tl.debug_barrier()
         mark = marks_of(marks, BR, BQ, BN)
-        pair, is_there, column, weight = weigh(keys, 0, present, weights, BR, TOP_K)
+        pair, pair_exists, column, weight = weigh(keys, 0, present, weights, BR, TOP_K)
         first = write_tables(
             bits_set(mark), hist, offsets, OFFSETS, tiles, TILES, most_tiles, 0, 1, N, BN, ROWS_MOST, TILES_MOST
         )
         tl.store(places + cols, first)
         tl.store(places + BN + cols, mark)
         tl.debug_barrier()
-        write_pairs(pair, is_there, column, weight, 0, places, pairs, pairs + present * TOP_K, weights, BN, TOP_K)
+        write_pairs(pair, pair_exists, column, weight, 0, places, pairs, pairs + present * TOP_K, weights, BN, TOP_K)
     if SEEN:
         _leave_seen(seen, sample, rows, present, x, N, BN)
 
@@ -224,13 +224,13 @@ def select_in_blocks(
     ROUTE: tl.constexpr, ROWS_MOST: tl.constexpr, OFFSETS: tl.constexpr, TILES: tl.constexpr, TILES_MOST: tl.constexpr,
     LOWEST: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """More rows, or requests: every program takes BR rows, or QUOTA requests with a budget of their own; all meet, and
-    each finishes its BR rows.
+    """More rows, or request budgets: every program votes for BR rows, or for QUOTA requests with budgets; then all
+    meet, and each writes its BR rows.
 
-    They meet by counting arrivals, for which the few programs of a launch, all on the chip at once, can wait. Where
-    they cannot (Triton's interpreter runs one after another), PART 1 votes, PART 2 chooses, and with ROUTE PART 3 sorts
-    the rows, in launches of their own; PART 0 is all of it. So with ACROSS, on any device: in between the votes of all
-    ranks are added up, and PART 2 reads them (halves.py).
+    They meet by counting arrivals: the few programs of a launch are all on the chip at once, so they can wait for each
+    other. Triton's interpreter runs programs one after another, so they cannot; there PART 1 votes, PART 2 chooses, and
+    with ROUTE PART 3 sorts the rows, each in its own launch. PART 0 is all of it. With ACROSS the parts are separate
+    launches on any device: the votes of all ranks are summed in between, and PART 2 reads the sums (two_halves.py).
     """
     block = tl.program_id(0)
     cols = tl.arange(0, BN)
@@ -245,19 +245,19 @@ def select_in_blocks(
     bias = tl.load(bias_ptr + cols, mask=cols < N, other=0.0)
     if EARLY:
         tl.extra.cuda.gdc_wait()
-    gate = tl.load(control + GATE)  # of the words' cache line; asked for ahead, ptxas waits for it before the logits
+    gate = tl.load(control + GATE)  # in the words' cache line; if loaded earlier, ptxas waits for it before the logits
     if ACROSS and PART > 1:
         gate = (gate == 1).to(tl.int32) * all_act(control, message, BN)
-    rows, place, there, x = _rows_at(logits, stride, block * BR, present, N, BR, BN, SPAN)
+    rows, place, exists, x = _rows_at(logits, stride, block * BR, present, N, BR, BN, SPAN)
     S = cols < N
     if gate == 0:
         _leave_open(block * BR, present, keep, bias, masked_bias, share, N, BR, BN, MASK_BIAS, SHARE)
     else:
-        m = own_m.to(tl.int32)  # not before the logits are asked for
+        m = own_m.to(tl.int32)  # after the load of the logits is issued
         rho = tl.cast(own_rho, tl.float32) if COVERAGE else 0.0
         if PART < 2:
             if EACH == 0 or m_r == 0:
-                high, low, count = _vote_here(
+                high, low, count = _vote_in_registers(
                     x, rows, end, bias, protected_ptr, guarded, k0, rho, by_top_k, power, stats,
                     N, BR, BQ, BN, TOP_K, SCORING, RENORMALIZE, GROUPS, KEEP_GROUPS, PROTECT, UNIQUE, SHARE,
                 )  # fmt: skip
@@ -267,7 +267,7 @@ def select_in_blocks(
                     protected_ptr, guarded, k0, rho, by_top_k, power, m_r, stats,
                     N, BQ, BN, SPAN, EACH, TOP_K, SCORING, RENORMALIZE, GROUPS, KEEP_GROUPS, PROTECT, UNIQUE, SHARE,
                 )  # fmt: skip
-            if DIRECT:  # few enough for everyone to add up all rows
+            if DIRECT:  # few enough rows for every program to sum all of them
                 leave_votes(high, low, count, halves, counts, block * BQ, BLOCKS * BQ, BQ, BN)
             else:
                 halves += block * 2 * BQ * BN
@@ -298,9 +298,9 @@ def select_in_blocks(
                 devices, num_devices, N, BN, TOP_K, DEVICES, COST,
             )  # fmt: skip
             if MASK_LOGITS:
-                _mask_rows(logits, place, there, x, S, LOWEST)
+                _mask_rows(logits, place, exists, x, S, LOWEST)
             if SHARE:
-                tl.store(share + rows, _kept_again(x, rows, top, total, S, end, SCORING), mask=rows < present)
+                tl.store(share + rows, _share_inside(x, rows, top, total, S, end, SCORING), mask=rows < present)
             if block == 0:
                 _write_set(S, keep, bias, masked_bias, N, BN, MASK_BIAS)
     if ROUTE:
@@ -318,18 +318,28 @@ def select_in_blocks(
         if PART == 0 or PART == 3:
             count, earlier = tl.zeros([BN], tl.int32), tl.zeros([BN], tl.int32)
             for other in range(BLOCKS):
-                its = tl.load(hists + other * BN + cols, cache_modifier=".cg")
-                count += its
-                earlier += tl.where(other < block, its, 0)
+                block_count = tl.load(hists + other * BN + cols, cache_modifier=".cg")
+                count += block_count
+                earlier += tl.where(other < block, block_count, 0)
             SHARED: tl.constexpr = BLOCKS if BLOCKS < 4 else 4
             first = write_tables(
                 count, hist, offsets, OFFSETS, tiles, TILES, most_tiles, block, SHARED, N, BN, ROWS_MOST, TILES_MOST
             )
             tl.store(places + cols, first + earlier)
             tl.debug_barrier()
-            pair, is_there, column, weight = weigh(keys, block * BR, present, weights, BR, TOP_K)
+            pair, pair_exists, column, weight = weigh(keys, block * BR, present, weights, BR, TOP_K)
             write_pairs(
-                pair, is_there, column, weight, block * BR, places, pairs, pairs + present * TOP_K, weights, BN, TOP_K
+                pair,
+                pair_exists,
+                column,
+                weight,
+                block * BR,
+                places,
+                pairs,
+                pairs + present * TOP_K,
+                weights,
+                BN,
+                TOP_K,
             )
     if SEEN and (PART == 0 or PART == 2):
         _leave_seen(seen, sample, rows, present, x, N, BN)

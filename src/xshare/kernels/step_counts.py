@@ -1,4 +1,4 @@
-"""What a sampled step loaded, and would have loaded natively: one launch for all layers, from the logits left aside."""
+"""What a sampled step loaded, and would have loaded natively: one launch for all layers, from the saved logits."""
 
 import triton
 import triton.language as tl
@@ -14,8 +14,8 @@ def count_step(
     N: tl.constexpr, BN: tl.constexpr, K: tl.constexpr, SCORING: tl.constexpr, RENORMALIZE: tl.constexpr,
     GROUPS: tl.constexpr, KEEP_GROUPS: tl.constexpr,
 ):  # fmt: skip
-    """A layer a program. Adds to sums, float64 [7, layers]: experts native, selected, active, mass kept, the share of
-    rows that keep less than half of their native weight, the least share that a row keeps, max load."""
+    """One program per layer. Adds to sums, float64 [7, layers]: native, selected and active experts; the mass kept; the
+    share of rows that keep less than half of their native weight; the smallest share that a row keeps; max load."""
     layer = tl.program_id(0)
     cols = tl.arange(0, BN)[None, :]
     inside = cols < N
@@ -29,14 +29,14 @@ def count_step(
         score, key, _, usable, _, total = read_rows(x, bias, N, 1, BN, SCORING, GROUPS, KEEP_GROUPS)
         if SCORING == SOFTMAX:
             score = tl.where(usable[:, None], score * (1.0 / total)[:, None], 0.0)
-        mine = best_of(key, K, BN) & usable[:, None]
-        native = native | mine
-        total = tl.sum(tl.sum(tl.where(mine, score, 0.0), axis=1), axis=0)
-        kept = tl.sum(tl.sum(tl.where(mine & keep, score, 0.0), axis=1), axis=0)
-        own_share = tl.where(total > 0, kept / total, 1.0)
+        row_native = best_of(key, K, BN) & usable[:, None]
+        native = native | row_native
+        total = tl.sum(tl.sum(tl.where(row_native, score, 0.0), axis=1), axis=0)
+        kept = tl.sum(tl.sum(tl.where(row_native & keep, score, 0.0), axis=1), axis=0)
+        row_share = tl.where(total > 0, kept / total, 1.0)
         voted += tl.sum(usable.to(tl.int32), axis=0)
-        below += (own_share < 0.5).to(tl.int32)
-        least = tl.minimum(least, own_share)
+        below += (row_share < 0.5).to(tl.int32)
+        least = tl.minimum(least, row_share)
         if RENORMALIZE:  # every row weighs the same
             kept = tl.where(total > 0, kept / total, 0.0)
             total = tl.where(total > 0, 1.0, 0.0)
@@ -44,7 +44,7 @@ def count_step(
         all_weight += total
         choice = score + bias[None, :] if SCORING == SIGMOID else tl.maximum(x, LOWEST_FLOAT)
         choice = tl.where(keep & inside, choice, float("-inf"))
-        active = active | (inside_set(choice, mine, K, BN, GROUPS, KEEP_GROUPS) & usable[:, None])
+        active = active | (inside_set(choice, row_native, K, BN, GROUPS, KEEP_GROUPS) & usable[:, None])
         row += 1
     device = tl.load(devices_ptr + layer * N + cols, mask=inside, other=-1)
     load, rank = 0, 0
@@ -57,7 +57,7 @@ def count_step(
     tl.store(place + 2 * layers, tl.load(place + 2 * layers) + tl.sum(tl.sum(active.to(tl.int32), axis=1), axis=0))
     share = tl.where(all_weight > 0, kept_weight / all_weight, 1.0)
     tl.store(place + 3 * layers, tl.load(place + 3 * layers) + share)
-    few = below / tl.maximum(voted, 1)
-    tl.store(place + 4 * layers, tl.load(place + 4 * layers) + few)
+    below_half = below / tl.maximum(voted, 1)
+    tl.store(place + 4 * layers, tl.load(place + 4 * layers) + below_half)
     tl.store(place + 5 * layers, tl.load(place + 5 * layers) + least)
     tl.store(place + 6 * layers, tl.load(place + 6 * layers) + load)

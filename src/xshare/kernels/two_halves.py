@@ -15,14 +15,14 @@ GATE, ROWS, REQUESTS = (tl.constexpr(int(word)) for word in (Word.GATE, Word.ROW
 LEAST_ROWS, MOST_ROWS, MOST_REQUESTS, NUMBER = (
     tl.constexpr(int(word)) for word in (Word.LEAST_ROWS, Word.MOST_ROWS, Word.MOST_REQUESTS, Word.POLICY)
 )
-ALL_VOTERS, ALL_ROWS, ALL_REQUESTS, VOTING, POLICY, SQUARED = (tl.constexpr(int(said)) for said in MessageWord)
+ALL_VOTERS, ALL_ROWS, ALL_REQUESTS, VOTING, POLICY, SQUARED = (tl.constexpr(int(word)) for word in MessageWord)
 
 
 @triton.jit
 def leave_message(
     sums, totals, control, message, BLOCKS: tl.constexpr, BN: tl.constexpr, EARLY: tl.constexpr
 ):  # fmt: skip
-    """One program: the sums and counts of all programs of the first half -> the rank's message, zero where its gate is
+    """One program: the sums and counts of all programs of the first launch -> this rank's message, zeros if its gate is
     closed."""
     if EARLY:
         tl.extra.cuda.gdc_wait()
@@ -35,31 +35,31 @@ def leave_message(
             count += tl.load(totals + block * BN + cols)
     tl.store(message + cols, u)
     tl.store(message + BN + cols, ((count & (VOTER - 1)) > 0).to(tl.int64))
-    said = message + 2 * BN
+    words = message + 2 * BN
     number = tl.load(control + NUMBER).to(tl.int64) * votes
-    tl.store(said + ALL_VOTERS, tl.max(count, axis=0).to(tl.int64) // VOTER)
-    tl.store(said + ALL_ROWS, tl.load(control + ROWS).to(tl.int64) * votes)
-    tl.store(said + ALL_REQUESTS, tl.load(control + REQUESTS).to(tl.int64) * votes)
-    tl.store(said + VOTING, votes)
-    tl.store(said + POLICY, number)
-    tl.store(said + SQUARED, number * number)
+    tl.store(words + ALL_VOTERS, tl.max(count, axis=0).to(tl.int64) // VOTER)
+    tl.store(words + ALL_ROWS, tl.load(control + ROWS).to(tl.int64) * votes)
+    tl.store(words + ALL_REQUESTS, tl.load(control + REQUESTS).to(tl.int64) * votes)
+    tl.store(words + VOTING, votes)
+    tl.store(words + POLICY, number)
+    tl.store(words + SQUARED, number * number)
 
 
 @triton.jit
 def all_act(control, message, BN: tl.constexpr):
-    """Whether the ranks that vote agree on the policy, and their rows are as many as selection acts on."""
-    said = message + 2 * BN
-    rows, requests = tl.load(said + ALL_ROWS), tl.load(said + ALL_REQUESTS)
-    number = tl.load(said + POLICY)
-    agree = tl.load(said + VOTING) * tl.load(said + SQUARED) == number * number
+    """Whether the voting ranks have the same policy, and their rows and requests are within the limits of selection."""
+    words = message + 2 * BN
+    rows, requests = tl.load(words + ALL_ROWS), tl.load(words + ALL_REQUESTS)
+    number = tl.load(words + POLICY)
+    agree = tl.load(words + VOTING) * tl.load(words + SQUARED) == number * number
     enough = (rows >= tl.load(control + LEAST_ROWS)) & (rows <= tl.load(control + MOST_ROWS))
     return (agree & enough & (requests <= tl.load(control + MOST_REQUESTS))).to(tl.int32)
 
 
 @triton.jit
 def votes_of_all(message, BN: tl.constexpr):
-    """-> column sums int64 [BN] and counts int32 [BN] of the rows of all ranks, as `add_up` gives them"""
+    """-> column sums int64 [BN] and counts int32 [BN] of the rows of all ranks, in the form of `add_up`"""
     cols = tl.arange(0, BN)
-    someone = (tl.load(message + 2 * BN + ALL_VOTERS) > 0).to(tl.int32)
-    wanted = (tl.load(message + BN + cols) > 0).to(tl.int32)
-    return tl.load(message + cols), wanted + someone * VOTER
+    any_voter = (tl.load(message + 2 * BN + ALL_VOTERS) > 0).to(tl.int32)
+    kept = (tl.load(message + BN + cols) > 0).to(tl.int32)
+    return tl.load(message + cols), kept + any_voter * VOTER
