@@ -1,7 +1,7 @@
-"""Selection and routing on a CPU as one call, compiled by Numba: `algorithms/`, row by row and expert by expert.
+"""Selection and routing on a CPU in one call, compiled by Numba: `algorithms/` as loops over rows and experts.
 
-The reference issues some hundred torch operations for a layer, each of which costs more than its arithmetic. Importing
-this package imports no Numba, and without Numba the reference runs.
+The torch reference issues some hundred operations per layer, each of which costs more than its arithmetic. Importing
+this package does not import Numba. If Numba is not installed, the reference runs.
 """
 
 from xshare.kernels.cpu.call import Routed, Steps, serves

@@ -1,4 +1,4 @@
-"""Compile now what is otherwise compiled, and cached beside the code, when it is first used.
+"""Compile the functions now that are otherwise compiled, and cached beside the code, at their first use.
 
 python -m xshare.kernels.cpu
 """

@@ -1,4 +1,4 @@
-"""Torch's side of the compiled steps: tensors in, arrays out, and when they can serve."""
+"""The torch side of the compiled steps: when they can serve, and calls with tensors in and arrays out."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from xshare.kernels.cpu.numbers import Figure, Real, Whole
 from xshare.policy import Policy
 from xshare.router import RouterSpec
 
-METHODS = {"xshare": None, "native": None, "oea": True}  # whether weights inside S are renormalised; None: as natively
+METHODS = {"xshare": None, "native": None, "oea": True}  # whether weights inside S are renormalised; None: as native
 FIGURES = len(Figure)
-KNOWN = (torch.float32, torch.float64)  # to NumPy
+KNOWN = (torch.float32, torch.float64)  # types that NumPy has too
 Array = NDArray[Any]
 log = logging.getLogger("xshare")
 
 
 @cache
 def installed() -> bool:
-    """Whether Numba is; one line says so where it is not."""
+    """Whether Numba is installed; logs one warning if it is not."""
     if find_spec("numba") is None:
         log.warning("xshare: selection on a CPU takes its slow form, the reference: pip install numba for the fast one")
         return False
@@ -35,13 +35,13 @@ def installed() -> bool:
 
 
 def serves(rows: Tensor, policy: Policy) -> bool:
-    """Whether the compiled steps can take them; otherwise the reference does."""
+    """Whether the compiled steps can serve these rows and this policy; otherwise the reference does."""
     return rows.device.type == "cpu" and policy.method in METHODS and rows.numel() > 0 and installed()
 
 
 @dataclass
 class Routed:
-    """What became of some steps, [B, ...]. Before a type is chosen for the weights."""
+    """The routing of B steps, before the weights get their final type."""
 
     ids: Array  # int64 [B, n, k]
     weights: Array  # float64 [B, n, k]
@@ -52,7 +52,7 @@ class Routed:
 
 
 class Steps:
-    """A router and a policy, made ready once, to be called step after step."""
+    """A router and a policy, prepared once, to be called step after step."""
 
     def __init__(
         self, router: RouterSpec, policy: Policy, placement: Placement | None = None, cost: Tensor | None = None
@@ -60,15 +60,16 @@ class Steps:
         from xshare.kernels.cpu.steps import route_one, route_steps, settle_rows
 
         self.route_steps, self.settle_rows, self.route_one = route_steps, settle_rows, route_one
-        self.sets: Array = np.empty((3, 1, 0), np.bool_)  # S and what was loaded of it, of the last single step
+        self.sets: Array = np.empty((3, 1, 0), np.bool_)  # of the last single step: S, active, active_native
         self.top_k, self.by_request = router.top_k, policy.request_budget > 0
         self.bias, self.placement = router.correction_bias, placement
-        # A rival knows no costs.
+        # Rivals ignore costs.
         self.cost = NOTHING[0] if cost is None or policy.method != "xshare" else cost.numpy()
         self.whole, self.real = numbers(policy, router, 1 if placement is None else placement.num_devices)
 
     def __call__(self, logits: Tensor, layout: BatchLayout | None = None) -> Routed:
-        """float [..., n, N], a request a row where no layout says otherwise; layout and placement fit them."""
+        """Route steps of logits, float [..., n, N]. Without a layout every row is a request. Layout and placement must
+        already fit the logits."""
         *lead, n, N = logits.shape
         rows = as_float64(logits).reshape(-1, n, N)
         B = len(rows)
@@ -76,7 +77,7 @@ class Steps:
         sets, figures = np.empty((3, B, N), np.bool_), np.empty((FIGURES, B))
         self.route_steps(
             rows,
-            *self._given(lead, B, n, N, layout),
+            *self._step_arguments(lead, B, n, N, layout),
             ids,
             weights,
             sets[0],
@@ -86,16 +87,16 @@ class Steps:
         )
         return Routed(ids, weights, sets[0], sets[1], sets[2], figures)
 
-    def _given(self, lead: list[int], B: int, n: int, N: int, layout: BatchLayout | None) -> tuple[Any, ...]:
-        """What the compiled steps take beside logits: bias, requests, slots and their number, protected rows, devices,
-        cost, the router's and the policy's numbers."""
+    def _step_arguments(self, lead: list[int], B: int, n: int, N: int, layout: BatchLayout | None) -> tuple[Any, ...]:
+        """What the compiled steps take besides logits: bias, requests, slots and their number, protected rows, devices,
+        cost, and the whole and real numbers of router and policy."""
         bias = NOTHING if self.bias is None else by_step(self.bias.double(), lead)
         devices = one_device(N) if self.placement is None else by_step(self.placement.devices, lead)
         if layout is None:
             requests = one_per_row(n)
             return bias, requests, requests, n, nobody(n), devices, self.cost, self.whole, self.real
         requests = layout.array
-        if len(requests) not in (1, B):  # fewer leading dimensions than the logits have
+        if len(requests) not in (1, B):  # the layout has fewer leading dimensions than the logits
             requests = by_step(layout.requests, lead)
         slots, num_slots = requests, n
         if self.by_request:
@@ -107,45 +108,48 @@ class Steps:
     def route_single(
         self, logits: Tensor, weights: Tensor, ids: Tensor, layout: BatchLayout | None, figures: Array, sums: Array
     ) -> tuple[Tensor, Tensor] | None:
-        """A single step, logits [n, N] and the model's own weights and ids [n, k] -> weights and ids as `settle` has
-        them; writes its figures [figures, 1] and adds them to `sums`. None for types that need more than this.
+        """Route a single step: logits [n, N] and the model's own weights and ids [n, k] -> weights and ids as `settle`
+        returns them. Writes the step's figures [figures, 1] and adds them to `sums`. None for types that need
+        conversion.
 
-        Everything in one call: around a step of a small model, Python and torch take longer than selecting.
+        One call does everything: around a step of a small model, Python and torch take longer than selection.
         """
         known = logits.dtype in KNOWN and weights.dtype in KNOWN and ids.dtype == torch.int64
         dense = weights.is_contiguous() and ids.is_contiguous()
         if not (known and dense) or logits.requires_grad or weights.requires_grad:
             return None
-        rows, theirs, their_ids = logits.numpy(), weights.numpy(), ids.numpy()
-        own, own_ids = np.empty_like(theirs), np.empty_like(their_ids)
+        rows, native_weights, native_ids = logits.numpy(), weights.numpy(), ids.numpy()
+        new_weights, new_ids = np.empty_like(native_weights), np.empty_like(native_ids)
         if self.sets.shape[-1] != rows.shape[-1]:
             self.sets = np.empty((3, 1, rows.shape[-1]), np.bool_)
         self.route_one(
-            rows, *self._given([1], 1, len(rows), rows.shape[1], layout),
-            theirs, their_ids, rounding(weights.dtype), own, own_ids, self.sets, figures, sums,
+            rows, *self._step_arguments([1], 1, len(rows), rows.shape[1], layout),
+            native_weights, native_ids, rounding(weights.dtype), new_weights, new_ids, self.sets, figures, sums,
         )  # fmt: skip
-        return torch.from_numpy(own), torch.from_numpy(own_ids)
+        return torch.from_numpy(new_weights), torch.from_numpy(new_ids)
 
-    def settle(self, found: Routed, weights: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
-        """Weights and ids of the steps [B, n, k] in the model's own types; a row that keeps its native experts keeps
-        their bits: `engines.transformers.layer.settle`."""
-        theirs = weights.detach().numpy() if weights.dtype in KNOWN else as_float64(weights)
-        their_ids = np.ascontiguousarray(ids.numpy().astype(np.int64, copy=False))
-        own, own_ids = np.empty_like(theirs), np.empty_like(their_ids)
-        exact = rounding(weights.dtype)
-        self.settle_rows(found.selected, theirs, their_ids, exact, found.weights, found.ids, own, own_ids)
-        return torch.from_numpy(own).to(weights.dtype), torch.from_numpy(own_ids).to(ids.dtype)
+    def settle(self, routed: Routed, weights: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
+        """Weights and ids of the steps [B, n, k] in the types of the model's own `weights` and `ids`. A row that keeps
+        its native experts keeps the model's exact bits, as in `engines.transformers.layer.settle`."""
+        native_weights = weights.detach().numpy() if weights.dtype in KNOWN else as_float64(weights)
+        native_ids = np.ascontiguousarray(ids.numpy().astype(np.int64, copy=False))
+        new_weights, new_ids = np.empty_like(native_weights), np.empty_like(native_ids)
+        self.settle_rows(
+            routed.selected, native_weights, native_ids, rounding(weights.dtype), routed.weights, routed.ids,
+            new_weights, new_ids,
+        )  # fmt: skip
+        return torch.from_numpy(new_weights).to(weights.dtype), torch.from_numpy(new_ids).to(ids.dtype)
 
 
 def as_float64(values: Tensor) -> Array:
-    """By NumPy, which takes a tenth of torch's time for so little."""
+    """Converted by NumPy, which takes a tenth of torch's time for small tensors."""
     values = values.detach() if values.requires_grad else values
     array: Array = (values if values.dtype in KNOWN else values.float()).numpy()
     return array.astype(np.float64, order="C", copy=False)
 
 
 def by_step(values: Tensor, lead: list[int]) -> Array:
-    """[..., x] that broadcasts against [*lead, x] -> [B, x], or [1, x] where all steps share it."""
+    """[..., x] that broadcasts against [*lead, x] -> [B, x], or [1, x] if all steps share it."""
     if values.ndim == 1:
         shared: Array = values.numpy()[None]
         return np.ascontiguousarray(shared)
@@ -153,7 +157,7 @@ def by_step(values: Tensor, lead: list[int]) -> Array:
     return np.ascontiguousarray(expanded.numpy())
 
 
-# Read, never written: made once.
+# Created once: read, never written.
 NOTHING: Array = np.empty((1, 0))
 
 
@@ -173,15 +177,15 @@ def one_device(num_experts: int) -> Array:
 
 
 def numbers(policy: Policy, router: RouterSpec, devices: int) -> tuple[Array, Array]:
-    """As the compiled steps read them, in the order of Whole and Real."""
-    own = METHODS[policy.method]
+    """The numbers of policy and router for the compiled steps, in the order of Whole and Real."""
+    renormalize = METHODS[policy.method]
     score_after, power_after = policy.votes
-    native = policy.method == "native"  # its set is the union of what the rows want
+    native = policy.method == "native"  # its set is the union of the rows' native experts
     whole = {
         Whole.TOP_K: router.top_k,
         Whole.SIGMOID: router.scoring == "sigmoid",
         Whole.RENORMALIZE: router.renormalize,
-        Whole.RENORMALIZE_OURS: router.renormalize if own is None else own,
+        Whole.RENORMALIZE_OURS: router.renormalize if renormalize is None else renormalize,
         Whole.GROUPS: router.n_group,
         Whole.KEEP_GROUPS: router.topk_group,
         Whole.WARMUP: policy.warmup,
@@ -203,12 +207,12 @@ def numbers(policy: Policy, router: RouterSpec, devices: int) -> tuple[Array, Ar
         Real.SCALE: router.routed_scaling_factor,
     }
     return (
-        np.array([whole[each] for each in Whole], np.int64),
-        np.array([-1.0 if real[each] is None else real[each] for each in Real]),
+        np.array([whole[name] for name in Whole], np.int64),
+        np.array([-1.0 if real[name] is None else real[name] for name in Real]),
     )
 
 
 @cache
 def rounding(dtype: torch.dtype) -> float:
-    """By how much weights of a type differ from ours, relatively."""
+    """The relative difference from float64 weights that rounding to a type may cause."""
     return max(1e-5, 4 * torch.finfo(dtype).eps)

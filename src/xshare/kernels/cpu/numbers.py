@@ -1,15 +1,15 @@
-"""What the compiled functions are told, by place: whole numbers of router and policy, and real ones."""
+"""Indices into the arrays of the compiled functions: whole and real numbers of router and policy, and figures."""
 
 from enum import IntEnum, auto
 
-HALF = 0.5 - 1e-9  # rounding does not decide about a row that keeps exactly half
+HALF = 0.5 - 1e-9  # so that rounding does not put a row that keeps exactly half below it
 
 
 class Whole(IntEnum):
     TOP_K = 0
     SIGMOID = auto()  # 1: score is the sigmoid, not the softmax
-    RENORMALIZE = auto()  # of native weights
-    RENORMALIZE_OURS = auto()  # of the weights inside S
+    RENORMALIZE = auto()  # 1: native weights are renormalised
+    RENORMALIZE_OURS = auto()  # 1: weights inside S are renormalised
     GROUPS = auto()
     KEEP_GROUPS = auto()
     WARMUP = auto()  # k0
@@ -20,9 +20,9 @@ class Whole(IntEnum):
     NUM_DEVICES = auto()
     FULL = auto()  # 1: votes are scores, not native weights
     POWER = auto()
-    FULL_AFTER = auto()  # the same two for what S is topped up by
+    FULL_AFTER = auto()  # FULL and POWER of the votes that S is topped up by
     POWER_AFTER = auto()
-    NATIVE = auto()  # 1: every row keeps its native experts, whatever S is
+    NATIVE = auto()  # 1: every row keeps its native experts
 
 
 class Real(IntEnum):
@@ -33,15 +33,15 @@ class Real(IntEnum):
 
 
 class Figure(IntEnum):
-    """What a step leaves of itself, by place: the order of engines.counting.FIGURES."""
+    """Indices into a step's figures, in the order of engines.counters.FIGURES."""
 
-    NATIVE = 0  # experts that the voting rows would load, that S has, that they load
-    SELECTED = auto()
-    ACTIVE = auto()
+    NATIVE = 0  # experts that the voting rows would load natively
+    SELECTED = auto()  # experts in S
+    ACTIVE = auto()  # experts that the voting rows load
     MASS = auto()
     BELOW_HALF = auto()
     SMALLEST_KEPT = auto()
     TOP1_KEPT = auto()
     MAX_LOAD = auto()
     EXCLUDED = auto()
-    MASS_SHARED = auto()  # of rows that are not protected
+    MASS_SHARED = auto()  # mass of the rows that are not protected

@@ -1,4 +1,4 @@
-"""One row, compiled: its scores, its ranking, its native experts and what is sure to stay of them."""
+"""One row, compiled: its scores, its ranking, its native experts, and those that it is sure to keep."""
 
 from math import exp, inf, isfinite, isnan, log
 
@@ -9,20 +9,20 @@ from llvmlite.binding import ffi
 from xshare.algorithms.greedy import ONE as VOTE
 from xshare.router import ABSENT, LOWEST
 
-# vLLM 0.32 looks into the __dict__ of everything in every module, and breaks where llvmlite, for which any name is a
-# function of its library, answers with one.
-if isinstance(found := getattr(ffi.lib, "_fntab", None), dict):
-    found.setdefault("__dict__", {})
+# vLLM 0.32 reads the __dict__ of every object in every module. llvmlite's library answers any name, `__dict__` too,
+# with a function, and vLLM breaks on it.
+if isinstance(functions := getattr(ffi.lib, "_fntab", None), dict):
+    functions.setdefault("__dict__", {})
 
 HIGHEST = -LOWEST
 ONE = float(VOTE)  # a vote of 1.0 as an integer
-# Loops rather than array expressions: those take Numba ten times as long to compile.
+# Loops rather than array expressions, which take Numba ten times as long to compile.
 jit = numba.njit(cache=True, nogil=True, error_model="numpy")
 
 
 @jit
 def usable(logits):
-    """Whether a row can vote: no NaN, no +inf, and not nothing but -inf."""
+    """Whether a row can vote: no NaN, no +inf, and at least one value above -inf."""
     top = -inf
     for j in range(len(logits)):
         if isnan(logits[j]):
@@ -33,7 +33,7 @@ def usable(logits):
 
 @jit
 def softmax(values, count):
-    """In place, of the first `count`; RouterSpec's softmax, in the same order of operations."""
+    """Softmax of the first `count` values, in place; RouterSpec's, in the same order of operations."""
     top = -inf
     for j in range(count):
         top = max(top, values[j])
@@ -47,7 +47,7 @@ def softmax(values, count):
 
 @jit
 def sigmoid(x):
-    """As a softmax over (x, 0), which is what RouterSpec takes."""
+    """A softmax over (x, 0), as in RouterSpec."""
     top = max(x, 0.0)
     a, b = exp(x - top), exp(-top)
     return a / (a + b)
@@ -61,7 +61,7 @@ def log_sigmoid(x):
 
 @jit
 def score_row(logits, is_sigmoid, score):
-    """RouterSpec.score of a row whose logits can be read."""
+    """RouterSpec.score of a usable row, into `score`."""
     if is_sigmoid:
         for j in range(len(logits)):
             score[j] = sigmoid(logits[j])
@@ -73,7 +73,7 @@ def score_row(logits, is_sigmoid, score):
 
 @jit
 def choose_row(logits, score, is_sigmoid, bias, choice):
-    """RouterSpec.choice: what ranks the row's experts, before the group rule. An empty bias is none."""
+    """RouterSpec.choice of a row, before the group rule, into `choice`. An empty bias means none."""
     for j in range(len(logits)):
         if not is_sigmoid:
             choice[j] = max(logits[j], LOWEST)
@@ -86,7 +86,7 @@ def choose_row(logits, score, is_sigmoid, bias, choice):
 
 @jit
 def limit_groups(choice, groups, keep, limited):
-    """RouterSpec.limit_groups: outside the `keep` best groups, ABSENT."""
+    """RouterSpec.limit_groups: `limited` is ABSENT outside the `keep` best groups."""
     for j in range(len(choice)):
         limited[j] = choice[j]
     if groups == 1:
@@ -115,26 +115,26 @@ def limit_groups(choice, groups, keep, limited):
 
 @jit
 def best_first(choice, count, ids):
-    """The `count` best columns, ties to the lower, into `ids` -> how many there are; the others repeat the best."""
-    found = 0
+    """The `count` best columns, ties to the lower, into `ids` -> how many exist; the other slots repeat the best."""
+    filled = 0
     for j in range(len(choice)):
         value = choice[j]
-        if value == ABSENT or (found == count and value <= choice[ids[found - 1]]):
+        if value == ABSENT or (filled == count and value <= choice[ids[filled - 1]]):
             continue
-        place = found if found < count else count - 1
+        place = filled if filled < count else count - 1
         while place > 0 and value > choice[ids[place - 1]]:
             ids[place] = ids[place - 1]
             place -= 1
         ids[place] = j
-        found = min(found + 1, count)
-    for place in range(found, count):
-        ids[place] = ids[0] if found else 0
-    return found
+        filled = min(filled + 1, count)
+    for place in range(filled, count):
+        ids[place] = ids[0] if filled else 0
+    return filled
 
 
 @jit
 def weigh(logits, score, ids, real, is_sigmoid, renormalize, weights):
-    """RouterSpec.weight of the chosen; a slot that is not real, from `real` on, gets 0."""
+    """RouterSpec.weight of the chosen ids, into `weights`; the first `real` slots are real, the others get 0."""
     for t in range(len(ids)):
         if not renormalize:
             weights[t] = score[ids[t]] if t < real else 0.0
@@ -149,23 +149,24 @@ def weigh(logits, score, ids, real, is_sigmoid, renormalize, weights):
 
 @jit
 def to_power(value, power):
-    """By multiplication, so that every implementation rounds alike."""
-    found = value
+    """value ** power by multiplication, so that every implementation rounds alike."""
+    result = value
     for _ in range(power - 1):
-        found *= value
-    return found
+        result *= value
+    return result
 
 
 @jit
 def fixed(value):
+    """A vote as an integer."""
     return np.int64(np.rint(value * ONE))
 
 
 @jit
 def mark_own(ranking, real, ids, weights, k0, rho, is_protected, own):
-    """W_i, added to `own`: the row's best k0, what covers rho of its native weight, all natively its own if protected.
+    """Add W_i to `own`: the row's best k0, what covers rho of its native weight, all its native experts if protected.
 
-    `ranking`: its best columns, of which `real` are there. `ids`, `weights`: native, best first.
+    `ranking`: the row's best columns, of which the first `real` exist. `ids`, `weights`: native experts, best first.
     """
     for t in range(min(k0, real)):
         own[ranking[t]] = True

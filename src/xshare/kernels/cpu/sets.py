@@ -1,4 +1,4 @@
-"""The set, compiled: column sums and what the rows are sure to keep -> S. int64 u [N], bool S [N] throughout."""
+"""The set, compiled: column sums u, int64 [N], and the initial set -> S, bool [N]. S is changed in place."""
 
 from math import ceil
 
@@ -7,7 +7,7 @@ import numpy as np
 from xshare.algorithms.price import MOST, SLACK
 from xshare.kernels.cpu.row import ONE, jit
 
-FEW = 8  # experts that are looked for one by one; more come from a sort
+FEW = 8  # up to this many experts are searched one by one; more are sorted
 
 
 @jit
@@ -29,9 +29,10 @@ def votes_of(u, S):
 
 @jit
 def in_order(u, S):
-    """The experts outside S, the largest sum first, ties to the lower: greedy's order. By merging, which is stable."""
+    """The experts outside S in greedy order: the largest sum first, ties to the lower index. A merge sort, which is
+    stable."""
     count = len(u) - size_of(S)
-    order, other = np.empty(count, np.int64), np.empty(count, np.int64)
+    order, merged = np.empty(count, np.int64), np.empty(count, np.int64)
     place = 0
     for j in range(len(u)):
         if not S[j]:
@@ -44,19 +45,19 @@ def in_order(u, S):
             a, b = begin, middle
             for place in range(begin, end):
                 if b >= end or (a < middle and u[order[a]] >= u[order[b]]):
-                    other[place] = order[a]
+                    merged[place] = order[a]
                     a += 1
                 else:
-                    other[place] = order[b]
+                    merged[place] = order[b]
                     b += 1
-        order, other = other, order
+        order, merged = merged, order
         width *= 2
     return order
 
 
 @jit
 def add_best(u, S, budget):
-    """Algorithm 1: S with the `budget` largest of the others."""
+    """Algorithm 1: add the `budget` experts outside S with the largest sums."""
     if budget > FEW:
         order = in_order(u, S)
         for place in range(min(budget, len(order))):
@@ -74,7 +75,7 @@ def add_best(u, S, budget):
 
 @jit
 def add_mass(u, S, tau):
-    """Algorithm 1's threshold form: experts are added while f(S) < tau * f(E)."""
+    """Algorithm 1's threshold form: add experts while f(S) < tau * f(E)."""
     total, f = np.int64(0), votes_of(u, S)
     for j in range(len(u)):
         total += u[j]
@@ -88,7 +89,7 @@ def add_mass(u, S, tau):
 
 @jit
 def add_worth(u, S, lam):
-    """Every expert whose votes reach lam."""
+    """Add every expert whose votes reach lam."""
     price = min(ceil(lam * ONE), float(MOST))
     for j in range(len(u)):
         if float(u[j]) >= price:
@@ -97,7 +98,7 @@ def add_worth(u, S, lam):
 
 @jit
 def add_worth_by_cost(u, S, lam, cost):
-    """As many of the others as make the votes less lam * c[|S|] largest; of equals the fewest."""
+    """Add as many experts as maximise (votes of S) - lam * c[|S|]; ties go to fewer."""
     order, size, votes = in_order(u, S), size_of(S), votes_of(u, S)
     best, most = 0, np.int64(0)
     for added in range(len(order) + 1):
@@ -112,7 +113,7 @@ def add_worth_by_cost(u, S, lam, cost):
 
 @jit
 def snap(u, S, cost):
-    """S with the next experts that have votes, as far as the stair it stands on reaches."""
+    """Fill S up to the end of its stair with the next experts that have votes."""
     order, size, edge = in_order(u, S), size_of(S), -1
     for s in range(len(cost)):
         edge += cost[s] <= cost[size] + SLACK
@@ -122,14 +123,14 @@ def snap(u, S, cost):
 
 @jit
 def fill_devices(u, S, devices, num_devices, m_g, rounds):
-    """Algorithms 5 and 6: each device up to m_g, level, or in rounds as printed."""
+    """Algorithms 5 and 6: fill each device up to m_g, level, or in rounds as printed."""
     order, size, most = in_order(u, S), size_of(S), min(m_g, len(u))
     held = np.zeros(num_devices, np.int64)
     for j in range(len(u)):
         held[devices[j]] += S[j]
     turn = np.zeros(num_devices, np.int64)
     place = np.empty(len(order), np.int64)  # on its device
-    added = np.zeros(len(u) + 1, np.int64)  # by the rounds before each
+    added = np.zeros(len(u) + 1, np.int64)  # by the rounds before round r
     for i in range(len(order)):
         place[i] = turn[devices[order[i]]]
         turn[devices[order[i]]] += 1

@@ -1,4 +1,4 @@
-"""Whole steps, compiled: logits -> S, ids and weights inside it, and what the step leaves of itself."""
+"""Whole steps, compiled: logits -> S, ids and weights inside S, and the step's figures."""
 
 import numpy as np
 
@@ -41,16 +41,21 @@ def route_steps(
     all_logits, all_bias, all_requests, all_slots, num_slots, all_protected, all_devices, cost, whole, real,
     all_ids, all_weights, all_S, all_active, all_native, all_figures,
 ):  # fmt: skip
-    """Every step by itself.
+    """Route B independent steps.
 
-    logits [B, n, N] float64; requests [B or 1, n], -1 does not vote; slots the same as consecutive numbers below
-    num_slots; protected bool, devices [B or 1, N], bias [B or 1, N or 0] and cost [N + 1 or 0] float64
+    logits     float64 [B, n, N]
+    bias       float64 [B or 1, N or 0]
+    requests   [B or 1, n]; -1 does not vote
+    slots      [B or 1, n]: requests as consecutive numbers below num_slots
+    protected  bool [B or 1, n]
+    devices    [B or 1, N]
+    cost       float64 [N + 1 or 0]
     -> ids int64 and weights float64 [B, n, k]; S, active, active_native bool [B, N]; figures float64 [10, B]
     """
     n, N = all_logits.shape[1:]
     k, k0 = whole[TOP_K], whole[WARMUP]
     is_sigmoid, groups, keep_groups = whole[SIGMOID] != 0, whole[GROUPS], whole[KEEP_GROUPS]
-    # A softmax over all experts is most of the work, and seldom needed.
+    # A softmax over all experts would be most of the work, and is seldom needed.
     scored = is_sigmoid or whole[FULL] != 0 or whole[FULL_AFTER] != 0
     scored |= whole[RENORMALIZE] == 0 or whole[RENORMALIZE_OURS] == 0
     for b in range(len(all_logits)):
@@ -62,7 +67,7 @@ def route_steps(
         readable, voting = np.empty(n, np.bool_), np.empty(n, np.bool_)
         score, choice = np.zeros((n, N)), np.empty((n, N))
         native, native_weights = np.empty((n, k), np.int64), np.empty((n, k))
-        own = np.zeros((n if whole[REQUEST_BUDGET] else 1, N), np.bool_)  # by row, or all together
+        own = np.zeros((n if whole[REQUEST_BUDGET] else 1, N), np.bool_)  # per row, or one line for all rows
         limited, ranking = np.empty(N), np.empty(max(k, k0), np.int64)
         excluded = 0
         for i in range(n):
@@ -75,13 +80,14 @@ def route_steps(
                 score_row(logits[i], is_sigmoid, score[i])
             choose_row(logits[i], score[i], is_sigmoid, bias, choice[i])
             limit_groups(choice[i], groups, keep_groups, limited)
-            there = best_first(limited, len(ranking), ranking)
+            real_count = best_first(limited, len(ranking), ranking)
             for t in range(k):
                 native[i, t] = ranking[t]
-            weigh(logits[i], score[i], native[i], min(there, k), is_sigmoid, whole[RENORMALIZE] != 0, native_weights[i])
+            renormalize = whole[RENORMALIZE] != 0
+            weigh(logits[i], score[i], native[i], min(real_count, k), is_sigmoid, renormalize, native_weights[i])
             if voting[i]:
-                mine = own[i if whole[REQUEST_BUDGET] else 0]
-                mark_own(ranking, there, native[i], native_weights[i], k0, real[COVERAGE], protected[i], mine)
+                row_own = own[i if whole[REQUEST_BUDGET] else 0]
+                mark_own(ranking, real_count, native[i], native_weights[i], k0, real[COVERAGE], protected[i], row_own)
         u = sums(score, native, native_weights, voting, whole[FULL] != 0, whole[POWER])
         if whole[REQUEST_BUDGET]:
             by_request(score, native, native_weights, voting, own, slots, num_slots, whole, S)
@@ -97,10 +103,10 @@ def route_steps(
             voters += voting[i]
             all_readable &= readable[i]
         for j in range(N):
-            S[j] |= voters == 0  # nobody votes: routing is native
+            S[j] |= voters == 0  # no row votes: routing is native
             active[j] = active_native[j] = False
         spare, spares = ranking, 0
-        if not all_readable:  # where rows go that cannot be read: the best of S
+        if not all_readable:  # rows with unusable logits go to the best of S
             outside = np.empty(N, np.bool_)
             for j in range(N):
                 outside[j] = not S[j]
@@ -115,7 +121,7 @@ def route_steps(
             refine(
                 logits[i], score[i], choice[i], S, native[i], native_weights[i], whole, limited, ids[i], weights[i]
             )  # fmt: skip
-            # A rival may weigh what is inside S by a rule of its own.
+            # A rival may have its own weight rule inside S; a protected row keeps its native weights.
             if protected[i] and voting[i] and whole[RENORMALIZE] != whole[RENORMALIZE_OURS]:
                 for t in range(k):
                     ids[i, t], weights[i, t] = native[i, t], native_weights[i, t]
@@ -141,6 +147,7 @@ def sums(score, native, native_weights, voting, full, power):
 
 @jit
 def add_votes(u, score, native, native_weights, full, power):
+    """Add one row's votes to u."""
     if full:
         for j in range(len(u)):
             u[j] += fixed(to_power(score[j], power))
@@ -151,28 +158,28 @@ def add_votes(u, score, native, native_weights, full, power):
 
 @jit
 def by_request(score, native, native_weights, voting, own, slots, num_slots, whole, S):
-    """Algorithm 4's first half: the union of what each request brings, its rows' own and its m_r best others."""
+    """Algorithm 4's first half: S is the union over requests of the rows' own experts and the m_r best others."""
     N = score.shape[1]
-    u, mine = np.zeros((num_slots, N), np.int64), np.zeros((num_slots, N), np.bool_)
-    votes = np.zeros(num_slots, np.bool_)
+    u, request_set = np.zeros((num_slots, N), np.int64), np.zeros((num_slots, N), np.bool_)
+    has_voter = np.zeros(num_slots, np.bool_)
     for i in range(len(voting)):
         if voting[i]:
-            votes[slots[i]] = True
+            has_voter[slots[i]] = True
             for j in range(N):
-                mine[slots[i], j] |= own[i, j]
+                request_set[slots[i], j] |= own[i, j]
             add_votes(u[slots[i]], score[i], native[i], native_weights[i], whole[FULL] != 0, whole[POWER])
     for j in range(N):
         S[j] = False
     for r in range(num_slots):
-        if votes[r]:
-            add_best(u[r], mine[r], whole[REQUEST_BUDGET])
+        if has_voter[r]:
+            add_best(u[r], request_set[r], whole[REQUEST_BUDGET])
             for j in range(N):
-                S[j] |= mine[r, j]
+                S[j] |= request_set[r, j]
 
 
 @jit
 def choose(u, S, devices, cost, whole, real):
-    """S0 -> S, by what the policy sets."""
+    """S0 -> S, by the policy's fields."""
     if whole[DEVICE_BUDGET] >= 0:
         fill_devices(u, S, devices, whole[NUM_DEVICES], whole[DEVICE_BUDGET], whole[ROUNDS] != 0)
     elif real[PRICE] >= 0:
@@ -191,12 +198,12 @@ def choose(u, S, devices, cost, whole, real):
 
 @jit
 def refine(logits, score, choice, S, native, native_weights, whole, inside, ids, weights):
-    """The row's top-k inside S, best first, and their weights."""
+    """The row's top-k inside S, best first, into `ids`, and their weights. `inside`: scratch memory [N]."""
     k, groups = whole[TOP_K], whole[GROUPS]
     kept = 0
     for t in range(k):
         kept += S[native[t]]
-    if whole[ALL_NATIVE] or (kept == k and whole[RENORMALIZE] == whole[RENORMALIZE_OURS]):  # nothing is lost
+    if whole[ALL_NATIVE] or (kept == k and whole[RENORMALIZE] == whole[RENORMALIZE_OURS]):  # S has all of them
         for t in range(k):
             ids[t], weights[t] = native[t], native_weights[t]
         return
@@ -204,13 +211,13 @@ def refine(logits, score, choice, S, native, native_weights, whole, inside, ids,
     for j in range(len(S)):
         masked[j] = choice[j] if S[j] else ABSENT
     limit_groups(masked, groups, whole[KEEP_GROUPS], inside)
-    if groups > 1:  # native experts in S keep their slots, and others take what is free
+    if groups > 1:  # native experts in S keep their slots; others fill the free slots
         for t in range(k):
             inside[native[t]] = ABSENT
-        more = best_first(inside, k, ids)
+        available = best_first(inside, k, ids)
         for j in range(len(S)):
             inside[j] = ABSENT
-        for t in range(min(more, k - kept)):
+        for t in range(min(available, k - kept)):
             inside[ids[t]] = choice[ids[t]]
         for t in range(k):
             if S[native[t]]:
@@ -221,8 +228,8 @@ def refine(logits, score, choice, S, native, native_weights, whole, inside, ids,
 
 @jit
 def report(native, native_weights, voting, protected, S, devices, num_devices, figures, b):
-    """What became of the voting rows' native weight: routing.Report."""
-    kept_all, all_, below, smallest, best, rows = 0.0, 0.0, 0, 1.0, 0, 0
+    """The figures of routing.Report on the voting rows' native weight."""
+    kept_all, total_all, below, smallest, best, rows = 0.0, 0.0, 0, 1.0, 0, 0
     kept_shared, shared = 0.0, 0.0
     for i in range(len(voting)):
         if not voting[i]:
@@ -233,13 +240,13 @@ def report(native, native_weights, voting, protected, S, devices, num_devices, f
             if S[native[i, t]]:
                 kept += native_weights[i, t]
         share = kept / total if total > 0 else 1.0
-        kept_all, all_, rows = kept_all + kept, all_ + total, rows + 1
+        kept_all, total_all, rows = kept_all + kept, total_all + total, rows + 1
         if not protected[i]:
             kept_shared, shared = kept_shared + kept, shared + total
         below += share < HALF
         smallest = min(smallest, share)
         best += S[native[i, 0]]
-    figures[KEPT, b] = kept_all / all_ if all_ > 0 else 1.0
+    figures[KEPT, b] = kept_all / total_all if total_all > 0 else 1.0
     figures[SHARED, b] = kept_shared / shared if shared > 0 else 1.0
     figures[BELOW_HALF, b] = below / max(rows, 1)
     figures[SMALLEST_KEPT, b] = smallest
@@ -254,35 +261,36 @@ def report(native, native_weights, voting, protected, S, devices, num_devices, f
 
 
 @jit
-def settle_rows(S, theirs, their_ids, rounding, weights, ids, own_weights, own_ids):
-    """Rows [B, n, k] in the model's own type. Those whose experts all lie in S, with the model's weights but for
-    rounding, are as the model has them: with S = E, where it may also break ties in its own way, all is as it was."""
+def settle_rows(S, native_weights, native_ids, rounding, weights, ids, new_weights, new_ids):
+    """Write rows [B, n, k] in the model's own type. A row whose native experts are all in S, and whose weights equal
+    the model's up to `rounding`, gets the model's exact ids and weights. So S = E changes nothing, even where the model
+    breaks ties differently."""
     B, n, k = ids.shape
     a, b = np.empty(k), np.empty(k)
     for step in range(B):
         for i in range(n):
             same = True
             for t in range(k):
-                same &= S[step, their_ids[step, i, t]]
-                a[t], b[t] = weights[step, i, t], theirs[step, i, t]
+                same &= S[step, native_ids[step, i, t]]
+                a[t], b[t] = weights[step, i, t], native_weights[step, i, t]
             if same:
                 a.sort()
                 b.sort()
                 for t in range(k):
                     same &= abs(a[t] - b[t]) <= rounding * b[t]
             for t in range(k):
-                own_weights[step, i, t] = theirs[step, i, t] if same else weights[step, i, t]
-                own_ids[step, i, t] = their_ids[step, i, t] if same else ids[step, i, t]
+                new_weights[step, i, t] = native_weights[step, i, t] if same else weights[step, i, t]
+                new_ids[step, i, t] = native_ids[step, i, t] if same else ids[step, i, t]
 
 
 @jit
 def route_one(
     logits, bias, requests, slots, num_slots, protected, devices, cost, whole, real,
-    theirs, their_ids, rounding, own_weights, own_ids, sets, figures, sums,
+    native_weights, native_ids, rounding, new_weights, new_ids, sets, figures, sums,
 ):  # fmt: skip
-    """A single step of an engine, in one call: logits [n, N] and the model's weights and ids [n, k], in the types they
-    have -> ours, settled; sets [3, 1, N], S first; figures [10, 1], which are added to sums [10]. The rest as in
-    `route_steps`."""
+    """Route and settle a single step in one call: logits [n, N] and the model's weights and ids [n, k], in their own
+    types -> new_weights, new_ids; sets [3, 1, N]: S, active, active_native; figures [10, 1], also added to sums [10].
+    The other arguments are those of `route_steps`."""
     n, N = logits.shape
     k = whole[TOP_K]
     rows = np.empty((1, n, N))
@@ -296,8 +304,8 @@ def route_one(
     )  # fmt: skip
     shape = (1, n, k)
     settle_rows(
-        sets[0], theirs.reshape(shape), their_ids.reshape(shape), rounding, weights, ids,
-        own_weights.reshape(shape), own_ids.reshape(shape),
+        sets[0], native_weights.reshape(shape), native_ids.reshape(shape), rounding, weights, ids,
+        new_weights.reshape(shape), new_ids.reshape(shape),
     )  # fmt: skip
-    for each in range(len(sums)):
-        sums[each] += figures[each, 0]
+    for figure in range(len(sums)):
+        sums[figure] += figures[figure, 0]
