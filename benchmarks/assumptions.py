@@ -196,7 +196,7 @@ def main(
             workers.close()
     show(kept.rows, len(job.tasks))
     show_correlation(kept.lists["correlation"])
-    typer.echo(f"small_result_files: {json}" + ("" if kept.complete else "; not all of it: the same command goes on"))
+    typer.echo(f"results: {json}" + ("" if kept.complete else "; not all of it: the same command goes on"))
 
 
 def show_correlation(rows: list[Row]) -> None:

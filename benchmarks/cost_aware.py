@@ -190,7 +190,7 @@ def main(
             show([row for row in results.rows if row["batch"] == size])
     except XShareError as error:
         raise SystemExit(str(error)) from None
-    print(f"small_result_files: {json}, {time.perf_counter() - began:.0f} s")
+    print(f"results: {json}, {time.perf_counter() - began:.0f} s")
 
 
 if __name__ == "__main__":

@@ -173,7 +173,7 @@ def main(
     finally:
         for workers in pools.values():
             workers.close()
-    typer.echo(f"small_result_files: {json}" + ("" if complete else "; not all of it: the same command goes on"))
+    typer.echo(f"results: {json}" + ("" if complete else "; not all of it: the same command goes on"))
 
 
 if __name__ == "__main__":

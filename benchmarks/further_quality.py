@@ -93,7 +93,7 @@ def main(
         finally:
             workers.close()
     show(kept.rows, len(bench.job.tasks))
-    typer.echo(f"small_result_files: {json}" + ("" if kept.complete else "; not all of it: the same command goes on"))
+    typer.echo(f"results: {json}" + ("" if kept.complete else "; not all of it: the same command goes on"))
 
 
 if __name__ == "__main__":

@@ -150,7 +150,7 @@ def main(
         finally:
             workers.close()
     show(kept.rows)
-    typer.echo(f"small_result_files: {json}" + ("" if kept.complete else "; not all of it: the same command goes on"))
+    typer.echo(f"results: {json}" + ("" if kept.complete else "; not all of it: the same command goes on"))
     if rounding := [row for row in kept.rows if row["control"] and row["changed"]]:
         worst = max(row["changed"] for row in rounding)
         typer.echo(f"controls are not still: up to {worst:.1%} of their texts change, by rounding alone", err=True)

@@ -128,7 +128,7 @@ def main(
                     results.put(rows, by=("batch", "runner", "policy"))
                     results.write()
             show(rows)
-    print(f"small_result_files: {json}, {time.perf_counter() - began:.0f} s")
+    print(f"results: {json}, {time.perf_counter() - began:.0f} s")
 
 
 if __name__ == "__main__":

@@ -118,7 +118,7 @@ def main(
         finally:
             engine.close()
     show(results.rows)
-    wide_console().print(f"small_result_files: {json}")
+    wide_console().print(f"results: {json}")
 
 
 def show(rows: list[Row]) -> None:

@@ -63,7 +63,7 @@ def layouts(scenes: Any) -> dict[str, Layout]:
 
 
 def data_parallel(name: str, layout: Layout, model: Path) -> list[Row]:
-    scenes, run_ranks = import_module("scenes"), import_module("ranked").run_ranks
+    scenes, run_ranks = import_module("rank_scenes"), import_module("rank_processes").run_ranks
     options, policies = layout.options, layout.policies
     moving, spread = "enable_eplb" in options, "enable_expert_parallel" in options
     contiguous = xshare.Placement.contiguous(32, 2) if spread else None
@@ -117,7 +117,7 @@ def data_parallel(name: str, layout: Layout, model: Path) -> list[Row]:
 
 
 def pipeline(model: Path) -> list[Row]:
-    forked, models = import_module("forking").forked, import_module("models")
+    forked, models = import_module("forked_workers").forked, import_module("tiny_vllm_models")
     asked, lengths = models.prompts(12), [6 + i for i in range(12)]
     options = {
         "pipeline_parallel_size": 2,
@@ -169,12 +169,12 @@ def pipeline(model: Path) -> list[Row]:
 def main(json: Annotated[Path | None, typer.Option(help="Write the rows here.")] = None) -> None:
     os.environ["TRITON_INTERPRET"] = "1"  # before anybody imports Triton
     sys.path.insert(0, str(HERE))
-    models = import_module("models")
+    models = import_module("tiny_vllm_models")
     import vllm
 
     results = Results(json, None, {"vllm": vllm.__version__, "device": "cpu", "seed": 0}, lists=())
     with tempfile.TemporaryDirectory() as folder:
-        for name, layout in layouts(import_module("scenes")).items():
+        for name, layout in layouts(import_module("rank_scenes")).items():
             results.rows += data_parallel(name, layout, models.make("qwen3", Path(folder)))
             results.write()
         results.rows += pipeline(models.make("partly_dense", Path(folder)))
