@@ -26,11 +26,12 @@ from typing import Annotated, Any
 import numpy as np
 import torch
 import typer
-from answers import Bench, Job, Setting
-from correlation import correlate
-from kept import Kept
-from paper_policies import policy, scaled, without_warmup
-from study import KEY, LISTS, Cell, Study, Wanted, run, show, tasks_of
+from lib.answer_bench import Bench, Job, Setting
+from lib.cell_results import Kept
+from lib.cells import KEY, LISTS, Cell, Study, Wanted, show, tasks_of
+from lib.command import run
+from lib.correlation import correlate
+from lib.paper_policies import policy, scaled, without_warmup
 
 from xshare.cli.output import engine_arguments, number_table, progress_bar, wide_console
 from xshare.engines.counters import FIGURES

@@ -24,9 +24,10 @@ from typing import Annotated
 
 import numpy as np
 import typer
-from engine_pair import Engine
-from fit_routing import EVIDENCE, fits
-from speed_rows import Counted, step_ms
+from lib.engine_process import Engine
+from lib.paths import EVIDENCE
+from lib.routing_fits import fits
+from lib.speed_rows import Counted, step_ms
 
 from xshare.cli.output import number_table, progress_bar, wide_console
 from xshare.errors import XShareError

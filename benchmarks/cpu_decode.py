@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from study import run
+from lib.command import run
 
 from xshare.bench.speedups import in_turns
 from xshare.cli.output import number_table, progress_bar, wide_console

@@ -18,7 +18,7 @@ from typing import Annotated
 
 import torch
 import typer
-from study import run
+from lib.command import run
 
 import xshare
 from xshare.cli.output import number_table, progress_bar, wide_console

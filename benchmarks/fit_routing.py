@@ -22,15 +22,15 @@ from __future__ import annotations
 import json as json_format
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import torch
 import typer
+from lib.paths import EVIDENCE
 from torch import Tensor
 
 from xshare.results import Results, Row
 
-EVIDENCE = Path(__file__).resolve().parent.parent / "evidence"
 EXPERTS, THERE, TOP_K = 128, 32, 4  # of gpt-oss-120b, of gpt-oss-20b, of both
 REQUESTS, TOKENS = 4, 4  # of a step with three drafts
 TOPS = (5, 10, 15, 30)
@@ -153,12 +153,6 @@ def rows_of(regime: str, at: Fit, here: Simulation, there: Simulation) -> list[R
         times |= {"fit": False, "target": None, "target_low": OFTEN[0], "target_high": OFTEN[1]}
         found.append(times | {"reached": here.overlap(*at, top) / here.apart(*at, top)})
     return [{"regime": regime} | row for row in found]
-
-
-def fits(path: Path = EVIDENCE / "fit_routing.json") -> dict[str, Row]:
-    """The results of an earlier fit by regime, as the load format takes them."""
-    found: list[dict[str, Any]] = json_format.loads(path.read_text())["fit"]
-    return {each["regime"]: {name: float(each[name]) for name in ("skew", "correlation")} for each in found}
 
 
 def spelled(row: Row) -> str:

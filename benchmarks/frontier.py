@@ -17,7 +17,6 @@ come to is not chosen. Columns are those of paper_quality.py.
 
 from __future__ import annotations
 
-import hashlib
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -27,12 +26,12 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from answers import Bench, Job, Setting
-from kept import Kept
-from paper_policies import no_op
-from study import CONTROL, KEY, Cell, Study, run, show, tasks_of
+from lib.answer_bench import Bench, Job, Setting
+from lib.cell_results import Kept, weights_of
+from lib.cells import CONTROL, KEY, Cell, Study, show, tasks_of
+from lib.command import run
+from lib.paper_policies import no_op
 
-from xshare import models
 from xshare.cli.output import engine_arguments
 from xshare.policy import RECOMMENDED, Policy
 from xshare.quality.task_files import Task
@@ -89,15 +88,6 @@ def chosen(rows: list[Row], setting: Setting) -> list[Policy]:
         others = [row for row in rows if row["method"] != "xshare"]
         found += sorted(others, key=lambda row: abs(share(row) - share(near[0])))[:1]
     return list(dict.fromkeys(map(Policy.parse, [*RECOMMENDED, *(row["policy"] for row in found)])))
-
-
-def weights_of(model: str) -> str:
-    """What tells a model from the same one trained anew, wherever and whenever it was copied."""
-    sums = hashlib.sha256()
-    for file in sorted((models.folder(model) if model in models.NAMES else Path(model)).glob("*.safetensors")):
-        with file.open("rb") as opened:
-            sums.update(hashlib.file_digest(opened, "sha256").digest())
-    return sums.hexdigest()[:16]
 
 
 def share(row: Row) -> float:

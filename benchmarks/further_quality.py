@@ -23,10 +23,11 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from answers import Bench, Job, Setting
-from kept import Kept
-from paper_policies import no_op, policy, spelled
-from study import CONTROL, KEY, Cell, Study, run, show, tasks_of
+from lib.answer_bench import Bench, Job, Setting
+from lib.cell_results import Kept
+from lib.cells import CONTROL, KEY, Cell, Study, show, tasks_of
+from lib.command import run
+from lib.paper_policies import no_op, policy, spelled
 
 from xshare.cli.output import engine_arguments
 from xshare.policy import RECOMMENDED, Policy

@@ -26,10 +26,11 @@ from typing import Annotated
 
 import numpy as np
 import typer
-from answers import Bench, Job, Setting
-from kept import Kept
-from paper_policies import policy, scaled, spelled
-from study import KEY, Cell, Study, run, tasks_of
+from lib.answer_bench import Bench, Job, Setting
+from lib.cell_results import Kept
+from lib.cells import KEY, Cell, Study, tasks_of
+from lib.command import run
+from lib.paper_policies import policy, scaled, spelled
 
 from xshare.cli.output import engine_arguments, number_table, wide_console
 from xshare.policy import Policy

@@ -22,10 +22,11 @@ from statistics import median
 from typing import Annotated
 
 import typer
-from engine_pair import Engine
-from fit_routing import EVIDENCE, fits
-from shapes import expert_bytes, qwen3_30b_a3b
-from speed_rows import Counted
+from lib.engine_process import Engine
+from lib.model_shapes import expert_bytes, qwen3_30b_a3b
+from lib.paths import EVIDENCE
+from lib.routing_fits import fits
+from lib.speed_rows import Counted
 
 from xshare.cli.output import number_table, progress_bar, wide_console
 from xshare.policy import PRESETS, RECOMMENDED

@@ -2,11 +2,11 @@
 
     python benchmarks/one_model.py [--json evidence/one_model.json]
 
-nano in a larger model whose additional weights are zeros (wide.py): its answers are nano's, its experts as large as
-`--megabytes` says, so that loading them is what a step takes. In vLLM, batches of 16, kinds of questions mixed. In each
-round native routing, the control and the presets answer the same questions, in an order that alternates. A ratio is of
-tokens a second while decoding, a median over rounds with its interval; the change is in native's answers to all the
-same questions.
+nano stands inside a larger model whose additional weights are zeros (lib/wide_nano.py). Its answers are nano's; its
+experts are as large as `--megabytes` says, so loading them dominates a step. It runs in vLLM, in batches of 16 with
+mixed kinds of questions. In each round native routing, the control and the presets answer the same questions, in an
+order that alternates. A speedup is a ratio of tokens per second while decoding: the median over rounds, with its
+interval. The change is in accuracy, against native's answers to the same questions.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from statistics import median
 from typing import Annotated
 
 import typer
-import wide
-from fit_routing import EVIDENCE
+from lib import wide_nano
+from lib.paths import EVIDENCE
 
 from xshare.bench.interleaved import control_of
 from xshare.bench.run_record import counted
@@ -96,13 +96,13 @@ def main(
 ) -> None:
     hidden = 256 * times
     width = max(32, round(megabytes * 1e6 / (3 * hidden * (4 if cpu else BYTES)) / 64) * 64)
-    options: Row = {"load_format": wide.LOAD_FORMAT, "max_model_len": 1024, "max_num_seqs": batch}
+    options: Row = {"load_format": wide_nano.LOAD_FORMAT, "max_model_len": 1024, "max_num_seqs": batch}
     options |= {"dtype": "float32", "enforce_eager": True} if cpu else {"gpu_memory_utilization": 0.8}
     asked = ordered(built_in(questions * rounds), mixed=True)
     each = len(ASKED) * questions
-    wide.register()
+    wide_nano.register()
     with tempfile.TemporaryDirectory() as folder:
-        model = wide.write_config(Path(folder, "nano-wide"), times, width)
+        model = wide_nano.write_config(Path(folder, "nano-wide"), times, width)
         engine = open_engine("vllm", str(model), policies=[Policy.parse(name) for name in RECOMMENDED], options=options)
         about = engine.about.record() | {"model": f"nano, {hidden} x {width}", "seed": 0, "batch": batch}
         results = Results(json, None, about | {"expert_mb": 3 * hidden * width * (4 if cpu else BYTES) / 1e6}, lists=())

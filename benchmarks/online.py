@@ -21,8 +21,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from fit_routing import EVIDENCE, fits
-from shapes import gpt_oss_120b, write
+from lib.model_shapes import gpt_oss_120b, write
+from lib.paths import EVIDENCE
+from lib.routing_fits import fits
 
 from xshare.bench.interleaved import Way, compare, control_of, variants
 from xshare.bench.summary import rows_of

@@ -12,11 +12,11 @@ it on one device (`max_load`: of S), `mass` the native gating weight kept; means
                closed form at 8 / 16 / 32 / 64 rows; real tokens of gpt-oss-20b load 0.96 / 0.91 / 0.85 / 0.81 of it at
                the same rows * k / N (evidence/curve.json). Rows stand for different requests: nothing else is shared.
 
-Timing (GPU): ep_layer.py, device by device on one GPU, bfloat16 (R1 is served in fp8: half the bytes) and random
-weights: speed, not quality. `layer_us` is the slowest device, median over steps; `ratio` is native over it, paired by
-step. Not in it: selection (benchmarks/kernel.py; hence no no-op control here), the exchange between devices, shared
-experts. `gbps` is what the slowest device loads over its time, `copy_share` that over the card's own copy bandwidth:
-near one the weights decide, well below it torch's grouped product does.
+Timing (GPU): lib/expert_parallel_layer.py, device by device on one GPU, in bfloat16 (R1 is served in fp8: half the
+bytes) with random weights: speed, not quality. `layer_us` is the slowest device, median over steps; `ratio` is
+native's time over it, paired by step. Left out are selection (benchmarks/kernel.py; hence no no-op control here), the
+exchange between devices and the shared experts. `gbps` is what the slowest device loads over its time, `copy_share`
+that over the card's own copy bandwidth: near one, loading weights decides; well below it, torch's grouped product does.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from typing import Annotated, NamedTuple
 
 import torch
 import typer
-from ep_layer import DEVICES, EXPERTS, HIDDEN, WIDTH, Layer, most_pairs, plans_of
+from lib.expert_parallel_layer import DEVICES, EXPERTS, HIDDEN, WIDTH, Layer, most_pairs, plans_of
 from torch import Tensor
 
 from xshare import BatchLayout, Placement, Policy, RouterSpec

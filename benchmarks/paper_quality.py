@@ -29,10 +29,11 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from answers import Bench, Job, Setting
-from kept import Kept
-from paper_policies import BATCH, DRAFTED, MAIN, REFERENCES, no_op, policy, rivals, spelled
-from study import CONTROL, KEY, LISTS, Cell, Study, Wanted, run, show, tasks_of
+from lib.answer_bench import Bench, Job, Setting
+from lib.cell_results import Kept
+from lib.cells import CONTROL, KEY, LISTS, Cell, Study, Wanted, show, tasks_of
+from lib.command import run
+from lib.paper_policies import BATCH, DRAFTED, MAIN, REFERENCES, no_op, policy, rivals, spelled
 
 from xshare.cli.output import engine_arguments
 from xshare.results import Row

@@ -49,10 +49,11 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from engine_pair import ACCEPTED, PROMPT, Engine
-from fit_routing import EVIDENCE, fits
-from shapes import Config, cache_bytes, expert_bytes, gpt_oss_120b
-from speed_rows import FULL, LOGIT_SUM, NOOP, PAPER, UNUSED, Bytes, Counted, pooled, rows_of, spelled, totals
+from lib.engine_process import ACCEPTED, PROMPT, Engine
+from lib.model_shapes import Config, cache_bytes, expert_bytes, gpt_oss_120b
+from lib.paths import EVIDENCE
+from lib.routing_fits import fits
+from lib.speed_rows import FULL, LOGIT_SUM, NOOP, PAPER, UNUSED, Bytes, Counted, pooled, rows_of, spelled, totals
 
 from xshare.errors import XShareError
 from xshare.policy import RECOMMENDED, Policy

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from lib.paths import EVIDENCE
 
 from xshare.bench.workload import Workload
 from xshare.cli.output import number_table, progress_bar, wide_console
@@ -34,7 +35,6 @@ from xshare.policy import Policy
 from xshare.progress import Advance
 from xshare.results import Results, Row
 
-EVIDENCE = Path(__file__).resolve().parent.parent / "evidence"
 BLOCK = 20  # batches that are decoded one way before the next
 PROMPT = 24  # tokens
 OPTIONS: dict[str, Row] = {

@@ -22,8 +22,9 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from fit_routing import EVIDENCE, fits
-from shapes import SHAPES, write
+from lib.model_shapes import SHAPES, write
+from lib.paths import EVIDENCE
+from lib.routing_fits import fits
 
 from xshare.cli.output import number_table, wide_console
 from xshare.results import Results, Row

@@ -68,7 +68,7 @@ def arguments(case: dict[str, Any]) -> dict[str, Any]:
 
 def model(name: str, folder: Path) -> tuple[Path, dict[str, Any]]:
     """Its folder, and how it is loaded."""
-    from shapes import gpt_oss_120b, qwen3_30b_a3b, write
+    from lib.model_shapes import gpt_oss_120b, qwen3_30b_a3b, write
 
     if name.startswith("nano"):
         return untied(models.folder("nano"), folder / "nano"), {}

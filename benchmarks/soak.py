@@ -23,10 +23,10 @@ from typing import Annotated, Any
 
 import httpx
 import typer
-from soak_checks import MOST_GROWTH, Scrapes, check, grown, growth, listed, steps_of, sums
-from soak_load import Outcomes, clients, outlive, switch
-from soak_requests import Asking, Counted, Wrong, kinds, native_answers
-from soak_server import Metrics, Server, read_metrics
+from lib.soak_checks import MOST_GROWTH, Scrapes, check, grown, growth, listed, steps_of, sums
+from lib.soak_load import Outcomes, clients, outlive, switch
+from lib.soak_requests import Asking, Counted, Wrong, kinds, native_answers
+from lib.soak_server import Metrics, Server, read_metrics
 
 from xshare import models
 from xshare.cli.output import number_table, wide_console

@@ -31,11 +31,11 @@ from typing import Annotated, Any
 
 import torch
 import typer
-from answers import Bench, Job, Setting
-from frontier import weights_of
-from kept import Kept
-from paper_policies import no_op, policy, rivals, spelled
-from study import CONTROL, KEY, Cell, Study, Wanted, run, tasks_of
+from lib.answer_bench import Bench, Job, Setting
+from lib.cell_results import Kept, weights_of
+from lib.cells import CONTROL, KEY, Cell, Study, Wanted, tasks_of
+from lib.command import run
+from lib.paper_policies import no_op, policy, rivals, spelled
 from torch.nn.utils.rnn import pad_sequence
 
 from xshare.cli.output import engine_arguments, number_table, wide_console

@@ -67,7 +67,7 @@ CASES: dict[str, dict[str, Any]] = {
 def engine(case: dict[str, Any], tiny: bool, folder: Path) -> Any:
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     os.environ["VLLM_USE_V2_MODEL_RUNNER"] = str(int(bool(case.get("v2"))))
-    from shapes import eagle3_head, gpt_oss_120b, qwen3_30b_a3b, write
+    from lib.model_shapes import eagle3_head, gpt_oss_120b, qwen3_30b_a3b, write
     from vllm import LLM
 
     if case.get("across"):

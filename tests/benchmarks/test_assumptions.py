@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.append(str(ROOT / "benchmarks"))
 sys.path.append(str(ROOT / "tools" / "docs"))
 assumptions, correlation, plots, quality_tables = map(
-    importlib.import_module, ("assumptions", "correlation", "plots", "quality_tables")
+    importlib.import_module, ("assumptions", "lib.correlation", "plots", "quality_tables")
 )
 
 

@@ -13,10 +13,10 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
 import httpx
 import soak
-from soak_checks import ENDED, TOKENS, Scrapes, growth, listed, steps_of, sums
-from soak_load import Outcomes
-from soak_requests import ANSWERED, REFUSED, Counted, Wrong, kinds
-from soak_server import Server, read_metrics
+from lib.soak_checks import ENDED, TOKENS, Scrapes, growth, listed, steps_of, sums
+from lib.soak_load import Outcomes
+from lib.soak_requests import ANSWERED, REFUSED, Counted, Wrong, kinds
+from lib.soak_server import Server, read_metrics
 
 from xshare import models
 

@@ -18,10 +18,10 @@ from typing import Any
 import httpx
 import psutil
 
+from lib.paths import python_path
 from xshare.errors import XShareError
 from xshare.results import Row
 
-HERE = Path(__file__).parent
 NAME = "soaked"  # of the model, in requests
 MAX_TOKENS, MAX_REQUESTS = 512, 16  # of a request, prompt and answer together; of a step
 SAMPLE = re.compile(r"^([\w:]+)(?:\{(.*)\})? ([^ ]+)$", re.MULTILINE)  # a line of /metrics
@@ -36,15 +36,14 @@ def command(model: Path, port: int, key: Row | None, more: Sequence[str]) -> lis
     found = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model)]
     found += ["--host", "127.0.0.1", "--port", str(port), "--served-model-name", NAME, "--dtype", "float32"]
     found += ["--enforce-eager", "--max-model-len", str(MAX_TOKENS), "--max-num-seqs", str(MAX_REQUESTS)]
-    found += ["--kv-cache-memory-bytes", str(64 << 20), "--worker-extension-cls", "soak_worker.Counting", *more]
+    found += ["--kv-cache-memory-bytes", str(64 << 20), "--worker-extension-cls", "lib.soak_worker.Counting", *more]
     return [*found, "--additional-config", json.dumps({"xshare": key})] if key is not None else found
 
 
 def environment() -> dict[str, str]:
-    paths = os.pathsep.join(filter(None, [str(HERE), os.environ.get("PYTHONPATH")]))
     # Live control needs the first. The last: a client must be the first to hang up on a silent connection.
     return os.environ | {
-        "VLLM_SERVER_DEV_MODE": "1", "PYTHONPATH": paths, "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "60"
+        "VLLM_SERVER_DEV_MODE": "1", "PYTHONPATH": python_path(), "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "60"
     }  # fmt: skip
 
 

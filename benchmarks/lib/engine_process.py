@@ -1,7 +1,7 @@
-"""Engines in processes of their own, told what to decode: what the speed benchmarks measure with.
+"""vLLM engines in processes of their own: the speed benchmarks tell them what to decode.
 
-`python engine_pair.py OPTIONS` is such a process: a vLLM engine with random weights (`xshare_dummy`) that reads what it
-is asked from its input, a line of JSON each, and answers with lines that begin with RESULT.
+`python -m lib.engine_process OPTIONS` is such a process. Its engine has random weights (`xshare_dummy`). It reads
+requests from its input, one line of JSON each, and answers each with a line that begins with RESULT.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from statistics import median
 from types import TracebackType
 from typing import Any, Self
 
+from lib.paths import python_path
+
 PROMPT = 8  # tokens: a batch of 32 is prefilled in one step
 ACCEPTED = 2.5  # tokens a step of a request with drafts, its own included
 EVERY = 29  # steps between two of which experts are counted: no divisor of a decode's length
@@ -31,24 +33,27 @@ ON_CPU = {"OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
 
 
 class Engine:
-    """The parent's end. `options`: tiny, layers, weights, drafter, drafts, sizes (captured), and
+    """The parent's end. `options`: tiny, layers, weights, drafter, drafts, sizes (of captured graphs), and
 
-    shape  of shapes.SHAPES, gpt-oss-120b where nothing is said; offload, GB of experts in host memory; every, steps
-           between two of which experts are counted; compilation, more of vLLM's compilation_config
-    length tokens that a request may have, chunk, those that a step may read, cache, bytes for keys and values
-    runner V1 or V2, vLLM's model runner; a machine without a GPU has V1 only
-    rule   None (unmodified vLLM, the plugin not loaded), "xshare" (beside it `xshare`, the plugin's key, or None: no
-           key), "logit-sum" (pull request 35551 with a budget of `budget`)
+    shape        a key of model_shapes.SHAPES; gpt-oss-120b by default
+    offload      GB of experts in host memory
+    every        steps from one in which experts are counted to the next
+    compilation  further settings of vLLM's compilation_config
+    length       tokens of a request at most; chunk: prefilled tokens per step; cache: bytes for keys and values
+    runner       V1 or V2, vLLM's model runner; a machine without a GPU has V1 only
+    rule         None (unmodified vLLM, the plugin is not loaded), "xshare" (with `xshare`, the plugin's key, or None:
+                 no key) or "logit-sum" (pull request 35551 with a budget of `budget`)
     """
 
     def __init__(self, name: str, options: dict[str, Any]) -> None:
         self.log = Path(tempfile.gettempdir(), f"engine_{name}.log")
         environment = (ON_CPU if options["tiny"] else {}) | os.environ
+        environment["PYTHONPATH"] = python_path()
         environment["VLLM_USE_V2_MODEL_RUNNER"] = str(int(options["runner"] == "V2" and not options["tiny"]))
         if options["rule"] != "xshare":
             environment["VLLM_PLUGINS"] = ""
         with self.log.open("w") as log:
-            command = [sys.executable, str(Path(__file__).resolve()), json.dumps(options)]
+            command = [sys.executable, "-P", "-m", "lib.engine_process", json.dumps(options)]
             pipe = subprocess.PIPE
             self.process = subprocess.Popen(
                 command, stdin=pipe, stdout=pipe, stderr=log, text=True, bufsize=1, env=environment
@@ -86,7 +91,7 @@ class Child:
         self.options = options
         self.pruning: list[Any] = []
         if options["rule"] == "logit-sum":
-            from pull_request import install
+            from lib.pull_request_35551 import install
 
             self.pruning = install(options["budget"])
         if options["rule"] != "xshare":  # the weights all the same
@@ -288,7 +293,7 @@ def load_alone() -> None:
 
 def arguments(options: dict[str, Any], folder: Path) -> dict[str, Any]:
     """What vLLM's LLM is started with."""
-    from shapes import SHAPES, eagle3_head, write
+    from lib.model_shapes import SHAPES, eagle3_head, write
 
     tiny, drafts = options["tiny"], options["drafts"]
     shape = SHAPES[options.get("shape", "gpt-oss-120b")](options["layers"], tiny)

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from engine_pair import PROMPT
-
+from lib.engine_process import PROMPT
 from xshare.latency_law import Law, fit
 from xshare.results import Row
 from xshare.statistics import interval_mark, median_interval

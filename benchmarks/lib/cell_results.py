@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from answers import Setting
 
+from lib.answer_bench import Setting
+from xshare import models
 from xshare.files import check_writable
 from xshare.results import Results, Row
 from xshare.version import __version__
@@ -72,3 +74,12 @@ class Kept(Results):
         """Nothing is left to measure."""
         self.write(**({} if self.part else {"complete": True}))
         self.beside.unlink(missing_ok=True)
+
+
+def weights_of(model: str) -> str:
+    """A hash of a model's weight files: it tells a model from the same one trained anew, wherever it was copied."""
+    sums = hashlib.sha256()
+    for file in sorted((models.folder(model) if model in models.NAMES else Path(model)).glob("*.safetensors")):
+        with file.open("rb") as opened:
+            sums.update(hashlib.file_digest(opened, "sha256").digest())
+    return sums.hexdigest()[:16]

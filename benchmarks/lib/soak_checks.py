@@ -7,9 +7,8 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
-from soak_requests import Counted
-from soak_server import Metrics
-
+from lib.soak_requests import Counted
+from lib.soak_server import Metrics
 from xshare.results import Row
 
 COUNTERS = ("_total", "_count", "_bucket")

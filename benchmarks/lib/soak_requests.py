@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
-from soak_server import MAX_TOKENS, NAME
 
+from lib.soak_server import MAX_TOKENS, NAME
 from xshare.results import Row
 
 LONGEST = 96  # tokens of an answer

@@ -9,9 +9,9 @@ from collections.abc import Callable
 from typing import Any
 
 import httpx
-from soak_requests import LONGEST, Asking, Kind, Wrong
-from soak_server import MAX_TOKENS, NAME
 
+from lib.soak_requests import LONGEST, Asking, Kind, Wrong
+from lib.soak_server import MAX_TOKENS, NAME
 from xshare.policy import Policy
 from xshare.results import Row
 

@@ -15,10 +15,11 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from lib.paths import python_path
 from xshare.engines.vllm.dummy_weights import GROWTH, Weights, gaussian
 
 VARIABLE = "XSHARE_DUMMY"  # the knobs of Weights, as JSON
-ENTRY = "[sglang.srt.plugins]\nxshare_dummy = sglang_weights:register\n"
+ENTRY = "[sglang.srt.plugins]\nxshare_dummy = lib.sglang_dummy_weights:register\n"
 
 
 def written(folder: Path) -> dict[str, str]:
@@ -27,8 +28,7 @@ def written(folder: Path) -> dict[str, str]:
     place.mkdir(parents=True)
     (place / "METADATA").write_text("Metadata-Version: 2.1\nName: xshare-dummy\nVersion: 1\n")
     (place / "entry_points.txt").write_text(ENTRY)
-    path = [str(folder), str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
-    return {"PYTHONPATH": os.pathsep.join(filter(None, path))}
+    return {"PYTHONPATH": python_path(folder)}
 
 
 def register() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
@@ -10,10 +9,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import typer
-from answers import RECORDED, Bench, Setting
-from kept import Kept
-
+from lib.answer_bench import RECORDED, Bench, Setting
+from lib.cell_results import Kept
 from xshare.cli.output import number_table, progress_bar, wide_console
 from xshare.errors import XShareError
 from xshare.policy import Policy
@@ -207,12 +204,3 @@ def show(rows: list[Row], asked: int) -> None:
                 "" if row["accepted"] is None else f"{row['accepted']:.2f}",
             )
         wide_console().print(table)
-
-
-def run(command: Any) -> None:
-    """A mistake is one sentence."""
-    try:
-        typer.run(command)
-    except XShareError as error:
-        typer.echo(f"error: {error}", err=True)
-        sys.exit(2)
