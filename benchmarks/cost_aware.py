@@ -62,7 +62,7 @@ FAMILIES: dict[str, tuple[Sequence[str], Sequence[str]]] = {
 
 
 def points_of(family: str) -> list[Point]:
-    plain, by_cost = ([str(Policy.parse(text)) for text in each] for each in FAMILIES[family])
+    plain, by_cost = ([str(Policy.parse(text)) for text in texts] for texts in FAMILIES[family])
     every = [[(policy, False), *([(policy, True)] if policy in by_cost else [])] for policy in plain]
     return [point for both in every for point in both]  # the two next to each other
 
@@ -87,27 +87,27 @@ def at_equal_votes(lost: Sequence[float], ms: Sequence[float], at: float) -> flo
     if not min(lost) <= at <= max(lost):
         return None
     order = np.argsort(lost)[::-1]
-    kept = -np.sqrt(np.maximum(lost, 0))[order]
-    return float(np.interp(-(max(at, 0) ** 0.5), kept, never_falling(np.asarray(ms, dtype=np.float64)[order])))
+    roots = -np.sqrt(np.maximum(lost, 0))[order]
+    return float(np.interp(-(max(at, 0) ** 0.5), roots, never_falling(np.asarray(ms, dtype=np.float64)[order])))
 
 
 def rows_of(setting: Row, ms: dict[Point, list[float]], counted: dict[Point, Counted]) -> list[Row]:
     """`ms`: a step's, by round."""
-    known = [each.native for each in counted.values() if each.native is not None]
-    lost = {point: 1 - each.mass for point, each in counted.items() if each.mass is not None}
+    natives = [counts.native for counts in counted.values() if counts.native is not None]
+    lost = {point: 1 - counts.mass for point, counts in counted.items() if counts.mass is not None}
     rows = []
     for family, points in {"native": [NATIVE], **{family: points_of(family) for family in FAMILIES}}.items():
         curve = [point for point in points if not point[1] and point in lost]
         for point in points:
             policy, by_cost = point
             row = setting | {"family": family, "policy": policy, "cost": by_cost}
-            row |= {"active": median(known) if point == NATIVE and known else counted[point].active}
+            row |= {"active": median(natives) if point == NATIVE and natives else counted[point].active}
             row |= {"votes_lost": 0.0 if point == NATIVE else lost.get(point)}
             row |= dict(zip(("ms", "ms_low", "ms_high"), median_interval(ms[point]), strict=True))
             gains = []
-            for number, own in enumerate(ms[point] if by_cost and point in lost and curve else ()):
+            for number, by_cost_ms in enumerate(ms[point] if by_cost and point in lost and curve else ()):
                 plain = at_equal_votes([lost[p] for p in curve], [ms[p][number] for p in curve], lost[point])
-                gains += [] if plain is None else [plain / own]
+                gains += [] if plain is None else [plain / by_cost_ms]
             gain = median_interval(gains) if gains else (None, None, None)
             row |= dict(zip(("gain_at_equal_votes", "gain_low", "gain_high"), gain, strict=True))
             rows.append(row | {"rounds": len(ms[point]), "samples_ms": ms[point]})
@@ -125,11 +125,11 @@ def measure(
         for point in POINTS if number % 2 == 0 else reversed(POINTS):
             engine.ask("cost", on=point[1])
             engine.ask("policy", policy=point[0])
-            found = engine.ask("decode", batch=batch, steps=steps, seed=1 + number, warm=WARM, counted=COUNTED)
-            ms[point].append(step_ms(found))
+            decoded = engine.ask("decode", batch=batch, steps=steps, seed=1 + number, warm=WARM, counted=COUNTED)
+            ms[point].append(step_ms(decoded))
             counted[point].append(engine.ask("counted", batch=batch))
             advance(1)
-        yield ms, {point: Counted.of(each) for point, each in counted.items()}
+        yield ms, {point: Counted.of(counts) for point, counts in counted.items()}
 
 
 def show(rows: Sequence[Row]) -> None:
@@ -171,10 +171,10 @@ def main(
         if max(batches) > read.rows[-1]:
             raise XShareError(f"{read.name} has steps of up to {read.rows[-1]} rows, and {max(batches)} are asked for")
         ends = {size: edges_of(read, size) for size in batches}
-        known = {"tiny": tiny, "shape": "gpt-oss-120b", "regime": REGIME, "layers": layers, "stairs": read.sha256}
-        results = Results(json, known, {"tiny": tiny, "stairs": stairs.name, "edges": ends})
-        there = {row["batch"] for row in results.rows if row["rounds"] >= rounds}
-        missing = [size for size in batches if size not in there]
+        settings = {"tiny": tiny, "shape": "gpt-oss-120b", "regime": REGIME, "layers": layers, "stairs": read.sha256}
+        results = Results(json, settings, {"tiny": tiny, "stairs": stairs.name, "edges": ends})
+        measured = {row["batch"] for row in results.rows if row["rounds"] >= rounds}
+        missing = [size for size in batches if size not in measured]
         if missing:
             with Engine("cost", options) as engine:
                 about: Row = engine.answer()

@@ -77,9 +77,9 @@ class Simulation:
         ids = logits.topk(TOP_K).indices.flatten(1)
         return float(torch.zeros(len(ids), self.experts).scatter_(1, ids, 1.0).sum(1).mean())
 
-    def _shared(self, skew: float, correlation: float, other: Tensor, top: int) -> float:
+    def _shared(self, skew: float, correlation: float, second_taste: Tensor, top: int) -> float:
         best = []
-        for taste, own in zip((self.taste, other), self.own, strict=True):
+        for taste, own in zip((self.taste, second_taste), self.own, strict=True):
             logits = skew * self.liked + correlation**0.5 * taste + (1 - correlation) ** 0.5 * own
             best.append(torch.zeros_like(logits).scatter_(1, logits.topk(top).indices, 1.0))
         return float((best[0] * best[1]).sum(1).mean())
@@ -102,8 +102,8 @@ def targets(evidence: Path = EVIDENCE) -> tuple[dict[int, float], float, float]:
 
 def across(ratios: dict[int, float]) -> dict[int, float]:
     """The same with 128 experts, at equal B k / N."""
-    more = EXPERTS // THERE
-    return {batch * more: ratio for batch, ratio in ratios.items() if batch * more <= MOST}
+    times = EXPERTS // THERE
+    return {batch * times: ratio for batch, ratio in ratios.items() if batch * times <= MOST}
 
 
 def fit(ratios: dict[int, float], overlap: float, simulation: Simulation) -> Fit:
@@ -131,35 +131,35 @@ def _least(of: Callable[[float], float], low: float, high: float, places: int = 
     return round((low + high) / 2, places)
 
 
-def rows_of(regime: str, at: Fit, here: Simulation, there: Simulation) -> list[Row]:
+def rows_of(regime: str, at: Fit, large: Simulation, small: Simulation) -> list[Row]:
     """What a fit was to reach, and what else is known, beside what it does."""
     ratios, overlap, drafted = targets()
-    own, wanted = (here, across(ratios)) if regime == "fitted" else (there, ratios)
-    found: list[Row] = [
-        {"quantity": "active / closed form", "batch": batch, "experts": own.experts, "fit": True}
-        | {"target": ratio, "reached": ratio_of(own, at[0], batch)}
-        for batch, ratio in wanted.items()
+    simulation, targets_by_batch = (large, across(ratios)) if regime == "fitted" else (small, ratios)
+    rows: list[Row] = [
+        {"quantity": "active / closed form", "batch": batch, "experts": simulation.experts, "fit": True}
+        | {"target": ratio, "reached": ratio_of(simulation, at[0], batch)}
+        for batch, ratio in targets_by_batch.items()
     ]
-    shared: Row = {"quantity": "experts that consecutive tokens share", "top": TOP_K, "experts": own.experts}
-    found.append(shared | {"fit": True, "target": overlap, "reached": own.overlap(*at)})
+    shared: Row = {"quantity": "experts that consecutive tokens share", "top": TOP_K, "experts": simulation.experts}
+    rows.append(shared | {"fit": True, "target": overlap, "reached": simulation.overlap(*at)})
     steps: Row = {"quantity": "active, 4 requests of 4 tokens", "batch": REQUESTS}
-    found.append(steps | {"experts": THERE, "fit": False, "target": drafted, "reached": there.drafted(*at)})
-    found.append(steps | {"experts": EXPERTS, "fit": False, "target": None, "reached": here.drafted(*at)})
+    rows.append(steps | {"experts": THERE, "fit": False, "target": drafted, "reached": small.drafted(*at)})
+    rows.append(steps | {"experts": EXPERTS, "fit": False, "target": None, "reached": large.drafted(*at)})
     implied: Row = {"quantity": "active", "batch": 16, "experts": EXPERTS, "fit": False, "target": None}
     implied |= dict(zip(("target_low", "target_high"), IMPLIED, strict=True))
-    found.append(implied | {"reached": here.active(at[0], 16)})
+    rows.append(implied | {"reached": large.active(at[0], 16)})
     for top in TOPS:
         times: Row = {"quantity": "consecutive tokens share, times others", "top": top, "experts": EXPERTS}
         times |= {"fit": False, "target": None, "target_low": OFTEN[0], "target_high": OFTEN[1]}
-        found.append(times | {"reached": here.overlap(*at, top) / here.apart(*at, top)})
-    return [{"regime": regime} | row for row in found]
+        rows.append(times | {"reached": large.overlap(*at, top) / large.apart(*at, top)})
+    return [{"regime": regime} | row for row in rows]
 
 
-def spelled(row: Row) -> str:
+def row_text(row: Row) -> str:
     at = "".join(f", {name} {row[name]}" for name in ("batch", "top") if name in row)
-    wanted = "" if row["target"] is None else f": {row['target']:.3f} in the trace"
-    wanted = f": {row['target_low']} to {row['target_high']} by the paper" if "target_low" in row else wanted
-    return f"{row['regime']:7} {row['quantity']}{at}, {row['experts']} experts{wanted}, {row['reached']:.3f} here"
+    target = "" if row["target"] is None else f": {row['target']:.3f} in the trace"
+    target = f": {row['target_low']} to {row['target_high']} by the paper" if "target_low" in row else target
+    return f"{row['regime']:7} {row['quantity']}{at}, {row['experts']} experts{target}, {row['reached']:.3f} here"
 
 
 def main(
@@ -168,17 +168,17 @@ def main(
     seed: Annotated[int, typer.Option(help="Of the draws.")] = 0,
 ) -> None:
     ratios, overlap, _ = targets()
-    here, there = Simulation(EXPERTS, draws, seed), Simulation(THERE, draws, seed)
-    found = {"fitted": fit(across(ratios), overlap, here), "carried": fit(ratios, overlap, there)}
+    large, small = Simulation(EXPERTS, draws, seed), Simulation(THERE, draws, seed)
+    fits = {"fitted": fit(across(ratios), overlap, large), "carried": fit(ratios, overlap, small)}
     checked = [Simulation(experts, draws, seed + 1) for experts in (EXPERTS, THERE)]  # on draws of their own
-    rows = [row for regime, at in found.items() for row in rows_of(regime, at, *checked)]
-    for regime, (skew, correlation) in found.items():
+    rows = [row for regime, at in fits.items() for row in rows_of(regime, at, *checked)]
+    for regime, (skew, correlation) in fits.items():
         print(f"{regime}: skew {skew:g}, correlation {correlation:g}")
-    print("\n".join(map(spelled, rows)))
+    print("\n".join(map(row_text, rows)))
     about: Row = {"model": "gpt-oss-20b", "experts": EXPERTS, "top_k": TOP_K, "draws": draws, "seed": seed}
     results = Results(json, None, about, lists=["fit"])
     results.rows = rows
-    results.lists["fit"] = [{"regime": name, "skew": skew, "correlation": c} for name, (skew, c) in found.items()]
+    results.lists["fit"] = [{"regime": name, "skew": skew, "correlation": c} for name, (skew, c) in fits.items()]
     results.write()
 
 

@@ -27,8 +27,8 @@ from typing import Annotated
 
 import typer
 from lib.answer_bench import Bench, Job, Setting
-from lib.cell_results import Kept, weights_of
-from lib.cells import CONTROL, KEY, Cell, Study, show, tasks_of
+from lib.cell_results import CellResults, weights_hash
+from lib.cells import CONTROL, KEY, Cell, CellRunner, show, tasks_of
 from lib.command import run
 from lib.paper_policies import no_op
 
@@ -65,11 +65,11 @@ def planned(setting: Setting, experts: int) -> list[Policy]:
 def divided(tasks: list[Task]) -> dict[str, list[Task]]:
     """By set: the first quarter of each kind is for choosing, all others for confirming."""
     kinds = dict.fromkeys(task.kind for task in tasks)
-    some = {kind: [task for task in tasks if task.kind == kind] for kind in kinds}
-    first = {kind: -(-len(each) // 4) for kind, each in some.items()}
+    by_kind = {kind: [task for task in tasks if task.kind == kind] for kind in kinds}
+    first = {kind: -(-len(questions) // 4) for kind, questions in by_kind.items()}
     return {
-        "choosing": [task for kind in kinds for task in some[kind][: first[kind]]],
-        "confirming": [task for kind in kinds for task in some[kind][first[kind] :]],
+        "choosing": [task for kind in kinds for task in by_kind[kind][: first[kind]]],
+        "confirming": [task for kind in kinds for task in by_kind[kind][first[kind] :]],
     }
 
 
@@ -78,16 +78,16 @@ def chosen(rows: list[Row], setting: Setting) -> list[Policy]:
     them the presets, and the rival that loads most nearly as much as the boldest within 2 points."""
     rows = [row for row in rows if Setting.of(row) == setting and row["policy"] != "native" and row["paper"] != CONTROL]
 
-    def boldest(some: list[Row], loss: float) -> list[Row]:
-        return sorted((row for row in some if row["change"] > -loss), key=share)[:1]
+    def boldest(candidates: list[Row], loss: float) -> list[Row]:
+        return sorted((row for row in candidates if row["change"] > -loss), key=share)[:1]
 
     ours = [row for row in rows if row["method"] == "xshare"]
     alone = [row for row in ours if row["policy"].startswith("k0=0,rho=") and row["policy"].count(",") == 1]
-    found = [row for loss in LOSSES for row in boldest(ours, loss) + boldest(alone, loss)]
+    picked = [row for loss in LOSSES for row in boldest(ours, loss) + boldest(alone, loss)]
     if near := boldest(ours, 0.02):
-        others = [row for row in rows if row["method"] != "xshare"]
-        found += sorted(others, key=lambda row: abs(share(row) - share(near[0])))[:1]
-    return list(dict.fromkeys(map(Policy.parse, [*RECOMMENDED, *(row["policy"] for row in found)])))
+        rivals = [row for row in rows if row["method"] != "xshare"]
+        picked += sorted(rivals, key=lambda row: abs(share(row) - share(near[0])))[:1]
+    return list(dict.fromkeys(map(Policy.parse, [*RECOMMENDED, *(row["policy"] for row in picked)])))
 
 
 def share(row: Row) -> float:
@@ -115,21 +115,21 @@ def main(
     if DRAFTED not in settings:
         typer.echo('no draft model: the setting with drafts is left out (--engine-args \'{"draft": "FOLDER"}\')')
     drafts, alone = max(setting.drafts for setting in settings), threads or (1 if jobs > 1 else None)
-    began, complete, weights = time.monotonic(), True, weights_of(model)
+    began, complete, weights = time.monotonic(), True, weights_hash(model)
 
-    def opened(name: str, asked: list[Task]) -> tuple[Bench, Callable[[], Kept]]:
+    def opened(name: str, questions: list[Task]) -> tuple[Bench, Callable[[], CellResults]]:
         """What measures a set of questions, and what keeps its results: to be asked for when nobody else writes."""
-        job = Job(model, options, asked, tokens, forced, 0, alone, together, drafts=drafts)
+        job = Job(model, options, questions, tokens, forced, 0, alone, together, drafts=drafts)
         bench = Bench(job)
         about = bench.engine(0).about
         part: Row = {"model": about.model, "weights": weights, "device": about.device, "dtype": about.dtype}
-        part |= {"set": name, "tasks": job.setting()["tasks"]}
-        return bench, partial(Kept, json, about.record(), job.setting(), KEY, part=part)
+        part |= {"set": name, "tasks": job.identity()["tasks"]}
+        return bench, partial(CellResults, json, about.record(), job.identity(), KEY, part=part)
 
     def workers_of(bench: Bench) -> Workers:
-        return Workers(bench.told if jobs == 1 else partial(Bench, bench.job), jobs)
+        return Workers(bench.reporting_to if jobs == 1 else partial(Bench, bench.job), jobs)
 
-    sets = {name: opened(name, asked) for name, asked in divided(tasks_of(file, tasks, 0)).items()}
+    sets = {name: opened(name, questions) for name, questions in divided(tasks_of(file, tasks, 0)).items()}
     benches = {name: bench for name, (bench, _) in sets.items()}
     pools = {name: workers_of(bench) for name, bench in benches.items()}
     rows: list[Row] = []
@@ -138,12 +138,12 @@ def main(
             # Native answers to the questions for confirming take longest of all, and need nobody's.
             early = None
             if jobs > 1:
-                study = Study(benches["confirming"], pools["confirming"], sets["confirming"][1](), seconds)
-                early = beside.submit(study.natives, settings, quietly=True)
-            for name, (bench, kept_now) in sets.items():
+                runner = CellRunner(benches["confirming"], pools["confirming"], sets["confirming"][1](), seconds)
+                early = beside.submit(runner.natives, settings, quietly=True)
+            for name, (bench, open_results) in sets.items():
                 if name == "confirming" and early is not None:
                     early.result()
-                kept, experts = kept_now(), bench.engine(0).about.experts
+                results, experts = open_results(), bench.engine(0).about.experts
                 if name == "choosing":
                     cells: dict[Cell, str] = {(setting, None): "native" for setting in settings}
                     cells |= {(setting, no_op(experts)): CONTROL for setting in settings}
@@ -152,14 +152,14 @@ def main(
                 else:
                     cells = {(setting, policy): "" for setting in settings for policy in [None, *chosen(rows, setting)]}
                 half = 2 if name == "choosing" else 1
-                left = None if seconds is None else seconds / half - (time.monotonic() - began)
-                study = Study(bench, pools[name], kept, left)
-                all_ = study.natives(settings) and study.measure(name, cells)
-                rows = [row for row in kept.rows if kept.mine(row)]
+                seconds_left = None if seconds is None else seconds / half - (time.monotonic() - began)
+                runner = CellRunner(bench, pools[name], results, seconds_left)
+                all_measured = runner.natives(settings) and runner.measure(name, cells)
+                rows = [row for row in results.rows if results.is_of_part(row)]
                 show(rows, len(bench.job.tasks))
-                if all_:
-                    kept.finish()
-                complete = complete and all_
+                if all_measured:
+                    results.finish()
+                complete = complete and all_measured
     finally:
         for workers in pools.values():
             workers.close()

@@ -24,10 +24,10 @@ from typing import Annotated
 
 import typer
 from lib.answer_bench import Bench, Job, Setting
-from lib.cell_results import Kept
-from lib.cells import CONTROL, KEY, Cell, Study, show, tasks_of
+from lib.cell_results import CellResults
+from lib.cells import CONTROL, KEY, Cell, CellRunner, show, tasks_of
 from lib.command import run
-from lib.paper_policies import no_op, policy, spelled
+from lib.paper_policies import no_op, paper_name, policy
 
 from xshare.cli.output import engine_arguments
 from xshare.policy import RECOMMENDED, Policy
@@ -50,15 +50,15 @@ def cells_of(experts: int) -> dict[Cell, str]:
         cells |= {(setting, Policy.parse(name)): "" for name in RECOMMENDED}
         for numbers in MAIN:
             full = policy(numbers, experts)
-            cells[setting, full] = spelled(numbers)
+            cells[setting, full] = paper_name(numbers)
             if full.batch_budget:
-                cells[setting, full.model_copy(update={"score": "topk"})] = spelled(numbers)
+                cells[setting, full.model_copy(update={"score": "topk"})] = paper_name(numbers)
         cells[setting, Policy.parse("oea:k0=2")] = ""
     for mg in DEVICE_BUDGETS:  # as the paper has it, and ours
         cells[USUAL, Policy(warmup=1, device_budget=mg, fill="rounds", score="full")] = f"k0=1,mg={mg}"
         cells[USUAL, Policy(warmup=1, device_budget=mg)] = ""
-    for score, each in THRESHOLDS.items():
-        for tau in each:
+    for score, thresholds in THRESHOLDS.items():
+        for tau in thresholds:
             cells[USUAL, Policy.parse(f"k0=1,tau={tau},score={score}")] = f"k0=1,tau={tau}" if score == "full" else ""
     return cells
 
@@ -84,17 +84,17 @@ def main(
     alone = threads or (1 if jobs > 1 else None)
     bench = Bench(Job(model, options, tasks_of(file, tasks, seed), tokens, forced, seed, alone, together))
     about = bench.engine(0).about
-    kept = Kept(json, about.record(), bench.job.setting(), KEY)
-    if not kept.complete:
-        workers = Workers(bench.told if jobs == 1 else partial(Bench, bench.job), jobs)
+    results = CellResults(json, about.record(), bench.job.identity(), KEY)
+    if not results.complete:
+        workers = Workers(bench.reporting_to if jobs == 1 else partial(Bench, bench.job), jobs)
         try:
-            study = Study(bench, workers, kept, seconds)
-            if study.natives([USUAL, *LARGER]) and study.measure("policies", cells_of(about.experts)):
-                kept.finish()
+            runner = CellRunner(bench, workers, results, seconds)
+            if runner.natives([USUAL, *LARGER]) and runner.measure("policies", cells_of(about.experts)):
+                results.finish()
         finally:
             workers.close()
-    show(kept.rows, len(bench.job.tasks))
-    typer.echo(f"results: {json}" + ("" if kept.complete else "; not all of it: the same command goes on"))
+    show(results.rows, len(bench.job.tasks))
+    typer.echo(f"results: {json}" + ("" if results.complete else "; not all of it: the same command goes on"))
 
 
 if __name__ == "__main__":

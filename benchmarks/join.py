@@ -23,19 +23,19 @@ from xshare.results.resumable import STAMP
 
 def joined(files: list[Row]) -> Row:
     """Contents of files -> of one. Records of a run are told by its number; those of a file's first run have none."""
-    found = {name: value.copy() for name, value in files[0].items() if name not in ("format", "stamps")}
+    contents = {name: value.copy() for name, value in files[0].items() if name not in ("format", "stamps")}
     stamps = list(files[0].get("stamps", []))
-    for other in files[1:]:
-        known, own = dict(other["provenance"]), [name for name in other if isinstance(other[name], list)]
-        if known.pop("fingerprint", None) != found["provenance"].get("fingerprint"):
+    for file in files[1:]:
+        stamp, lists = dict(file["provenance"]), [name for name in file if isinstance(file[name], list)]
+        if stamp.pop("fingerprint", None) != contents["provenance"].get("fingerprint"):
             raise XShareError("the files must be of one benchmark, with the same settings: their fingerprints differ")
         first = len(stamps) + 1
-        stamps += [known, *other.get("stamps", [])]
-        for name in own:
+        stamps += [stamp, *file.get("stamps", [])]
+        for name in lists:
             if name != "stamps":
-                found.setdefault(name, [])
-                found[name] += [record | {STAMP: first + record.get(STAMP, 0)} for record in other[name]]
-    return {"format": files[0]["format"], "provenance": found.pop("provenance"), "stamps": stamps} | found
+                contents.setdefault(name, [])
+                contents[name] += [record | {STAMP: first + record.get(STAMP, 0)} for record in file[name]]
+    return {"format": files[0]["format"], "provenance": contents.pop("provenance"), "stamps": stamps} | contents
 
 
 def main(

@@ -190,8 +190,8 @@ def grid() -> list[Point]:
         (16, 128, 4, "softmax", "k0=1,m=0,mr=4,score=full", False),
     ]
     batch = [(n, N, k, "softmax", f"k0=1,m={max(4, 3 * N // 16)}", False) for N, k in SIZES for n in ROWS]
-    more = [(16, 256, 8, "sigmoid", "k0=1,m=48", False), (16, 128, 4, "softmax", "k0=1,tau=0.9", False)]
-    return list(dict.fromkeys(named + batch + more))
+    further = [(16, 256, 8, "sigmoid", "k0=1,m=48", False), (16, 128, 4, "softmax", "k0=1,tau=0.9", False)]
+    return list(dict.fromkeys(named + batch + further))
 
 
 def measured(json: Path | None, points: list[Point], compile: int, cold: bool) -> list[Row]:

@@ -27,10 +27,10 @@ from typing import Annotated
 import numpy as np
 import typer
 from lib.answer_bench import Bench, Job, Setting
-from lib.cell_results import Kept
-from lib.cells import KEY, Cell, Study, tasks_of
+from lib.cell_results import CellResults
+from lib.cells import KEY, Cell, CellRunner, tasks_of
 from lib.command import run
-from lib.paper_policies import policy, scaled, spelled
+from lib.paper_policies import paper_name, policy, scaled
 
 from xshare.cli.output import engine_arguments, number_table, wide_console
 from xshare.policy import Policy
@@ -65,17 +65,19 @@ def spread(bench: Bench, setting: Setting, which: Policy | None, native: Row, se
     right: list[list[bool]] = [[] for _ in tasks]
     kl: list[list[float]] = [[] for _ in tasks]
     for places in orders(len(tasks), sets, bench.job.seed):
-        found = bench.decode(setting, which, places)
-        for i, tokens, good in zip(places, found.tokens, found.right, strict=True):
+        outcome = bench.decode(setting, which, places)
+        for i, tokens, good in zip(places, outcome.tokens, outcome.right, strict=True):
             texts[i].append(tuple(tokens))
             right[i].append(good)
         engine.use(which)
-        for some, forced in bench.texts(setting, native, places=places):
-            for i, text in zip(some, forced.compare(engine.attached), strict=True):
+        for forced_places, forced in bench.texts(setting, native, places=places):
+            for i, text in zip(forced_places, forced.compare(engine.attached), strict=True):
                 kl[i].append(float(text.kl.mean()))
-    answers = [{given_answer(text) or text for text in engine.tokenizer.batch_decode(each)} for each in texts]
-    different = [len(set(each)) for each in texts]
-    flipped = [len(set(each)) > 1 for each in right]
+    answers = [
+        {given_answer(text) or text for text in engine.tokenizer.batch_decode(prompt_texts)} for prompt_texts in texts
+    ]
+    different = [len(set(prompt_texts)) for prompt_texts in texts]
+    flipped = [len(set(prompt_texts)) > 1 for prompt_texts in right]
     by_order = np.array(right).mean(0)
     row: Row = (
         {"model": engine.about.model}
@@ -86,10 +88,10 @@ def spread(bench: Bench, setting: Setting, which: Policy | None, native: Row, se
             "prompts": len(tasks),
             "sets": sets,
             "control": which is None or which.method in ("topk", "skip"),  # does not look at the neighbours
-            "active": found.stats.mean["experts_active"],
-            "active_native": found.stats.mean["experts_native"],
+            "active": outcome.stats.mean["experts_active"],
+            "active_native": outcome.stats.mean["experts_native"],
             **share("changed", [count > 1 for count in different]),
-            **share("changed_answer", [len(each) > 1 for each in answers]),
+            **share("changed_answer", [len(finals) > 1 for finals in answers]),
             "distinct": float(np.mean(different)),
             **share("flipped", flipped),
             "accuracy": float(by_order.mean()),
@@ -97,7 +99,7 @@ def spread(bench: Bench, setting: Setting, which: Policy | None, native: Row, se
             "accuracy_most": float(by_order.max()),
         }
     )
-    return row | kl_row([each for each in kl if each]), [all(each) for each in right]
+    return row | kl_row([marks for marks in kl if marks]), [all(marks) for marks in right]
 
 
 def share(name: str, which: list[bool]) -> Row:
@@ -131,39 +133,39 @@ def main(
         "evidence/neighbours.json"
     ),
 ) -> None:
-    options, asked = engine_arguments(engine_args), tasks_of(file, prompts, seed)
-    job = Job(model, options, asked, tokens, len(asked), seed, threads or (1 if jobs > 1 else None), together)
+    options, questions = engine_arguments(engine_args), tasks_of(file, prompts, seed)
+    job = Job(model, options, questions, tokens, len(questions), seed, threads or (1 if jobs > 1 else None), together)
     bench = Bench(job)
     about = bench.engine(0).about
-    kept = Kept(json, about.record(), job.setting() | {"sets": sets}, KEY)
-    if not kept.complete:
-        workers = Workers(bench.told if jobs == 1 else partial(Bench, job), jobs)
+    results = CellResults(json, about.record(), job.identity() | {"sets": sets}, KEY)
+    if not results.complete:
+        workers = Workers(bench.reporting_to if jobs == 1 else partial(Bench, job), jobs)
         try:
-            study = Study(bench, workers, kept, seconds)
+            runner = CellRunner(bench, workers, results, seconds)
             # With no more of a kind than fit into a batch, nobody has other mates.
-            alike = max(Counter(task.kind for task in asked).values()) > SETTINGS[0].batch
+            alike = max(Counter(task.kind for task in questions).values()) > SETTINGS[0].batch
             settings = SETTINGS if alike else SETTINGS[:1]
             if not alike:
                 typer.echo("no kind has more prompts than fit into a batch: batches of one kind are left out")
             cells = cells_of(settings, about.experts)
-            if study.natives(settings) and study.measure("mates", cells, partial(spread, sets=sets), sets):
-                kept.finish()
+            if runner.natives(settings) and runner.measure("mates", cells, partial(spread, sets=sets), sets):
+                results.finish()
         finally:
             workers.close()
-    show(kept.rows)
-    typer.echo(f"results: {json}" + ("" if kept.complete else "; not all of it: the same command goes on"))
-    if rounding := [row for row in kept.rows if row["control"] and row["changed"]]:
+    show(results.rows)
+    typer.echo(f"results: {json}" + ("" if results.complete else "; not all of it: the same command goes on"))
+    if rounding := [row for row in results.rows if row["control"] and row["changed"]]:
         worst = max(row["changed"] for row in rounding)
         typer.echo(f"controls are not still: up to {worst:.1%} of their texts change, by rounding alone", err=True)
 
 
 def cells_of(settings: list[Setting], experts: int) -> dict[Cell, str]:
     policies: dict[Policy | None, str] = {None: "native"}
-    for each in POLICIES:
-        if isinstance(each, str):
-            policies[Policy.parse(each.format(m=scaled(24, experts), quarter=experts // 4))] = ""
+    for form in POLICIES:
+        if isinstance(form, str):
+            policies[Policy.parse(form.format(m=scaled(24, experts), quarter=experts // 4))] = ""
         else:
-            policies[policy(each, experts)] = spelled(each)
+            policies[policy(form, experts)] = paper_name(form)
     return {(setting, which): paper for which, paper in policies.items() for setting in settings}
 
 

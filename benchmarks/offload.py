@@ -54,16 +54,16 @@ def measure(
     for repeat in range(repeats):
         for name in policies if repeat % 2 == 0 else reversed(policies):
             engine.ask("policy", policy=policies[name])
-            found = engine.ask("decode", batch=batch, steps=steps, seed=1 + repeat)
-            ms[name].append(1000 * found["seconds"] / found["steps"])
+            decoded = engine.ask("decode", batch=batch, steps=steps, seed=1 + repeat)
+            ms[name].append(1000 * decoded["seconds"] / decoded["steps"])
             counted[name].append(engine.ask("counted", batch=batch))
             advance(1)
-        yield ms, {name: Counted.of(each) for name, each in counted.items()}
+        yield ms, {name: Counted.of(counts) for name, counts in counted.items()}
 
 
 def rows_of(setting: Row, ms: dict[str, list[float]], counted: dict[str, Counted], bytes_each: float) -> list[Row]:
     """`bytes_each`: of one expert in all layers together."""
-    native = median([each.native for each in counted.values() if each.native is not None])
+    native = median([counts.native for counts in counted.values() if counts.native is not None])
     rows = []
     for name, times in ms.items():
         active = native if name in ("native", "noop") else counted[name].active
@@ -121,8 +121,8 @@ def main(
         about |= {"tiny": tiny, "bus_gbps": engine.ask("bus"), "host_layers": engine.ask("host_layers")}
         print(f"started in {time.perf_counter() - began:.0f} s: {about}", flush=True)
         results = Results(json, {"tiny": tiny, "shape": options["shape"], "regime": REGIME, "layers": layers}, about)
-        there = {(row["batch"], row["runner"]) for row in results.rows if len(row["samples_ms"]) >= repeats}
-        for size in (size for size in batches if (size, runner) not in there):
+        measured = {(row["batch"], row["runner"]) for row in results.rows if len(row["samples_ms"]) >= repeats}
+        for size in (size for size in batches if (size, runner) not in measured):
             with progress_bar(f"batch {size}", repeats * len(policies)) as advance:
                 for ms, counted in measure(engine, size, steps, repeats, policies, advance):
                     rows = rows_of({"batch": size, "runner": runner}, ms, counted, bytes_each)

@@ -74,10 +74,10 @@ def main(
         results = Results(json, {"tiny": tiny, "layers": layers, "regime": "carried"}, about, lists=())
         try:
             for length in tokens or ((16,) if tiny else LENGTHS):
-                for each in rate or ((4.0, inf) if tiny else RATES):
-                    known = {tuple(row[name] for name in CELL) for row in results.rows}
-                    if (None if each == inf else each, length) not in known:
-                        results.put(measure(engine, each, length, seconds, repeats, tiny), CELL)
+                for per_second in rate or ((4.0, inf) if tiny else RATES):
+                    measured = {tuple(row[name] for name in CELL) for row in results.rows}
+                    if (None if per_second == inf else per_second, length) not in measured:
+                        results.put(measure(engine, per_second, length, seconds, repeats, tiny), CELL)
                         results.write()
         finally:
             engine.close()

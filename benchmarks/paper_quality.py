@@ -30,10 +30,10 @@ from typing import Annotated
 
 import typer
 from lib.answer_bench import Bench, Job, Setting
-from lib.cell_results import Kept
-from lib.cells import CONTROL, KEY, LISTS, Cell, Study, Wanted, show, tasks_of
+from lib.cell_results import CellResults
+from lib.cells import CONTROL, KEY, LISTS, Cell, CellRunner, RivalKnobs, show, tasks_of
 from lib.command import run
-from lib.paper_policies import BATCH, DRAFTED, MAIN, REFERENCES, no_op, policy, rivals, spelled
+from lib.paper_policies import BATCH, DRAFTED, MAIN, REFERENCES, no_op, paper_name, policy, rivals
 
 from xshare.cli.output import engine_arguments
 from xshare.results import Row
@@ -50,38 +50,38 @@ def settings_of(drafts: bool) -> list[Setting]:
 
 def paper_cells(settings: list[Setting], experts: int) -> dict[Cell, str]:
     """In the order in which they are measured, each with what the paper calls it."""
-    found: dict[Cell, str] = {(setting, None): "native" for setting in settings}
-    found |= {(setting, no_op(experts)): CONTROL for setting in settings}
+    cells: dict[Cell, str] = {(setting, None): "native" for setting in settings}
+    cells |= {(setting, no_op(experts)): CONTROL for setting in settings}
     for part in (slice(MAIN), slice(MAIN, None)):
         for setting in settings:
             for numbers in (DRAFTED if setting.drafts else BATCH)[part]:
-                found.setdefault((setting, policy(numbers, experts)), spelled(numbers))
-    return found
+                cells.setdefault((setting, policy(numbers, experts)), paper_name(numbers))
+    return cells
 
 
-def rival_cells(settings: list[Setting], experts: int, top_k: int) -> Wanted:
-    references = [(how, policy(numbers, experts)) for how in settings for numbers in REFERENCES[how.drafts]]
+def rival_cells(settings: list[Setting], experts: int, top_k: int) -> RivalKnobs:
+    references = [(setting, policy(numbers, experts)) for setting in settings for numbers in REFERENCES[setting.drafts]]
     return {
-        (how, reference, name): policies
-        for how, reference in references
+        (setting, reference, name): policies
+        for setting, reference in references
         for name, policies in rivals(reference, experts, top_k).items()
     }
 
 
 def other_score_cells(settings: list[Setting], experts: int) -> dict[Cell, str]:
     """The paper's configurations with score=topk, where greedy has something to choose; in mixed batches."""
-    found: dict[Cell, str] = {}
-    for setting in (each for each in settings if each.mixed):
+    cells: dict[Cell, str] = {}
+    for setting in (setting for setting in settings if setting.mixed):
         for numbers in DRAFTED if setting.drafts else BATCH:
             which = policy(numbers, experts)
             if which.batch_budget or which.request_budget:
-                found[setting, which.model_copy(update={"score": "topk"})] = ""
-    return found
+                cells[setting, which.model_copy(update={"score": "topk"})] = ""
+    return cells
 
 
-def undrafted(kept: Kept, mixed: bool) -> Row:
+def undrafted(results: CellResults, mixed: bool) -> Row:
     """The share of native's answers that are the same without drafts, which must not change any."""
-    plain, drafted = (kept.native(Setting(*way, mixed))["answers"] for way in (PLAIN, DRAFTS))
+    plain, drafted = (results.native(Setting(*way, mixed))["answers"] for way in (PLAIN, DRAFTS))
     return {"mixed": mixed, "same": sum(a == b for a, b in zip(plain, drafted, strict=True)) / len(plain)}
 
 
@@ -103,30 +103,30 @@ def main(
 ) -> None:
     options = engine_arguments(engine_args)
     drafts = model == "nano" or "draft" in options
-    asked, alone = tasks_of(file, tasks, seed), threads or (1 if jobs > 1 else None)
-    job = Job(model, options, asked, tokens, forced, seed, alone, together, drafts=3 if drafts else 0)
+    questions, alone = tasks_of(file, tasks, seed), threads or (1 if jobs > 1 else None)
+    job = Job(model, options, questions, tokens, forced, seed, alone, together, drafts=3 if drafts else 0)
     bench = Bench(job)
     about = bench.engine(0).about
-    kept = Kept(json, about.record(), job.setting(), KEY, [*LISTS, "undrafted"])
+    results = CellResults(json, about.record(), job.identity(), KEY, [*LISTS, "undrafted"])
     if not drafts:
         typer.echo('no draft model: settings with drafts are left out (--engine-args \'{"draft": "FOLDER"}\')')
-    if not kept.complete:
-        workers = Workers(bench.told if jobs == 1 else partial(Bench, job), jobs)
+    if not results.complete:
+        workers = Workers(bench.reporting_to if jobs == 1 else partial(Bench, job), jobs)
         try:
-            study, settings = Study(bench, workers, kept, seconds), settings_of(drafts)
-            complete = study.natives(settings)
+            runner, settings = CellRunner(bench, workers, results, seconds), settings_of(drafts)
+            complete = runner.natives(settings)
             if complete and drafts:
-                kept.lists["undrafted"] = [undrafted(kept, mixed) for mixed in (True, False)]
-                kept.write()
+                results.lists["undrafted"] = [undrafted(results, mixed) for mixed in (True, False)]
+                results.write()
             experts = about.experts
-            complete = complete and study.measure("policies", paper_cells(settings, experts))
-            complete = complete and study.measure("score=topk", other_score_cells(settings, experts))
-            if complete and study.matches(rival_cells(settings, experts, about.top_k), bench.recorded):
-                kept.finish()
+            complete = complete and runner.measure("policies", paper_cells(settings, experts))
+            complete = complete and runner.measure("score=topk", other_score_cells(settings, experts))
+            if complete and runner.matches(rival_cells(settings, experts, about.top_k), bench.recorded):
+                results.finish()
         finally:
             workers.close()
-    show(kept.rows, len(job.tasks))
-    typer.echo(f"results: {json}" + ("" if kept.complete else "; not all of it: the same command goes on"))
+    show(results.rows, len(job.tasks))
+    typer.echo(f"results: {json}" + ("" if results.complete else "; not all of it: the same command goes on"))
 
 
 if __name__ == "__main__":

@@ -53,7 +53,7 @@ from lib.engine_process import ACCEPTED, PROMPT, Engine
 from lib.model_shapes import Config, cache_bytes, expert_bytes, gpt_oss_120b
 from lib.paths import EVIDENCE
 from lib.routing_fits import fits
-from lib.speed_rows import FULL, LOGIT_SUM, NOOP, PAPER, UNUSED, Bytes, Counted, pooled, rows_of, spelled, totals
+from lib.speed_rows import FULL, LOGIT_SUM, NOOP, PAPER, UNUSED, Bytes, Counted, pooled, row_text, rows_of, totals
 
 from xshare.errors import XShareError
 from xshare.policy import RECOMMENDED, Policy
@@ -94,7 +94,7 @@ class Piece:
 
     def cells(self) -> list[Cell]:
         """In the order in which they are measured."""
-        return [(each, size, prompt) for each in self.regimes for prompt in self.prompts for size in self.batches]
+        return [(regime, size, prompt) for regime in self.regimes for prompt in self.prompts for size in self.batches]
 
     def policies(self, batch: int, regime: str) -> list[str]:
         """What the second engine is measured with; the first is the control, where there is one."""
@@ -117,8 +117,8 @@ class Piece:
 
 def presets(name: str, batches: tuple[int, ...], drafter: str = "none", drafts: int = 0, runner: str = "V1") -> Piece:
     """What is recommended, where routing is most like a model's; the control everywhere."""
-    own: Row = {"regimes": NEXT, "measured": PRESETS, "only": NEXT[:1], "pairs": 8}
-    return Piece(name, batches, drafter, drafts, runner=runner, **own)
+    settings: Row = {"regimes": NEXT, "measured": PRESETS, "only": NEXT[:1], "pairs": 8}
+    return Piece(name, batches, drafter, drafts, runner=runner, **settings)
 
 
 PIECES = {
@@ -142,15 +142,15 @@ PIECES = {
 
 def cell_of(record: Row) -> tuple[Any, ...]:
     """What a row or a run is known by. Those of before had one start, and rows short prompts."""
-    own = record.get("prompt_tokens", PROMPT), record.get("start", 1)
-    return *(record[name] for name in ("piece", "regime", "batch", "layers")), *own
+    prompt_and_start = record.get("prompt_tokens", PROMPT), record.get("start", 1)
+    return *(record[name] for name in ("piece", "regime", "batch", "layers")), *prompt_and_start
 
 
 def say(text: str) -> None:
     print(f"[{time.perf_counter() - BEGAN:6.1f} s] {text}", flush=True)
 
 
-class Kept(Results):
+class SpeedResults(Results):
     """Rows, and for each cell a record of the run that measured it."""
 
     def __init__(self, path: Path, settings: Row) -> None:
@@ -169,7 +169,7 @@ class Kept(Results):
             records += new
             records.sort(key=_place)
         started = [row for row in self.rows if "start" in row]
-        self.lists["pooled"] = pooled(started, [each for each in self.lists["runs"] if "start" in each])
+        self.lists["pooled"] = pooled(started, [one_run for one_run in self.lists["runs"] if "start" in one_run])
         self.write()
 
 
@@ -209,14 +209,14 @@ class Pair:
         rounds = repeats if piece.pairs or piece.method == "logit-sum" else CONTROLS * repeats
         pairs: dict[str, list[Any]] = {policy: [] for policy in policies}
         counted: dict[str, list[Row]] = {policy: [] for policy in policies}
-        how: Row = {"batch": batch}
+        request: Row = {"batch": batch}
         last = rounds  # before requests are replaced by others
         if prompt == PROMPT:
             for engine in (self.native, self.second):
-                engine.ask("decode", **how, steps=2 * WARM, seed=0)
+                engine.ask("decode", **request, steps=2 * WARM, seed=0)
         else:
             long = Long.of(cell, len(policies), steps, repeats, layers, tiny)
-            how, last = how | {"prompt": prompt, "most": long.decoded}, long.rounds
+            request, last = request | {"prompt": prompt, "most": long.decoded}, long.rounds
         for repeat in range(rounds):
             order = policies if repeat % 2 == 0 else policies[::-1]
             seed = 2 + (repeat if prompt == PROMPT else repeat // last)
@@ -224,12 +224,14 @@ class Pair:
             for policy in [*order, *twice]:
                 if piece.method == "xshare":
                     self.second.ask("policy", policy=self.control if policy == NOOP else policy)
-                two = (self.native, self.second) if repeat % 2 == 0 else (self.second, self.native)
-                found = {engine: engine.ask("decode", **how, steps=steps, warm=WARM, seed=seed) for engine in two}
-                pairs[policy].append((found[self.native], found[self.second]))
+                engines = (self.native, self.second) if repeat % 2 == 0 else (self.second, self.native)
+                decoded = {
+                    engine: engine.ask("decode", **request, steps=steps, warm=WARM, seed=seed) for engine in engines
+                }
+                pairs[policy].append((decoded[self.native], decoded[self.second]))
                 if piece.method != "unused":
                     counted[policy].append(self.second.ask("counted", batch=batch))
-        return pairs, {policy: Counted.of(each) for policy, each in counted.items() if each}
+        return pairs, {policy: Counted.of(counts) for policy, counts in counted.items() if counts}
 
 
 @dataclass(frozen=True)
@@ -243,27 +245,29 @@ class Long:
     @classmethod
     def of(cls, cell: Cell, policies: int, steps: int, repeats: int, layers: int, tiny: bool) -> Long:
         _, batch, prompt = cell
-        each = policies * (1 + WARM + steps)
-        rounds = min(repeats, max(1, prompt // GROWTH // each))
-        decoded = rounds * each + -(-batch * prompt // CHUNK) + 8  # the first go on while the last are read
-        held = cache_bytes(gpt_oss_120b(layers, tiny), prompt + decoded, width=4 if tiny else 2)
-        return cls(rounds, decoded, int(1.1 * batch * held) + GIB // 8)  # and what is being read, and whole blocks
+        per_round = policies * (1 + WARM + steps)
+        rounds = min(repeats, max(1, prompt // GROWTH // per_round))
+        decoded = rounds * per_round + -(-batch * prompt // CHUNK) + 8  # the first go on while the last are read
+        bytes_each = cache_bytes(gpt_oss_120b(layers, tiny), prompt + decoded, width=4 if tiny else 2)
+        return cls(
+            rounds, decoded, int(1.1 * batch * bytes_each) + GIB // 8
+        )  # and what is being read, and whole blocks
 
 
 def room(shape: Config, tiny: bool) -> int:
     """For the keys and values of one of two engines."""
     if tiny:
         return GIB // 4
-    left = (LAYERS - shape["num_hidden_layers"]) * shape["num_local_experts"] * expert_bytes(shape)
-    return int(CACHES / 2 + left)
+    freed = (LAYERS - shape["num_hidden_layers"]) * shape["num_local_experts"] * expert_bytes(shape)
+    return int(CACHES / 2 + freed)
 
 
 def decodes(pairs: dict[str, Any]) -> dict[str, list[list[float]]]:
     """Every pair as it came: ms a step over the whole decode and of its median step, of either engine."""
     return {
         policy: [
-            [round(1000 * ms, 4) for each in two for ms in (each["seconds"] / each["steps"], each["middle"])]
-            for two in all_pairs
+            [round(1000 * ms, 4) for decode in pair for ms in (decode["seconds"] / decode["steps"], decode["middle"])]
+            for pair in all_pairs
         ]
         for policy, all_pairs in pairs.items()
     }
@@ -276,7 +280,7 @@ def start_options(tasks: list[Task], settings: Row, layers: int, steps: int) -> 
     options["runner"] = piece.runner
     # A drafting head runs on one row a request after its first pass.
     rows_each = {1 + piece.drafts} | ({1} if piece.drafter == "eagle3" else set())
-    options["sizes"] = sorted({batch * each for piece, *_ in tasks for batch in piece.batches for each in rows_each})
+    options["sizes"] = sorted({batch * rows for piece, *_ in tasks for batch in piece.batches for rows in rows_each})
     options["weights"] = settings["regimes"][tasks[0][1][0]]
     long = [
         (cell[2], Long.of(cell, len(piece.policies(cell[1], cell[0])), steps, pairs, layers, tiny))
@@ -284,16 +288,16 @@ def start_options(tasks: list[Task], settings: Row, layers: int, steps: int) -> 
         if cell[2] != PROMPT
     ]
     if long:
-        options["length"] = max(prompt + each.decoded for prompt, each in long)
-        options |= {"chunk": CHUNK, "cache": max(each.bytes for _, each in long)}
+        options["length"] = max(prompt + reading.decoded for prompt, reading in long)
+        options |= {"chunk": CHUNK, "cache": max(reading.bytes for _, reading in long)}
     return options
 
 
-def run_together(tasks: list[Task], layers: int, kept: Kept, steps: int, start: int) -> None:
+def run_together(tasks: list[Task], layers: int, results: SpeedResults, steps: int, start: int) -> None:
     """Start the two engines and measure these cells, one after another."""
-    tiny, regimes = kept.settings["tiny"], kept.settings["regimes"]
+    tiny, regimes = results.settings["tiny"], results.settings["regimes"]
     shape = gpt_oss_120b(layers, tiny)
-    options = start_options(tasks, kept.settings, layers, steps)
+    options = start_options(tasks, results.settings, layers, steps)
     names = " and ".join(dict.fromkeys(piece.name for piece, *_ in tasks))
     say(f"{names}: starting two engines of {layers} layers")
     with ExitStack() as stack:
@@ -304,16 +308,16 @@ def run_together(tasks: list[Task], layers: int, kept: Kept, steps: int, start: 
         say(f"{names}: started, {about}" + (f", copies at {bandwidth / 1e9:.0f} GB/s" if bandwidth else ""))
         pair = Pair(native, second, f"k0=1,m={shape['num_local_experts']}", tasks[0][1][0])
         moved = Bytes(layers * expert_bytes(shape), bandwidth)
-        for piece, each, repeats in tasks:
-            regime, batch, prompt = each
+        for piece, where, repeats in tasks:
+            regime, batch, prompt = where
             began = time.perf_counter()
             pair.reach(regime, regimes[regime])
-            pairs, counted = pair.measure(piece, each, steps, repeats, layers, tiny)
+            pairs, counted = pair.measure(piece, where, steps, repeats, layers, tiny)
             cell: Row = {"piece": piece.name, "regime": regime, "batch": batch, "layers": layers}
             cell |= {"start": start} if piece.pairs else {}
             setting = cell | {"drafts": piece.drafts, "drafter": piece.drafter}
             setting |= {"prompt_tokens": prompt} if prompt != PROMPT else {}
-            plain = [row for row in kept.rows if row["piece"] == "plain"] if piece.method == "logit-sum" else []
+            plain = [row for row in results.rows if row["piece"] == "plain"] if piece.method == "logit-sum" else []
             rows = rows_of(setting, pairs, counted, moved, plain)
             if piece.pairs:
                 rows = [row | counted.get(row["policy"], Counted()).steps() for row in rows]
@@ -322,26 +326,26 @@ def run_together(tasks: list[Task], layers: int, kept: Kept, steps: int, start: 
             run |= {"copy_gb_s": bandwidth / 1e9 if bandwidth else None, "seconds": time.perf_counter() - began}
             run["decodes"] = decodes(pairs)
             stamp = provenance()
-            kept.add(rows, run | {"command": " ".join(stamp["argv"]), "time": stamp["time"], "git": stamp["git"]})
+            results.add(rows, run | {"command": " ".join(stamp["argv"]), "time": stamp["time"], "git": stamp["git"]})
             for row in rows:
-                say(spelled(row))
+                say(row_text(row))
 
 
 def fitting(piece: Piece, cells: list[Cell], steps: int, repeats: int, layers: int, tiny: bool) -> list[Cell]:
     """Those whose keys and values fit beside two engines; the others are named."""
-    found, most = [], room(gpt_oss_120b(layers, tiny), tiny)
+    fitting_cells, most = [], room(gpt_oss_120b(layers, tiny), tiny)
     for cell in cells:
         regime, batch, prompt = cell
         policies = len(piece.policies(batch, regime))
         need = 0 if prompt == PROMPT else Long.of(cell, policies, steps, repeats, layers, tiny).bytes
         if need <= most:
-            found.append(cell)
+            fitting_cells.append(cell)
         else:
             text = (
                 f"{piece.name}: left out, {batch} prompts of {prompt} tokens: keys and values of {need / GIB:.1f} GiB"
             )
             say(f"{text}, and with {layers} layers there is room for {most / GIB:.1f}; fewer (--layers) leave more")
-    return found
+    return fitting_cells
 
 
 def main(
@@ -373,29 +377,29 @@ def main(
     regimes: dict[str, Row] = {"independent": {"skew": 0.0, "correlation": 0.0}} | fits()
     layers = layers or (4 if tiny else LAYERS)
     try:
-        kept = Kept(json, {"tiny": tiny, "regimes": regimes})
+        results = SpeedResults(json, {"tiny": tiny, "regimes": regimes})
         together: dict[tuple[Any, ...], list[Task]] = {}
         for name in [] if summary else pieces or PIECES:
             piece = PIECES[name]
-            wanted = [
-                (each, size, tokens)
-                for each, size, tokens in piece.cells()
-                if (not regime or each in regime) and (not batch or size in batch) and (not prompt or tokens in prompt)
+            selected = [
+                (at, size, tokens)
+                for at, size, tokens in piece.cells()
+                if (not regime or at in regime) and (not batch or size in batch) and (not prompt or tokens in prompt)
             ]
-            own, done = start if piece.pairs else 1, kept.done()
-            cells = [(at, n, p) for at, n, p in wanted if again or (name, at, n, layers, p, own) not in done]
-            say(f"{name}: {len(cells)} cells to measure of {len(wanted)} that are asked for")
+            start_number, done = start if piece.pairs else 1, results.done()
+            cells = [(at, n, p) for at, n, p in selected if again or (name, at, n, layers, p, start_number) not in done]
+            say(f"{name}: {len(cells)} cells to measure of {len(selected)} that are asked for")
             pairs = repeats or piece.pairs or REPEATS
             cells = fitting(piece, cells, steps, pairs, layers, tiny)
             together.setdefault(piece.engines(), []).extend((piece, cell, pairs) for cell in cells)
         for tasks in filter(None, together.values()):
-            run_together(tasks, layers, kept, steps, start)
+            run_together(tasks, layers, results, steps, start)
     except XShareError as error:
         raise SystemExit(str(error)) from None
-    every = [row for row in kept.rows if "start" not in row] + kept.lists["pooled"]
+    every = [row for row in results.rows if "start" not in row] + results.lists["pooled"]
     for depth in dict.fromkeys(row["layers"] for row in every):
         rows = [row for row in every if row["layers"] == depth]
-        print("\n".join(["", f"All that is there of {depth} layers:", *map(spelled, rows), *totals(rows)]))
+        print("\n".join(["", f"All that is there of {depth} layers:", *map(row_text, rows), *totals(rows)]))
 
 
 if __name__ == "__main__":

@@ -51,43 +51,47 @@ def guarded(number: int, batch: int, share: float) -> set[int]:
 
 def decode(engine: Engine, workload: Workload, number: int, way: str, share: float) -> Tokens:
     prompts, batch = workload.prompts_of(engine, number), workload.batch
-    asked = {"some": guarded(number, batch, share), "everybody": set(range(batch)), "nobody": set[int]()}.get(way)
+    protected_places = {
+        "some": guarded(number, batch, share),
+        "everybody": set(range(batch)),
+        "nobody": set[int](),
+    }.get(way)
     size = batch // 2 if way == "halves" else batch
-    found = []
+    tokens = []
     for start in range(0, batch, size):
-        some = prompts[start : start + size]
-        run = engine.run(some, limit=workload.tokens, batch=size, to_the_end=True, protected=asked)
-        found += [answer.tokens for answer in run.answers]
-    return found
+        batch_prompts = prompts[start : start + size]
+        run = engine.run(batch_prompts, limit=workload.tokens, batch=size, to_the_end=True, protected=protected_places)
+        tokens += [answer.tokens for answer in run.answers]
+    return tokens
 
 
 def block(
     engine: Engine, policy: Policy, workload: Workload, numbers: range, share: float, advance: Advance
 ) -> list[Row]:
     """A record of each of these batches."""
-    found: dict[str, list[Tokens]] = {}
+    by_way: dict[str, list[Tokens]] = {}
     experts: Row = {}
     for way in ("native", "halves", "some", "everybody", "nobody", "plain"):
         engine.use(None if way in ("native", "halves") else policy)
-        found[way] = []
+        by_way[way] = []
         for number in numbers:
-            found[way].append(decode(engine, workload, number, way, share))
+            by_way[way].append(decode(engine, workload, number, way, share))
             advance(1)
         mean = engine.stats().mean
         if way in ("some", "nobody"):
             experts |= {f"active_{way}": mean["experts_active"], "active_native": mean["experts_native"]}
     rows = []
     for place, number in enumerate(numbers):
-        native, halves, some, everybody, nobody, plain = (tokens[place] for tokens in found.values())
+        native, halves, partly, everybody, nobody, plain = (tokens[place] for tokens in by_way.values())
         exact = guarded(number, workload.batch, share)
-        others = [who for who in range(workload.batch) if who not in exact]
+        shared = [request for request in range(workload.batch) if request not in exact]
         rows.append(
             {
                 "engine": engine.about.engine,
                 "number": number,
                 "protected": sorted(exact),
-                "protected_same": all(some[who] == native[who] for who in exact),
-                "others_moved": sum(some[who] != native[who] for who in others),
+                "protected_same": all(partly[request] == native[request] for request in exact),
+                "others_moved": sum(partly[request] != native[request] for request in shared),
                 "everybody_same": everybody == native,
                 "nobody_same": nobody == plain,
                 "halves_same": halves == native,
@@ -98,11 +102,15 @@ def block(
 
 
 def row_of(samples: list[Row], about: Row, policy: str, workload: Workload, share: float) -> Row:
-    """An engine's."""
+    """All samples of one engine as one row."""
     batches = len(samples)
-    exact = sum(len(each["protected"]) for each in samples)
-    counts = {name: sum(each[name] for each in samples) for name in samples[0] if name.endswith(("_same", "_moved"))}
-    means = {name: sum(each[name] for each in samples) / batches for name in samples[0] if name.startswith("active_")}
+    exact = sum(len(sample["protected"]) for sample in samples)
+    counts = {
+        name: sum(sample[name] for sample in samples) for name in samples[0] if name.endswith(("_same", "_moved"))
+    }
+    means = {
+        name: sum(sample[name] for sample in samples) / batches for name in samples[0] if name.startswith("active_")
+    }
     row: Row = {name: about[name] for name in ("engine", "version", "model", "device", "dtype") if name in about}
     row |= {"policy": policy, "batch": workload.batch, "tokens": workload.tokens, "share": share, "batches": batches}
     row |= {"answers_protected": exact, "answers_others": batches * workload.batch - exact}
@@ -127,13 +135,13 @@ def main(
     try:
         about = opened.about.record()
         results = Results(json, setting | {"model": about["model"]}, about)
-        mine = [each for each in results.samples if each["engine"] == about["engine"]]
-        with progress_bar("runs", 6 * (batches - len(mine))) as advance:
-            for first in range(len(mine), batches, BLOCK):
+        samples = [sample for sample in results.samples if sample["engine"] == about["engine"]]
+        with progress_bar("runs", 6 * (batches - len(samples))) as advance:
+            for first in range(len(samples), batches, BLOCK):
                 numbers = range(first, min(first + BLOCK, batches))
-                mine += (more := block(opened, chosen, workload, numbers, share, advance))
-                results.samples.extend(more)
-                results.put([row_of(mine, about, str(chosen), workload, share)], by=("engine",))
+                samples += (block_samples := block(opened, chosen, workload, numbers, share, advance))
+                results.samples.extend(block_samples)
+                results.put([row_of(samples, about, str(chosen), workload, share)], by=("engine",))
                 results.write()
     finally:
         opened.close()

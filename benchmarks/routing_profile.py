@@ -79,10 +79,10 @@ def decoded(shape: str, control: bool, batches: list[int], folder: str) -> list[
         decode(batch, STEPS)
         launches, micros = Counter[str](), Counter[str]()
         for sign, tokens in ((-1, 1), (1, STEPS + 1)):  # less a run that only reads the prompts
-            with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as seen:
+            with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
                 decode(batch, tokens)
                 torch.cuda.synchronize()
-            for event in seen.events():
+            for event in profile.events():
                 if str(event.device_type).endswith("CUDA"):
                     launches[event.name] += sign
                     micros[event.name] += sign * event.device_time
@@ -114,9 +114,9 @@ def main(
     results = Results(json, None, about | {"layers": LAYERS, "steps": STEPS}, lists=())
     for name in shape or SHAPES:
         for who in ("native", "control"):
-            asked = [option for size in batches for option in ("--batch", str(size))]
+            batch_options = [option for size in batches for option in ("--batch", str(size))]
             environment = os.environ | ({} if who == "control" else {"VLLM_PLUGINS": ""})
-            command = [sys.executable, __file__, "--one", f"{name} {who}", *asked]
+            command = [sys.executable, __file__, "--one", f"{name} {who}", *batch_options]
             ran = subprocess.run(command, stdout=subprocess.PIPE, text=True, env=environment, check=True)
             line = next(line for line in ran.stdout.splitlines() if line.startswith("RESULT "))
             results.rows += json_format.loads(line.removeprefix("RESULT "))
@@ -128,9 +128,9 @@ def show(rows: list[Row]) -> None:
     table = number_table("a layer and step", "shape", "who", "batch", *(f"{part}, us" for part in (*PARTS, "other")),
                          "routing launches")  # fmt: skip
     for cell in dict.fromkeys((row["shape"], row["who"], row["batch"]) for row in rows):
-        mine = [row for row in rows if (row["shape"], row["who"], row["batch"]) == cell]
-        times = [sum(row["us"] for row in mine if row["part"] == part) for part in (*PARTS, "other")]
-        launches = sum(row["launches"] for row in mine if row["part"] in ("routing", "selection"))
+        cell_rows = [row for row in rows if (row["shape"], row["who"], row["batch"]) == cell]
+        times = [sum(row["us"] for row in cell_rows if row["part"] == part) for part in (*PARTS, "other")]
+        launches = sum(row["launches"] for row in cell_rows if row["part"] in ("routing", "selection"))
         table.add_row(*map(str, cell), *(f"{time:.2f}" for time in times), f"{launches:.1f}")
     wide_console().print(table)
 

@@ -87,10 +87,10 @@ def main(json: Annotated[Path | None, typer.Option(help="Write the rows here.")]
         del row["seconds"]  # absolute times of a shared machine say nothing
     columns = {"n": "n", "experts": "N", "requests": "requests", "ratio": "x softmax+topk"}
     for question in ("rows", "experts", "requests"):
-        shown = columns | ({"growth": "growth", "growth_router": "of the router"} if question == "rows" else {})
-        table = number_table(f"cost against {question}", "policy", *shown.values())
+        titles = columns | ({"growth": "growth", "growth_router": "of the router"} if question == "rows" else {})
+        table = number_table(f"cost against {question}", "policy", *titles.values())
         for row in (row for row in rows if row["question"] == question):
-            cells = [row.get(name, "") for name in shown]
+            cells = [row.get(name, "") for name in titles]
             table.add_row(row["policy"], *(f"{x:.1f}" if isinstance(x, float) else str(x) for x in cells))
         wide_console().print(table)
     results = Results(json, None, {"seed": 0, "threads": 1}, lists=())

@@ -25,7 +25,7 @@ from typing import Annotated
 import torch
 import typer
 from lib.routing_fits import fits
-from lib.sglang_dummy_weights import VARIABLE, written
+from lib.sglang_dummy_weights import VARIABLE, write_plugin
 
 from xshare import models
 from xshare.cli import main as xshare
@@ -94,16 +94,16 @@ def main(
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     http = Http(f"http://127.0.0.1:{port}", 120)
-    with tempfile.TemporaryDirectory() as made:
-        env = os.environ | written(Path(made, "plugin"))
+    with tempfile.TemporaryDirectory() as temporary:
+        env = os.environ | write_plugin(Path(temporary, "plugin"))
         env |= {"XSHARE": json_format.dumps(SETTINGS), VARIABLE: json_format.dumps(fits()["carried"])}
-        folder = model(shape, layers, Path(made, shape))
+        folder = model(shape, layers, Path(temporary, shape))
         server = subprocess.Popen(command(folder, port), env=env, stdout=sys.stderr, start_new_session=True)
         try:
             wait(http, server, seconds)
-            given = ["xshare", "bench", "--engine", http.url, "--batch", str(batch), "--tokens", str(tokens)]
-            given += ["--repeats", str(repeats), "--prompt-tokens", "32"]
-            sys.argv = given + [word for preset in PRESETS for word in ("--policy", preset)]
+            bench = ["xshare", "bench", "--engine", http.url, "--batch", str(batch), "--tokens", str(tokens)]
+            bench += ["--repeats", str(repeats), "--prompt-tokens", "32"]
+            sys.argv = bench + [word for preset in PRESETS for word in ("--policy", preset)]
             sys.argv += ["--out", str(json)] if json is not None else []
             xshare()
         finally:

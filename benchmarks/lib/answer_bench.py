@@ -58,11 +58,11 @@ class Job:
     together: int = 16  # sequences that go through one pass, in batches with sets of their own
     drafts: int = 0  # the most of any setting
 
-    def setting(self) -> Row:
+    def identity(self) -> Row:
         """What tells results apart."""
         mark = hashlib.sha256(repr(self.tasks).encode()).hexdigest()[:16]
-        asked: Row = {"questions": len(self.tasks), "tasks": mark, "tokens": self.limit, "forced": self.forced}
-        return asked | {"seed": self.seed, "together": self.together}
+        questions: Row = {"questions": len(self.tasks), "tasks": mark, "tokens": self.limit, "forced": self.forced}
+        return questions | {"seed": self.seed, "together": self.together}
 
     def open(self) -> TransformersEngine:
         if self.threads:
@@ -87,7 +87,7 @@ class Bench:
         self.opened: TransformersEngine | None = None
         self.native_texts: dict[Setting, list[tuple[list[int], Texts]]] = {}  # read once, compared with every policy
 
-    def told(self, advance: Advance) -> Bench:
+    def reporting_to(self, advance: Advance) -> Bench:
         """Itself, for a worker in this process, which has its engine open already."""
         self.advance = advance
         return self
@@ -105,12 +105,12 @@ class Bench:
     def decode(self, setting: Setting, policy: Policy | None, places: Sequence[int] | None = None) -> Outcome:
         """The answers of a policy, to the tasks in their order or in that of `places`."""
         tasks, engine = self.tasks(setting), self.engine(setting.drafts)
-        asked = tasks if places is None else [tasks[i] for i in places]
+        tasks_asked = tasks if places is None else [tasks[i] for i in places]
         engine.lanes = max(1, self.job.together // setting.batch)
         options: dict[str, Any] = {"batch": setting.batch, "limit": self.job.limit, "alike": not setting.mixed}
-        found = answer(engine, policy, asked, **options, advance=self.advance)
-        found.run.answers = []  # their texts are judged by now
-        return found
+        outcome = answer(engine, policy, tasks_asked, **options, advance=self.advance)
+        outcome.run.answers = []  # their texts are judged by now
+        return outcome
 
     def native(self, setting: Setting) -> Row:
         """Native answers, in a form that is kept."""
@@ -119,17 +119,17 @@ class Bench:
     def cell(self, setting: Setting, policy: Policy | None, native: Row) -> tuple[Row, list[bool]]:
         """One policy in one setting: its row, and which questions it answered."""
         base = Outcome.of(None, native)
-        found = base if policy is None else self.decode(setting, policy)
+        outcome = base if policy is None else self.decode(setting, policy)
         row = (
             {"model": self.engine(setting.drafts).about.model}
             | asdict(setting)
             | {"accepted": None}
-            | row_of(found, base, setting.drafts)
+            | row_of(outcome, base, setting.drafts)
         )
         kl: Row = {"kl": 0.0, "kl_low": 0.0, "kl_high": 0.0, "kl_answers": 0, "kl_active": row["active"]}
         if policy is not None:
             kl = self.divergence(setting, policy, native)
-        return row | kl, found.right
+        return row | kl, outcome.right
 
     def divergence(self, setting: Setting, policy: Policy, native: Row) -> Row:
         """KL of native's next tokens from the policy's, over some of native's answers; per token, over all of them."""
@@ -147,8 +147,8 @@ class Bench:
         engine.use(policy)
         if setting not in self.native_texts:
             self.native_texts[setting] = list(self.texts(setting, native, self.job.forced))
-        passes = ((places, some.compare(engine.attached)) for places, some in self.native_texts[setting])
-        return {place: text for places, some in passes for place, text in zip(places, some, strict=True)}
+        passes = ((places, texts.compare(engine.attached)) for places, texts in self.native_texts[setting])
+        return {place: text for places, texts in passes for place, text in zip(places, texts, strict=True)}
 
     def texts(
         self, setting: Setting, native: Row, most: int | None = None, places: Sequence[int] | None = None
@@ -162,12 +162,15 @@ class Bench:
         order = [i for i in places or range(len(tasks)) if len(native["answers"][i]) > 1]
         kinds = list(dict.fromkeys(tasks[i].kind for i in order))
         for group in [kinds] if setting.mixed else [[kind] for kind in kinds]:
-            mine = [i for i in order if tasks[i].kind in group]
-            mine = mine if most is None else mine[: -(-most * len(group) // len(kinds))]
-            for some in (mine[start : start + together] for start in range(0, len(mine), together)):
-                prompts, answers = [engine.encode(tasks[i].prompt) for i in some], [native["answers"][i] for i in some]
+            chosen = [i for i in order if tasks[i].kind in group]
+            chosen = chosen if most is None else chosen[: -(-most * len(group) // len(kinds))]
+            for pass_places in (chosen[start : start + together] for start in range(0, len(chosen), together)):
+                prompts, answers = (
+                    [engine.encode(tasks[i].prompt) for i in pass_places],
+                    [native["answers"][i] for i in pass_places],
+                )
                 starts = in_turn(answers, setting.batch, setting.drafts)
-                yield some, Texts(engine.attached, prompts, answers, starts=starts, drafts=setting.drafts)
+                yield pass_places, Texts(engine.attached, prompts, answers, starts=starts, drafts=setting.drafts)
 
     def recorded(self, advance: Advance = quiet) -> Trace:
         """A trace of some questions' native answers with full logits, a domain a kind."""
@@ -175,7 +178,7 @@ class Bench:
         by_kind: dict[str, list[Prompt]] = {}
         for task in self.job.tasks:
             by_kind.setdefault(task.kind, []).append(Prompt(task.prompt, task.kind))
-        prompts = [prompt for each in by_kind.values() for prompt in each[:RECORDED]]
+        prompts = [prompt for kind_prompts in by_kind.values() for prompt in kind_prompts[:RECORDED]]
         engine.close()  # recording wants the model as it is
         options: dict[str, Any] = {"name": engine.about.model, "tokens": self.job.limit, "batch": 2 * RECORDED}
         trace = record(engine.model, engine.tokenizer, prompts, **options, advance=advance)

@@ -16,7 +16,7 @@ from xshare.results import Results, Row
 from xshare.version import __version__
 
 
-class Kept(Results):
+class CellResults(Results):
     """Cells known by a key, whether they are all there, and native's answers."""
 
     def __init__(
@@ -33,15 +33,15 @@ class Kept(Results):
         part            in a file of several models or sets of questions: the columns that tell this one's cells
         """
         check_writable(path)
-        own, code = about | setting, {"xshare": __version__}
-        here = about | {"gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None}
-        super().__init__(path, code | (own if part is None else {"parts": list(part)}), here, ("samples", *lists))
+        identity, code = about | setting, {"xshare": __version__}
+        stamp = about | {"gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None}
+        super().__init__(path, code | (identity if part is None else {"parts": list(part)}), stamp, ("samples", *lists))
         self.key, self.part = tuple(key), part or {}
         if part is None:
             self.provenance.setdefault("complete", False)
         mark = "".join(f".{part[name]}" for name in ("model", "set")) if part else ""
-        self.beside = path.with_suffix(f"{mark}.native.json")  # too large to stay
-        self._natives = Results(None if self.complete else self.beside, own | code, here)
+        self.native_path = path.with_suffix(f"{mark}.native.json")  # too large to stay
+        self._natives = Results(None if self.complete else self.native_path, identity | code, stamp)
 
     @property
     def complete(self) -> bool:
@@ -49,15 +49,15 @@ class Kept(Results):
 
     @property
     def done(self) -> set[tuple[Any, ...]]:
-        return {tuple(sample[name] for name in self.key) for sample in self.samples if self.mine(sample)}
+        return {tuple(sample[name] for name in self.key) for sample in self.samples if self.is_of_part(sample)}
 
-    def mine(self, record: Row) -> bool:
+    def is_of_part(self, record: Row) -> bool:
         return self.part.items() <= record.items()
 
     def add(self, row: Row, right: Sequence[bool]) -> None:
         """A cell: its row, and which questions were answered."""
         self.rows.append(self.part | row)
-        marks = "".join(str(int(each)) for each in right)
+        marks = "".join(str(int(answered)) for answered in right)
         self.samples.append(self.part | {name: row[name] for name in self.key} | {"right": marks})
 
     def add_native(self, native: Row) -> None:
@@ -73,10 +73,10 @@ class Kept(Results):
     def finish(self) -> None:
         """Nothing is left to measure."""
         self.write(**({} if self.part else {"complete": True}))
-        self.beside.unlink(missing_ok=True)
+        self.native_path.unlink(missing_ok=True)
 
 
-def weights_of(model: str) -> str:
+def weights_hash(model: str) -> str:
     """A hash of a model's weight files: it tells a model from the same one trained anew, wherever it was copied."""
     sums = hashlib.sha256()
     for file in sorted((models.folder(model) if model in models.NAMES else Path(model)).glob("*.safetensors")):

@@ -16,15 +16,19 @@ def correlate(series: Sequence[Floats], blocks: int = 20, draws: int = 400, seed
     """Pairs [n, 2] of one series or several, taken together. Each series is resampled by blocks of neighbours: steps of
     one text are not independent."""
     rng = np.random.default_rng(seed)
-    pieces = [np.array_split(one, min(blocks, len(one))) for one in series]
-    found: dict[str, Callable[[Floats], float]] = {"pearson": pearson, "spearman": spearman}
-    drawn: dict[str, list[float]] = {name: [] for name in found}
+    pieces = [np.array_split(pairs, min(blocks, len(pairs))) for pairs in series]
+    measures: dict[str, Callable[[Floats], float]] = {"pearson": pearson, "spearman": spearman}
+    drawn: dict[str, list[float]] = {name: [] for name in measures}
     for _ in range(draws):
-        picked = [some[i] for some in pieces for i in rng.integers(len(some), size=len(some))]
-        for name, function in found.items():
+        picked = [
+            blocks_of_series[i]
+            for blocks_of_series in pieces
+            for i in rng.integers(len(blocks_of_series), size=len(blocks_of_series))
+        ]
+        for name, function in measures.items():
             drawn[name].append(function(np.concatenate(picked)))
     row: Row = {}
-    for name, function in found.items():
+    for name, function in measures.items():
         low, high = np.quantile(drawn[name], [0.025, 0.975])
         row |= {name: function(np.concatenate(series)), f"{name}_low": float(low), f"{name}_high": float(high)}
     return row
@@ -44,5 +48,5 @@ def spearman(pairs: Floats) -> float:
 def ranks(values: Floats) -> Floats:
     """Equal values share their mean rank."""
     _, place, counts = np.unique(values, return_inverse=True, return_counts=True)
-    found: Floats = (counts.cumsum() - (counts - 1) / 2)[place]
-    return found
+    mean_ranks: Floats = (counts.cumsum() - (counts - 1) / 2)[place]
+    return mean_ranks

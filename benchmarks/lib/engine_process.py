@@ -149,8 +149,8 @@ class Child:
         they kept; steps that selection acted on, and all that it should have, every one in which all requests decode.
         """
         if self.pruning:  # the last step only
-            found = [each.active(batch, 4) for each in self.pruning]
-            return {"samples": 1, "active": sum(found) / len(found), "native": None}
+            active = [layer.active(batch, 4) for layer in self.pruning]
+            return {"samples": 1, "active": sum(active) / len(active), "native": None}
         from xshare.engines.counters import since
 
         now = since(self.before, self.llm.collective_rpc("xshare_stats")[0])
@@ -165,8 +165,8 @@ class Child:
         }
 
     def host_layers(self) -> int:
-        found: int = self.llm.collective_rpc("xshare_stats")[0]["host_layers"]
-        return found
+        layers: int = self.llm.collective_rpc("xshare_stats")[0]["host_layers"]
+        return layers
 
     def bus(self) -> float | None:
         """GB a second at which this card reads host memory; None without a card."""
@@ -190,9 +190,9 @@ class Child:
 
         if not torch.cuda.is_available():
             return None
-        found = copy_gbps("cuda", COPIED) * 1e9
+        bytes_per_second = copy_gbps("cuda", COPIED) * 1e9
         torch.cuda.empty_cache()  # two engines share the memory of one GPU
-        return found
+        return bytes_per_second
 
     def decode(
         self, batch: int, steps: int, seed: int, prompt: int = PROMPT, warm: int = 0, counted: int = 0, most: int = 0
@@ -207,20 +207,20 @@ class Child:
         most     tokens that a request may decode in all. With it these requests stay, and are gone on with where they
                  are asked for again: long prompts take longer to read than there is to measure
         """
-        wanted = batch, seed, prompt
-        if self.running != wanted:
+        requests = batch, seed, prompt
+        if self.running != requests:
             self.end()
             # none may end before the clock does
             self.begin(batch, seed, prompt, most or (steps + warm + counted + 8) * (1 + self.options["drafts"]))
-            self.running = wanted
+            self.running = requests
         if counted:
             self.llm.collective_rpc("xshare_count", args=(1,))
             self.go(counted)
             self.llm.collective_rpc("xshare_count", args=(None,))
-        found = self.go(steps, warm)
+        timing = self.go(steps, warm)
         if not most:
             self.end()
-        return found
+        return timing
 
     def begin(self, batch: int, seed: int, prompt: int, most: int) -> None:
         from vllm import SamplingParams
@@ -263,8 +263,8 @@ class Child:
                 short += brought < len(self.have)
         gc.enable()
         ends = ends[warm:]
-        found = {"seconds": ends[-1] - ends[0], "middle": median(b - a for a, b in pairwise(ends)), "steps": steps}
-        return found | {"tokens": sum(self.have.values()) - at_begin, "short": short}
+        timing = {"seconds": ends[-1] - ends[0], "middle": median(b - a for a, b in pairwise(ends)), "steps": steps}
+        return timing | {"tokens": sum(self.have.values()) - at_begin, "short": short}
 
     def end(self) -> None:
         if self.running is None:
@@ -282,10 +282,10 @@ def load_alone() -> None:
 
     native = Worker.load_model
 
-    def load_model(self: Any, *given: Any, **named: Any) -> None:
+    def load_model(self: Any, *args: Any, **kwargs: Any) -> None:
         with Path(tempfile.gettempdir(), f"engine_loads_{os.getuid()}.lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)  # until the file is closed
-            native(self, *given, **named)
+            native(self, *args, **kwargs)
             torch.cuda.empty_cache()
 
     Worker.load_model = load_model
@@ -297,7 +297,7 @@ def arguments(options: dict[str, Any], folder: Path) -> dict[str, Any]:
 
     tiny, drafts = options["tiny"], options["drafts"]
     shape = SHAPES[options.get("shape", "gpt-oss-120b")](options["layers"], tiny)
-    given: dict[str, Any] = {
+    llm_options: dict[str, Any] = {
         "model": str(write(shape, folder / "target")),
         "load_format": "xshare_dummy",
         "model_loader_extra_config": options["weights"],
@@ -311,23 +311,25 @@ def arguments(options: dict[str, Any], folder: Path) -> dict[str, Any]:
         "disable_log_stats": True,
         "seed": 0,
     }
-    given |= {"dtype": "float32", "enforce_eager": True} if tiny else {}
+    llm_options |= {"dtype": "float32", "enforce_eager": True} if tiny else {}
     if not tiny:
-        given["compilation_config"] = {"cudagraph_capture_sizes": options["sizes"]} | options.get("compilation", {})
+        llm_options["compilation_config"] = {"cudagraph_capture_sizes": options["sizes"]} | options.get(
+            "compilation", {}
+        )
     if options.get("offload") and not tiny:
-        given |= {"cpu_offload_gb": options["offload"], "cpu_offload_params": ["experts"]}
+        llm_options |= {"cpu_offload_gb": options["offload"], "cpu_offload_params": ["experts"]}
     if drafts:
         drafter = {"method": "custom_class", "model": "xshare.engines.vllm.drafter.FixedDrafter"}
         if options["drafter"] == "eagle3":
             drafter = {"method": "eagle3", "model": str(write(eagle3_head(shape), folder / "eagle3"))}
         # vLLM has synthetic acceptance on a GPU only.
         accepted = {"rejection_sample_method": "synthetic", "synthetic_acceptance_length": ACCEPTED}
-        given["speculative_config"] = drafter | {"num_speculative_tokens": drafts} | ({} if tiny else accepted)
+        llm_options["speculative_config"] = drafter | {"num_speculative_tokens": drafts} | ({} if tiny else accepted)
     if options.get("xshare") is not None:
-        given["additional_config"] = {
+        llm_options["additional_config"] = {
             "xshare": options["xshare"] | {"metrics": {"every": options.get("every", 3 if tiny else EVERY)}}
         }
-    return given
+    return llm_options
 
 
 def serve(options: dict[str, Any]) -> None:
@@ -335,8 +337,8 @@ def serve(options: dict[str, Any]) -> None:
     print("RESULT " + json.dumps(child.about()), flush=True)
     for line in sys.stdin:  # which ends with the parent
         request = json.loads(line)
-        found = getattr(child, request.pop("what"))(**request)
-        print("RESULT " + json.dumps(found), flush=True)
+        answer = getattr(child, request.pop("what"))(**request)
+        print("RESULT " + json.dumps(answer), flush=True)
 
 
 if __name__ == "__main__":

@@ -99,8 +99,8 @@ def cache_bytes(config: Config, tokens: int, width: int = 2) -> int:
     """Keys and values of one request with so many tokens, a number in `width` bytes. Layers with a window keep no more
     than that."""
     kinds = config.get("layer_types", ["full_attention"] * config["num_hidden_layers"])
-    held = sum(min(tokens, config["sliding_window"]) if kind == "sliding_attention" else tokens for kind in kinds)
-    return int(2 * held * config["num_key_value_heads"] * config["head_dim"] * width)
+    positions = sum(min(tokens, config["sliding_window"]) if kind == "sliding_attention" else tokens for kind in kinds)
+    return int(2 * positions * config["num_key_value_heads"] * config["head_dim"] * width)
 
 
 def qwen3_30b_a3b(layers: int = 48, tiny: bool = False) -> Config:

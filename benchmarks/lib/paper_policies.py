@@ -28,7 +28,7 @@ def policy(numbers: Sequence[int], experts: int) -> Policy:
     return Policy(warmup=k0, batch_budget=scaled(m, experts), request_budget=mr, score="full")
 
 
-def spelled(numbers: Sequence[int]) -> str:
+def paper_name(numbers: Sequence[int]) -> str:
     letters = ("m", "k0") if len(numbers) == 2 else ("k0", "m", "mr")
     return ",".join(f"{letter}={number}" for letter, number in zip(letters, numbers, strict=True))
 
@@ -40,17 +40,17 @@ def no_op(experts: int) -> Policy:
 
 def rivals(reference: Policy, experts: int, top_k: int) -> dict[str, list[Policy]]:
     """By method, from the fewest experts to the most. `score=topk` is the reference itself with the other score."""
-    own = f"k0={reference.warmup}," if reference.warmup else ""
+    warmup = f"k0={reference.warmup}," if reference.warmup else ""
     texts = {
         "oea": [f"oea:k0={k}" for k in range(1, top_k + 1)],
         "topk": [f"topk:k={k}" for k in range(1, top_k + 1)],
         "lynx": [f"lynx:drop={drop}" for drop in range(experts, -1, -1)],
         "skip": [f"skip:beta={(100 - i) / 100}" for i in range(101)],
-        "logit-sum": [f"logit-sum:{own}m={m}" for m in range(1, experts + 1)],
+        "logit-sum": [f"logit-sum:{warmup}m={m}" for m in range(1, experts + 1)],
         "random": [f"random:k0=0,m={m},score=full" for m in range(1, experts + 1)],
     }
-    found = {method: list(map(Policy.parse, each)) for method, each in texts.items()}
-    return {"score=topk": [reference.model_copy(update={"score": "topk"})]} | found
+    policies = {method: list(map(Policy.parse, of_method)) for method, of_method in texts.items()}
+    return {"score=topk": [reference.model_copy(update={"score": "topk"})]} | policies
 
 
 def without_warmup(reference: Policy, experts: int) -> list[Policy]:

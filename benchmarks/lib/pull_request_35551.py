@@ -40,14 +40,14 @@ def install(budget: int) -> list[Pruning]:
     from vllm.model_executor.layers.fused_moe.runner.moe_runner import MoERunner
 
     native = MoERunner._apply_quant_method
-    found: dict[int, Pruning] = {}
+    by_layer: dict[int, Pruning] = {}
 
     def apply(self: Any, *args: Any, router_logits: Tensor, **kwargs: Any) -> Any:
-        if id(self) not in found:  # the first run is a trial of the engine's, before anything is captured
-            found[id(self)] = Pruning(router_logits, budget)
-            made.append(found[id(self)])
-        return native(self, *args, router_logits=found[id(self)](router_logits), **kwargs)
+        if id(self) not in by_layer:  # the first run is a trial of the engine's, before anything is captured
+            by_layer[id(self)] = Pruning(router_logits, budget)
+            prunings.append(by_layer[id(self)])
+        return native(self, *args, router_logits=by_layer[id(self)](router_logits), **kwargs)
 
-    made: list[Pruning] = []
+    prunings: list[Pruning] = []
     MoERunner._apply_quant_method = apply
-    return made
+    return prunings

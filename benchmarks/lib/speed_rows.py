@@ -59,14 +59,14 @@ class Counted:
     decoded: int | None = None
 
     @classmethod
-    def of(cls, found: Sequence[Mapping[str, Any]]) -> Counted:
+    def of(cls, counts: Sequence[Mapping[str, Any]]) -> Counted:
         def mean(name: str) -> float | None:
-            known = [(each["samples"], each.get(name)) for each in found if each["samples"]]
-            told = [(n, value) for n, value in known if value is not None]
-            return sum(n * value for n, value in told) / sum(n for n, _ in told) if told else None
+            sampled = [(count["samples"], count.get(name)) for count in counts if count["samples"]]
+            weighted = [(n, value) for n, value in sampled if value is not None]
+            return sum(n * value for n, value in weighted) / sum(n for n, _ in weighted) if weighted else None
 
         def steps(name: str) -> int | None:
-            return sum(each[name] for each in found) if found and all(name in each for each in found) else None
+            return sum(count[name] for count in counts) if counts and all(name in count for count in counts) else None
 
         return cls(mean("active"), mean("native"), mean("mass"), steps("pruned"), steps("decoded"))
 
@@ -91,7 +91,7 @@ class Bytes:
 
 def law_of(points: Sequence[tuple[float, float]]) -> Law | None:
     """Of (active experts, ms); None where they do not differ enough to tell a slope."""
-    active = [each for each, _ in points]
+    active = [experts for experts, _ in points]
     if len(set(active)) < 3 or max(active) - min(active) < 2:
         return None
     law = fit(active, [ms for _, ms in points])
@@ -102,8 +102,8 @@ def predicted(law: Law | None, native_ms: float, native: float | None, active: f
     """The gain over unmodified vLLM that the experts saved would bring if selecting were free."""
     if law is None or native is None or active is None:
         return None
-    left = native_ms - law.b * (native - active)
-    return native_ms / left if left > 0 else None
+    ms = native_ms - law.b * (native - active)
+    return native_ms / ms if ms > 0 else None
 
 
 def step_ms(sample: Sample) -> float:
@@ -125,8 +125,12 @@ def rows_of(
     natives = [native for each in pairs.values() for native, _ in each]
     native_ms = median(map(step_ms, natives))
     alike = [row for row in plain if all(row[name] == setting[name] for name in ("regime", "batch", "layers"))]
-    known = [each.native for each in counted.values() if each.native is not None]
-    experts = sum(known) / len(known) if known else next((row["active_native"] for row in alike), None)
+    natively_active = [each.native for each in counted.values() if each.native is not None]
+    experts = (
+        sum(natively_active) / len(natively_active)
+        if natively_active
+        else next((row["active_native"] for row in alike), None)
+    )
 
     ratios = {name: median_interval([step_ms(a) / step_ms(b) for a, b in each]) for name, each in pairs.items()}
     # The law's times are native's over the ratio: paired, they do not drift with the machine.
@@ -164,24 +168,24 @@ def pooled(rows: Sequence[Row], runs: Sequence[Row]) -> list[Row]:
     groups: dict[tuple[Any, ...], list[Row]] = {}
     for row in rows:
         groups.setdefault((*cell(row), prompt(row), row["policy"]), []).append(row)
-    found = []
-    for (*where, tokens, policy), each in groups.items():
-        weights = [row["pairs"] for row in each]
-        row = {name: value for name, value in each[0].items() if name != "start"} | {"starts": len(each)}
+    pooled_rows = []
+    for (*cell_key, tokens, policy), starts in groups.items():
+        weights = [row["pairs"] for row in starts]
+        row = {name: value for name, value in starts[0].items() if name != "start"} | {"starts": len(starts)}
         for name in MEANS:
-            values = [(n, other[name]) for n, other in zip(weights, each, strict=True)]
+            values = [(n, start_row[name]) for n, start_row in zip(weights, starts, strict=True)]
             if any(value is None for _, value in values):
                 row[name] = None
             else:
                 row[name] = sum(n * value for n, value in values) / sum(weights)
-        row |= {name: sum(other[name] for other in each) for name in SUMS if row[name] is not None}
-        mine = [run["decodes"] for run in runs if (cell(run), prompt(run)) == (tuple(where), tokens)]
-        pairs = [pair for decodes in mine for pair in decodes.get(policy, ())]
+        row |= {name: sum(start_row[name] for start_row in starts) for name in SUMS if row[name] is not None}
+        decodes_of_cell = [run["decodes"] for run in runs if (cell(run), prompt(run)) == (tuple(cell_key), tokens)]
+        pairs = [pair for decodes in decodes_of_cell for pair in decodes.get(policy, ())]
         if pairs:
             ratio = median_interval([native / second for native, _, second, _ in pairs])
             row |= dict(zip(("ratio", "ratio_low", "ratio_high"), ratio, strict=True))
-        found.append(row | (_judged(row, row["predicted"]) if "of_predicted" in row else {}))
-    return found
+        pooled_rows.append(row | (_judged(row, row["predicted"]) if "of_predicted" in row else {}))
+    return pooled_rows
 
 
 MEANS = ("otps", "step_ms", "token_ratio", "active_native", "active", "predicted", "a", "b", "floor_ms", "law_gb_s")
@@ -199,13 +203,16 @@ def _row(
 ) -> Row:
     method = name if name in (NATIVE, NOOP, UNUSED) else "logit-sum" if name.startswith("logit-sum") else "xshare"
     row: Row = setting | {"method": method, "policy": name, "pairs": len(samples)}
-    row |= {"otps": median(otps(each, setting["batch"]) for each in samples), "step_ms": median(map(step_ms, samples))}
+    row |= {
+        "otps": median(otps(sample, setting["batch"]) for sample in samples),
+        "step_ms": median(map(step_ms, samples)),
+    }
     row |= dict(zip(("ratio", "ratio_low", "ratio_high"), ratio, strict=True)) | {"token_ratio": 1.0}
     row |= {"active_native": counted.native, "active": counted.active, "predicted": None}
     row |= {"a": law.a if law else None, "b": law.b if law else None}
     row |= {"floor_ms": moved.floor_ms(counted.active), "law_gb_s": moved.achieved(law)}
     low, high = _claimed(setting, name)
-    short = sum(each.get("short", 0) for each in samples)
+    short = sum(sample.get("short", 0) for sample in samples)
     return row | {"paper_low": low, "paper_high": high, "short_steps": short}
 
 
@@ -215,8 +222,8 @@ def _claimed(setting: Row, name: str) -> tuple[float | None, float | None]:
         return gain, gain
     if setting["piece"] == "budgets":  # the law's points, not the paper's
         return None, None
-    said = PAPER.get((setting["drafts"], setting["batch"]), {}).get(name.removesuffix(FULL))
-    return (None, None) if said is None else (1 + said[0] / 100, 1 + said[1] / 100)
+    gains = PAPER.get((setting["drafts"], setting["batch"]), {}).get(name.removesuffix(FULL))
+    return (None, None) if gains is None else (1 + gains[0] / 100, 1 + gains[1] / 100)
 
 
 def percent(ratio: float) -> float:
@@ -226,18 +233,18 @@ def percent(ratio: float) -> float:
 
 def _judged(row: Row, gain: float | None) -> Row:
     """The lower bound held against the prediction, as a ratio and as a share of the gain; and the paper's range."""
-    found: Row = {"predicted": gain, "of_predicted": None, "of_gain": None, "paper_met": None}
+    verdict: Row = {"predicted": gain, "of_predicted": None, "of_gain": None, "paper_met": None}
     if gain is not None:
-        found["of_predicted"] = row["ratio_low"] / gain
-        found["of_gain"] = (row["ratio_low"] - 1) / (gain - 1) if gain > 1.005 else None  # of next to nothing
+        verdict["of_predicted"] = row["ratio_low"] / gain
+        verdict["of_gain"] = (row["ratio_low"] - 1) / (gain - 1) if gain > 1.005 else None  # of next to nothing
     if row["paper_high"] is not None and row["method"] == "xshare":
         ours, low, high = (percent(row[name]) for name in ("ratio", "paper_low", "paper_high"))
-        asked = high if row["regime"] == "independent" or high > LARGE else low
-        found["paper_met"] = ours > asked if row["regime"] == "independent" else ours >= asked
-    return found
+        demand = high if row["regime"] == "independent" or high > LARGE else low
+        verdict["paper_met"] = ours > demand if row["regime"] == "independent" else ours >= demand
+    return verdict
 
 
-def spelled(row: Row) -> str:
+def row_text(row: Row) -> str:
     """One line for the terminal."""
     size = f"batch {row['batch']:2}" + (f" of {row['prompt_tokens']}" if "prompt_tokens" in row else "")
     text = f"{row['piece']:9} {row['regime']:11} {size} {row['policy']:20} {row['step_ms']:7.3f} ms "
@@ -273,12 +280,12 @@ def totals(rows: Sequence[Row]) -> list[str]:
     rows = [row for row in rows if row["piece"] not in ("budgets", "contexts")]
     ours = [row for row in rows if row["method"] == "xshare" and row["predicted"]]
     ours = [row for row in ours if row["paper_high"] or row["policy"].removesuffix(FULL) in BUDGET]
-    told = line("lower bound at least 95 % of predicted, as a ratio", [row["of_predicted"] >= 0.95 for row in ours])
+    lines = line("lower bound at least 95 % of predicted, as a ratio", [row["of_predicted"] >= 0.95 for row in ours])
     shares = [row["of_gain"] >= 0.95 for row in ours if row["of_gain"] is not None]
-    told += line("lower bound at least 95 % of predicted, as a share of the gain", shares)
+    lines += line("lower bound at least 95 % of predicted, as a share of the gain", shares)
     controls = [row for row in rows if row["method"] == NOOP and row["batch"] >= 16]
-    told += line("control at least 0.99 at batch 16 and 32", [row["ratio"] >= 0.99 for row in controls])
+    lines += line("control at least 0.99 at batch 16 and 32", [row["ratio"] >= 0.99 for row in controls])
     for regime in dict.fromkeys(row["regime"] for row in rows):
-        mine = [row["paper_met"] for row in rows if row["regime"] == regime and row.get("paper_met") is not None]
-        told += line(f"paper's range met, {regime}", mine)
-    return told
+        met = [row["paper_met"] for row in rows if row["regime"] == regime and row.get("paper_met") is not None]
+        lines += line(f"paper's range met, {regime}", met)
+    return lines

@@ -56,17 +56,17 @@ def _wide(name: str, tensor: Tensor, hidden: int, width: int) -> Tensor:
     if name.endswith(APART):
         return tensor
     if tensor.ndim == 1:
-        found = tensor.new_zeros(hidden)
-        found[: len(tensor)] = tensor / math.sqrt(hidden / len(tensor))
-        return found
+        wide = tensor.new_zeros(hidden)
+        wide[: len(tensor)] = tensor / math.sqrt(hidden / len(tensor))
+        return wide
     rows, columns = tensor.shape
     into = name.endswith(INTO)
     shape = (hidden, columns) if into else (rows, hidden)
     if ".experts." in name:
         shape = (hidden, width) if into else (width, hidden)
-    found = tensor.new_zeros(shape)
-    found[:rows, :columns] = tensor
-    return found
+    wide = tensor.new_zeros(shape)
+    wide[:rows, :columns] = tensor
+    return wide
 
 
 def register() -> None:

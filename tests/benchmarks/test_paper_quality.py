@@ -65,7 +65,7 @@ def test_budgets_are_scaled_by_the_number_of_experts():
     assert str(paper_policies.policy((24, 1), 64)) == "k0=1,m=12,score=full"
     assert str(paper_policies.policy((2, 10, 0), 64)) == "k0=2,m=5,score=full"
     assert str(paper_policies.policy((0, 16, 4), 64)) == "k0=0,m=8,mr=4,score=full"
-    assert paper_policies.spelled((24, 1)) == "m=24,k0=1"
+    assert paper_policies.paper_name((24, 1)) == "m=24,k0=1"
 
 
 def test_the_plan_has_all_of_the_paper_and_the_main_policies_first():

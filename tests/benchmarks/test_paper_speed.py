@@ -128,7 +128,7 @@ def test_without_different_sizes_there_is_no_prediction():
     pairs = {name: [(sample(4.0), sample(4.1))] for name in active}
     rows = rows_of(SETTING, pairs, {n: Counted(T, 14.2) for n, T in active.items()}, Bytes(1.0, None))
     assert all(row["predicted"] is None and row["b"] is None for row in rows)
-    native, noop, policy, *_ = map(speed_rows.spelled, rows)
+    native, noop, policy, *_ = map(speed_rows.row_text, rows)
     assert (
         native
         == f"plain     independent batch 16 {'native':20}   4.000 ms ratio 1.000 [1.000, 1.000] active 14.2 of 14.2"
@@ -317,11 +317,11 @@ SETTINGS = {"tiny": True, "regimes": {"fitted": {"skew": 0.3, "correlation": 0.7
 
 def test_a_cell_is_kept_replaced_and_known(tmp_path):
     path = tmp_path / "speed.json"
-    kept = paper_speed.Kept(path, SETTINGS)
+    kept = paper_speed.SpeedResults(path, SETTINGS)
     kept.add([RUN | {"policy": "native", "step_ms": 1.0}], RUN)
     kept.add([RUN | {"batch": 4, "policy": "native"}], RUN | {"batch": 4})
     kept.add([RUN | {"regime": "independent", "policy": "native"}], RUN | {"regime": "independent"})
-    again = paper_speed.Kept(path, SETTINGS)
+    again = paper_speed.SpeedResults(path, SETTINGS)
     cells = (("plain", "fitted", 16), ("plain", "fitted", 4), ("plain", "independent", 16))
     assert again.done() == {(*cell, 4, paper_speed.PROMPT, 1) for cell in cells}
     again.add([RUN | {"policy": name, "step_ms": 2.0} for name in ("native", "noop")], RUN)
@@ -343,7 +343,7 @@ def test_pairs_of_several_starts_are_pooled(tmp_path):
         setting = where | {"drafts": 0, "drafter": "none", "start": start}
         rows = rows_of(setting, made, counted, Bytes(1.0, None))
         rows = [row | Counted(pruned=4, decoded=4 + start).steps() for row in rows]
-        kept = paper_speed.Kept(path, SETTINGS)  # each start goes on from the file of the other
+        kept = paper_speed.SpeedResults(path, SETTINGS)  # each start goes on from the file of the other
         kept.add(rows, where | {"start": start, "prompt_tokens": paper_speed.PROMPT, "decodes": {NOOP: decodes}})
     found = json.loads(path.read_text())
     assert len(found["rows"]) == 4
@@ -352,16 +352,16 @@ def test_pairs_of_several_starts_are_pooled(tmp_path):
     assert (row["starts"], row["pairs"], row["ratio"]) == (2, 8, 4.0)  # five of eight pairs
     assert (row["steps_pruned"], row["steps_decoded"]) == (8, 11)
     assert row["step_ms"] == pytest.approx((3 * 4 + 5 * 2) / 8)
-    assert "NOT in all" in speed_rows.spelled(row)
+    assert "NOT in all" in speed_rows.row_text(row)
     assert {"start"} & row.keys() == set()
     assert ("presets", "fitted", 16, 4, 8, 2) in kept.done()
 
 
 def test_a_file_of_other_settings_is_refused(tmp_path):
     path = tmp_path / "speed.json"
-    paper_speed.Kept(path, SETTINGS).add([], RUN)
+    paper_speed.SpeedResults(path, SETTINGS).add([], RUN)
     with pytest.raises(ValueError, match="measured with other settings, tiny true instead of false: name another file"):
-        paper_speed.Kept(path, SETTINGS | {"tiny": False})
+        paper_speed.SpeedResults(path, SETTINGS | {"tiny": False})
 
 
 # End to end
