@@ -109,9 +109,9 @@ def kernel_table(name: str) -> str:
     for point in dict.fromkeys(map(point_of, rows)):
         at = {row["impl"]: row for row in rows if point_of(row) == point}
         router, policy, N, k, n, cost = point
-        found = [f"{at[name]['marginal_us']:.1f}" if name in at else "" for name in names]
-        what = f"{router} `{policy}`" + (", by a cost table" if cost else "")
-        cells.append([what, str(N), str(k), str(n), *found, f"{at['fused']['us']:.1f}"])
+        times = [f"{at[name]['marginal_us']:.1f}" if name in at else "" for name in names]
+        case = f"{router} `{policy}`" + (", by a cost table" if cost else "")
+        cells.append([case, str(N), str(k), str(n), *times, f"{at['fused']['us']:.1f}"])
     return markdown(["router, policy", "N", "k", "rows", *names, "fused, alone"], cells)
 
 
@@ -148,8 +148,8 @@ def demo_table(name: str) -> str:
 
 
 def recipe(name: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((ROOT / "recipes" / "nano" / f"{name}.json").read_text())
-    return found
+    contents: dict[str, Any] = json.loads((ROOT / "recipes" / "nano" / f"{name}.json").read_text())
+    return contents
 
 
 def nano_accuracy_table(_: str) -> str:
@@ -168,8 +168,8 @@ def nano_loss_table(_: str) -> str:
 
 
 def nano_accepted_table(_: str) -> str:
-    found = recipe("accepted")["accepted"]
-    return markdown([*found], [[f"{length:.2f}" for length in found.values()]])
+    accepted = recipe("accepted")["accepted"]
+    return markdown([*accepted], [[f"{length:.2f}" for length in accepted.values()]])
 
 
 def cpu_decode_table(name: str) -> str:

@@ -78,13 +78,15 @@ def reasons() -> tuple[str, ...]:
 
 def sentences(page: str) -> list[str]:
     """What the code can say that this page explains."""
-    found = [each for file in PAGES[page] for each in _said(ast.parse((SOURCE / file).read_text()))]
-    return [each for each in dict.fromkeys(found) if re.search("[a-z]{2}", each)]  # not `…, …`, which others fill
+    said = [sentence for file in PAGES[page] for sentence in _said(ast.parse((SOURCE / file).read_text()))]
+    return [
+        sentence for sentence in dict.fromkeys(said) if re.search("[a-z]{2}", sentence)
+    ]  # not `…, …`, which others fill
 
 
 def missing(page: str, text: str) -> list[str]:
     """Those that the page does not show. Quotes of code are not compared."""
-    return [each for each in sentences(page) if each.replace("`", "") not in text.replace("`", "")]
+    return [sentence for sentence in sentences(page) if sentence.replace("`", "") not in text.replace("`", "")]
 
 
 def _said(tree: ast.Module) -> Iterator[str]:

@@ -20,9 +20,9 @@ def on_files(files: Any, config: Any) -> Any:
     """Add the style, and the result files at the addresses that pages link to."""
     from mkdocs.structure.files import File
 
-    more = {f"evidence/{path.name}": path for path in sorted((ROOT / "evidence").glob("*.json"))}
-    more["site.css"] = Path(__file__).with_name("site.css")
-    for address, path in more.items():
+    added = {f"evidence/{path.name}": path for path in sorted((ROOT / "evidence").glob("*.json"))}
+    added["site.css"] = Path(__file__).with_name("site.css")
+    for address, path in added.items():
         files.append(File.generated(config, address, abs_src_path=str(path)))
     return files
 
