@@ -70,13 +70,15 @@ def main(
     tasks: Annotated[int, typer.Option(min=1, help="Questions, as many of each kind.")] = 1000,
     file: Annotated[Path | None, typer.Option(help="Questions as JSON lines, instead of nano's own.")] = None,
     forced: Annotated[int, typer.Option(min=1, help="Answers that are forced, for the KL.")] = 320,
-    tokens: Annotated[int, typer.Option(min=1, help="Tokens of an answer, at most.")] = LONGEST,
-    jobs: Annotated[int, typer.Option(min=1, help="Processes, each with an engine of its own.")] = 1,
-    threads: Annotated[int | None, typer.Option(min=1, help="Threads of the CPU in each.")] = None,
-    together: Annotated[int, typer.Option(min=1, help="Sequences in a pass: batches, each with its own set.")] = 128,
-    seconds: Annotated[float | None, typer.Option(help="Begin nothing that would not be done by then.")] = None,
+    tokens: Annotated[int, typer.Option(min=1, help="max_tokens of an answer.")] = LONGEST,
+    jobs: Annotated[int, typer.Option(min=1, help="Worker processes, each with its own engine.")] = 1,
+    threads: Annotated[int | None, typer.Option(min=1, help="CPU threads per process.")] = None,
+    together: Annotated[
+        int, typer.Option(min=1, help="Sequences per forward pass: several batches, each with its own set.")
+    ] = 128,
+    seconds: Annotated[float | None, typer.Option(help="Start no cell that would not be done by then.")] = None,
     seed: Annotated[int, typer.Option(min=0, help="Other questions, in another order.")] = 0,
-    json: Annotated[Path, typer.Option(help="Results; a file that is there is continued.")] = Path(
+    json: Annotated[Path, typer.Option(help="Results; an existing file is continued.")] = Path(
         "evidence/further_quality.json"
     ),
 ) -> None:
@@ -94,7 +96,7 @@ def main(
         finally:
             workers.close()
     show(results.rows, len(bench.job.tasks))
-    typer.echo(f"results: {json}" + ("" if results.complete else "; not all of it: the same command goes on"))
+    typer.echo(f"results: {json}" + ("" if results.complete else "; incomplete: run the same command to continue"))
 
 
 if __name__ == "__main__":

@@ -1,16 +1,16 @@
-"""Experts that do not fit: does a step take as long as the experts it loads, where they are read over the bus?
+"""Experts in host memory: does a step take as long as reading its experts over the bus?
 
     python benchmarks/offload.py [--json evidence/offload.json]
 
 Qwen3-30B-A3B's shape in bfloat16 with random weights (`xshare_dummy`, routing `carried` of fit_routing.py: this
-measures speed, not quality), all 57 GB of experts in host memory (`--cpu-offload-gb 60 --cpu-offload-params experts`),
-where the GPU reads those that a step needs. One engine, full CUDA graphs; native and the policies in turns, the same
-requests in each. Native is selection switched off live, which is the same graph: its few microseconds do not show in
-steps of a tenth of a second and more.
+measures speed, not quality). All 57 GB of experts are in host memory (`--cpu-offload-gb 60 --cpu-offload-params
+experts`), where the GPU reads those that a step needs. One engine with full CUDA graphs; native and the policies in
+turns on the same requests. Native is selection switched off live, in the same graph: its few microseconds do not show
+in steps of a tenth of a second and more.
 
-A ratio is native's step over the policy's, a median over pairs with a bootstrap 95 % interval; of fewer than six pairs
-that is their range. `gbps` is the bytes of the experts that are loaded over the whole step's time; `expected` the ratio
-if a step took as long as its experts.
+A ratio is native's step time over the policy's: the median over pairs with a bootstrap 95 % interval, or the range of
+fewer than six pairs. `gbps` is the bytes of the loaded experts over the whole step's time. `expected` is the ratio if a
+step took exactly as long as reading its experts.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ WARM = 2  # steps
 
 
 def policies_for(experts: int) -> dict[str, str]:
-    """By name: native, the control, which selects and keeps all, and what is recommended."""
+    """By name: native, the no-op control (it selects and keeps all), and the presets."""
     return {"native": "native", "noop": f"k0=1,m={experts}"} | {name: str(PRESETS[name]) for name in RECOMMENDED}
 
 
 def measure(
     engine: Engine, batch: int, steps: int, repeats: int, policies: dict[str, str], advance: Advance
 ) -> Iterator[tuple[dict[str, list[float]], dict[str, Counted]]]:
-    """ms a step of every run so far, by policy, and the experts counted: after every repeat, since they take long."""
+    """After every repeat, since repeats take long: ms per step of every decode so far, and the counts, by policy."""
     ms: dict[str, list[float]] = {name: [] for name in policies}
     counted: dict[str, list[Row]] = {name: [] for name in policies}
     engine.ask("decode", batch=batch, steps=WARM, seed=0)
@@ -100,7 +100,7 @@ def main(
     steps: Annotated[int, typer.Option(help="Steps of a timed decode.")] = 5,
     repeats: Annotated[int, typer.Option(help="Decodes of each policy.")] = 4,
     runner: Annotated[str, typer.Option(help="vLLM's model runner, V1 or V2.")] = "V1",
-    json: Annotated[Path, typer.Option(help="Results; cells that are there are left.")] = EVIDENCE / "offload.json",
+    json: Annotated[Path, typer.Option(help="Results; cells already in it are skipped.")] = EVIDENCE / "offload.json",
     tiny: Annotated[bool, typer.Option("--tiny", help="A small shape, for a machine without a GPU.")] = False,
 ) -> None:
     batches = batch or [16, 4, 32]

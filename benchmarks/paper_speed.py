@@ -1,4 +1,4 @@
-"""The paper's speed tables in vLLM, gpt-oss-120b shape: what it says, what is measured, what could at best be had.
+"""The paper's speed tables in vLLM, in gpt-oss-120b's shape: its numbers, measured ones, and the best possible.
 
     python benchmarks/fit_routing.py          # once: the regimes `fitted` and `carried`
     python benchmarks/paper_speed.py          # every piece; or some: paper_speed.py plain eagle3
@@ -6,35 +6,35 @@
 
 Two engines with the same random weights (`xshare_dummy`: this measures speed, not quality) stay loaded side by side:
 unmodified vLLM (`native`: the plugin is not loaded), and one with selection, whose policy is changed live. They decode
-in turns, so that a slow spell of the machine hits both. A decode is a fixed batch, timed over whole steps. Ratios are
-of step times, native's over the policy's: medians of the pairs with bootstrap 95 % intervals, which of fewer than six
-pairs are their range. The control (`noop`) is selection with a budget of N, bypasses off: it really runs, and keeps
-everything. With drafts acceptance is synthetic,
-2.5 tokens a step, so ratios of steps are ratios of tokens; `token_ratio` is as it happened to come out.
+in turns, so that a slow spell of the machine hits both. A decode is a fixed batch, timed over whole steps. A ratio is
+native's step time over the policy's: the median of the pairs with a bootstrap 95 % interval, or the range of fewer than
+six pairs. The control (`noop`) is selection with a budget of N and bypasses off: it runs, and keeps everything. With
+drafts, acceptance is synthetic, 2.5 tokens per step, so ratios of steps are ratios of tokens; `token_ratio` is the
+ratio of the tokens that were really decoded.
 
-The cells of a piece are regimes times batches, with so many layers. Pieces that want the same engines share one start
-of the two. All routing regimes are measured in one start, because routers, embedding and head are filled again where
-they are. Rows are written after every cell, and cells that are there already are skipped, so it may be stopped and run
-again; `--again` measures them once more. With all 36 layers an engine takes 62 GiB, so both fit on a card of 141 GB;
-fewer (`--layers`) on others.
+The cells of a piece are regimes times batches, with so many layers. Pieces with the same engines share one start of the
+two. All routing regimes are measured in one start: routers, embedding and head are refilled in place. Rows are written
+after every cell and measured cells are skipped, so a run may be stopped and repeated; `--again` measures them once
+more. With all 36 layers an engine takes 62 GiB, so both fit on a card of 141 GB; on smaller cards use fewer
+(`--layers`).
 
   plain, fixed, eagle3   the paper's policies with score=full: without drafts; with drafts that cost nothing but run on
                          the host; with a head of EAGLE-3's shape, on vLLM's V2 runner (eagle3-v1: on V1, 0.26's default
                          for this model)
   logit-sum              the rule of vLLM pull request 35551
   budgets                sets of exactly m experts, for many m: how straight the law is
-  presence               the plugin there and not used; presence-eagle3: with drafts
-  presets                what is recommended; presets-fixed, presets-eagle3: with drafts
+  presence               the plugin loaded and not used; presence-eagle3: with drafts
+  presets                the recommended presets; presets-fixed, presets-eagle3: with drafts
   contexts               the same with prompts of 1024 and 8192 tokens, as far as their keys and values fit
 
 Pieces from `presets` on have as many pairs of the control as of every policy, and may be measured in several starts of
-the engines (`--start 2`), which differ where pairs of one start do not; `pooled` in the file has the pairs of all of
-them together. Their rows say in how many steps selection acted, of those in which it should have: a control in which it
-did not is no control. Long prompts are read before the clock starts, and requests are gone on with from pair to pair
-until they have grown by a quarter.
+the engines (`--start 2`): starts differ more than pairs of one start. `pooled` in the file has the pairs of all starts.
+Their rows say in how many steps selection acted, of those in which it should act: a control in which it did not act is
+no control. Long prompts are prefilled before the clock starts; their requests continue from pair to pair until they
+have grown by a quarter.
 
-`predicted` is what `step = a + b * active experts` gives for the experts saved if selecting were free, with b from the
-control and the other policies. `floor_ms` is the time to read the active experts at the card's own copy bandwidth.
+`predicted` is the speedup by `step = a + b * active experts` if selection cost nothing, with b from the control and the
+other policies. `floor_ms` is the time to read the active experts at the card's own copy bandwidth.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ from xshare.policy import RECOMMENDED, Policy
 from xshare.results import Results, Row, provenance
 
 REGIMES = ("independent", "fitted", "carried")
-NEXT = ("carried", "independent", "fitted")  # as they matter
-CONTROLS = 3  # pairs of the control for one of a policy: it decides about one percent
+NEXT = ("carried", "independent", "fitted")  # in order of importance
+CONTROLS = 3  # pairs of the control per pair of a policy: its answer is a matter of one percent
 REPEATS = 5
 WARM = 4  # steps after a change of policy
 BESIDE = ["k0=1,m=24", "k0=0,m=24", "k0=1,m=0", "k0=2,m=0"]  # at other batches; the last two so that the law has points
@@ -116,7 +116,7 @@ class Piece:
 
 
 def presets(name: str, batches: tuple[int, ...], drafter: str = "none", drafts: int = 0, runner: str = "V1") -> Piece:
-    """What is recommended, where routing is most like a model's; the control everywhere."""
+    """A piece of the presets, on the routing most like a model's; the control in all regimes."""
     settings: Row = {"regimes": NEXT, "measured": PRESETS, "only": NEXT[:1], "pairs": 8}
     return Piece(name, batches, drafter, drafts, runner=runner, **settings)
 
@@ -141,7 +141,7 @@ PIECES = {
 
 
 def cell_of(record: Row) -> tuple[Any, ...]:
-    """What a row or a run is known by. Those of before had one start, and rows short prompts."""
+    """What a row or a run is known by. Older records have one start, and older rows short prompts."""
     prompt_and_start = record.get("prompt_tokens", PROMPT), record.get("start", 1)
     return *(record[name] for name in ("piece", "regime", "batch", "layers")), *prompt_and_start
 
@@ -154,7 +154,7 @@ class SpeedResults(Results):
     """Rows, and for each cell a record of the run that measured it."""
 
     def __init__(self, path: Path, settings: Row) -> None:
-        """A file that was measured with other `settings` is left alone, and refused."""
+        """A file that was measured with other `settings` is refused."""
         self.settings = settings
         about = {"shape": "gpt-oss-120b", "weights": "xshare_dummy: speed, not quality", "seed": 0}
         super().__init__(path, settings, about, ("runs", "pooled"))
@@ -163,7 +163,7 @@ class SpeedResults(Results):
         return set(map(cell_of, self.lists["runs"]))
 
     def add(self, rows: Sequence[Row], run: Row) -> None:
-        """In place of what is there of that cell; written at once."""
+        """Replace the records of that cell, and write the file."""
         for records, new in ((self.rows, rows), (self.lists["runs"], [run])):
             records[:] = [old for old in records if cell_of(old) != cell_of(run)]
             records += new
@@ -182,7 +182,7 @@ def _place(row: Row) -> tuple[int, ...]:
 
 @dataclass
 class Pair:
-    """Unmodified vLLM and the engine that is held against it."""
+    """Unmodified vLLM, and the engine that is compared with it."""
 
     native: Engine
     second: Engine
@@ -204,7 +204,7 @@ class Pair:
     ) -> tuple[dict[str, Any], dict[str, Counted]]:
         regime, batch, prompt = cell
         policies = piece.policies(batch, regime)
-        # The control decides about half a percent, and has two pairs a round.
+        # The control's answer is a matter of half a percent, so it gets two pairs per round.
         twice = policies[:1] if piece.pairs and prompt == PROMPT else []
         rounds = repeats if piece.pairs or piece.method == "logit-sum" else CONTROLS * repeats
         pairs: dict[str, list[Any]] = {policy: [] for policy in policies}
@@ -255,7 +255,7 @@ class Long:
 
 
 def room(shape: Config, tiny: bool) -> int:
-    """For the keys and values of one of two engines."""
+    """Bytes for the keys and values of one of two engines."""
     if tiny:
         return GIB // 4
     freed = (LAYERS - shape["num_hidden_layers"]) * shape["num_local_experts"] * expert_bytes(shape)
@@ -263,7 +263,7 @@ def room(shape: Config, tiny: bool) -> int:
 
 
 def decodes(pairs: dict[str, Any]) -> dict[str, list[list[float]]]:
-    """Every pair as it came: ms a step over the whole decode and of its median step, of either engine."""
+    """Every pair by policy: ms per step of the whole decode and of its median step, native's and the policy's."""
     return {
         policy: [
             [round(1000 * ms, 4) for decode in pair for ms in (decode["seconds"] / decode["steps"], decode["middle"])]
@@ -274,7 +274,7 @@ def decodes(pairs: dict[str, Any]) -> dict[str, list[list[float]]]:
 
 
 def start_options(tasks: list[Task], settings: Row, layers: int, steps: int) -> Row:
-    """What both engines are started with, so that all these cells can be measured."""
+    """Options of both engines, so that all these cells can be measured."""
     piece, tiny = tasks[0][0], settings["tiny"]
     options: Row = {"tiny": tiny, "layers": layers, "drafter": piece.drafter, "drafts": piece.drafts}
     options["runner"] = piece.runner
@@ -332,7 +332,7 @@ def run_together(tasks: list[Task], layers: int, results: SpeedResults, steps: i
 
 
 def fitting(piece: Piece, cells: list[Cell], steps: int, repeats: int, layers: int, tiny: bool) -> list[Cell]:
-    """Those whose keys and values fit beside two engines; the others are named."""
+    """The cells whose keys and values fit beside two engines; the others are named on the terminal."""
     fitting_cells, most = [], room(gpt_oss_120b(layers, tiny), tiny)
     for cell in cells:
         regime, batch, prompt = cell
@@ -363,8 +363,8 @@ def main(
     json: Annotated[Path, typer.Option(help="The result file; other cells in it are kept.")] = (
         EVIDENCE / "paper_speed.json"
     ),
-    again: Annotated[bool, typer.Option("--again", help="Measure cells that are there, too.")] = False,
-    summary: Annotated[bool, typer.Option("--summary", help="Only show what is there.")] = False,
+    again: Annotated[bool, typer.Option("--again", help="Measure cells that are in the file, too.")] = False,
+    summary: Annotated[bool, typer.Option("--summary", help="Only show the file's rows.")] = False,
     tiny: Annotated[bool, typer.Option("--tiny", help="A small shape, for a machine without a GPU.")] = False,
 ) -> None:
     for name in pieces or []:

@@ -1,21 +1,21 @@
-"""A protected request among native neighbours and among pruned ones: does it say the same?
+"""Does a protected request answer the same among pruned neighbours as among native ones?
 
     python benchmarks/protected.py --engine transformers
     python benchmarks/protected.py --engine vllm --json evidence/protected_vllm.json
 
 Fixed batches of questions, on a CPU in float32: all requests of a batch begin together and are decoded to the same
-length, so that no step has another number of rows than natively. Each batch is decoded
+length, so that every step has as many rows as under native routing. Each batch is decoded
 
-  native     with XShare off, which all others are held against
+  native     with XShare off: all others are compared with it
   halves     with XShare off, in two batches of half the size: what batch size alone changes
   some       under the policy, with a share of its requests protected, other ones in every batch
-  everybody  under the policy, with all of them protected
-  nobody     under the policy, with all of them asking to be shared
-  plain      under the policy, with nobody asking for anything: what `nobody` must be
+  everybody  under the policy, all requests protected
+  nobody     under the policy, all requests with `xshare: shared`
+  plain      under the policy, requests that set nothing: `nobody` must equal it
 
-A row is an engine's: of how many batches all protected answers (`some`), all answers (`everybody`, `halves`) are
-native's token for token, all answers of `nobody` are plain's, and how many of the other answers moved, which shows that
-the policy acted.
+A row per engine: in how many batches all protected answers (`some`) and all answers (`everybody`, `halves`) equal
+native's token for token, in how many all answers of `nobody` equal plain's, and how many of the other answers changed,
+which shows that the policy acted.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ from xshare.policy import Policy
 from xshare.progress import Advance
 from xshare.results import Results, Row
 
-BLOCK = 20  # batches that are decoded one way before the next
+BLOCK = 20  # batches decoded one way before the next way
 PROMPT = 24  # tokens
 OPTIONS: dict[str, Row] = {
     "transformers": {"dtype": "float32"},
     "vllm": {"dtype": "float32", "enforce_eager": True, "max_model_len": 256, "kv_cache_memory_bytes": 64 << 20},
 }
-Tokens = list[list[int]]  # of each answer in a batch
+Tokens = list[list[int]]  # per answer of a batch
 
 
 def guarded(number: int, batch: int, share: float) -> set[int]:
-    """Who is protected in a batch."""
+    """Places of the protected requests in a batch."""
     return set(random.Random(number).sample(range(batch), max(1, round(share * batch))))
 
 
@@ -68,7 +68,7 @@ def decode(engine: Engine, workload: Workload, number: int, way: str, share: flo
 def block(
     engine: Engine, policy: Policy, workload: Workload, numbers: range, share: float, advance: Advance
 ) -> list[Row]:
-    """A record of each of these batches."""
+    """One record per batch of these numbers."""
     by_way: dict[str, list[Tokens]] = {}
     experts: Row = {}
     for way in ("native", "halves", "some", "everybody", "nobody", "plain"):
@@ -125,8 +125,7 @@ def main(
     batches: Annotated[int, typer.Option(min=1, help="How many.")] = 100,
     batch: Annotated[int, typer.Option(min=2, help="Requests of a batch.")] = 8,
     tokens: Annotated[int, typer.Option(min=2, help="Of an answer.")] = 24,
-    json: Annotated[Path, typer.Option(help="Results; a file that is there is continued.")] = EVIDENCE
-    / "protected.json",
+    json: Annotated[Path, typer.Option(help="Results; an existing file is continued.")] = EVIDENCE / "protected.json",
 ) -> None:
     chosen = Policy.parse(policy)
     workload = Workload(batch, batch, None, PROMPT, tokens)

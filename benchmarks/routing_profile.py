@@ -1,12 +1,12 @@
-"""What does routing take of a decode step, by the path that a model takes in vLLM, without us and with us?
+"""How much of a decode step is routing in vLLM, without XShare and with it, by the path that a model takes?
 
     python benchmarks/routing_profile.py [--json evidence/routing_profile.json]
 
 Needs a GPU. For each shape two engines of a few layers with random weights, one after another, each in a process of its
-own: unmodified vLLM, and one with the no-op control. Kernels of decode steps are timed by torch's profiler and put into
-parts by their names: `routing` is what lies between the router's product and the experts' first, `selection` is ours.
-A row: shape, who, batch, part, kernel, launches and microseconds a layer and step. Gaps between launches are not in it,
-so each launch that goes saves about a microsecond more.
+own: unmodified vLLM, and one with the no-op control. torch's profiler times the kernels of decode steps; their names
+decide to which part they belong. `routing` is what runs between the router's product and the experts' first product,
+`selection` is XShare's. A row has shape, who, batch, part, kernel, and launches and microseconds per layer and step.
+Gaps between launches are not counted, so each launch saved gains about a microsecond more.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from xshare.cli.output import number_table, wide_console
 from xshare.results import Results, Row
 
 LAYERS, STEPS = 8, 32
-# By the first pattern that a kernel's name has.
+# A kernel belongs to the first part whose pattern its name matches.
 PARTS = {
     "selection": r"select_in_|reroute_rows|count_step",
     "routing": r"topk|bitmatrix|combined_routing|moe_align|align_block_size|count_and_sort|grouped_topk|expt_data",
@@ -44,7 +44,7 @@ def part_of(kernel: str) -> str:
 
 
 def decoded(shape: str, control: bool, batches: list[int], folder: str) -> list[Row]:
-    """In a process of its own: the kernels of decode steps."""
+    """Rows of the kernels of decode steps. Runs in a process of its own."""
     os.environ |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_LOGGING_STREAM": "ext://sys.stderr"}
     import torch
     from vllm import LLM, SamplingParams

@@ -187,12 +187,14 @@ def main(
     engine_args: Annotated[str, typer.Option(help="device and dtype, as a JSON object.")] = "{}",
     count: Annotated[int, typer.Option(min=1, help="Texts, and questions, as many of each kind.")] = 320,
     tokens: Annotated[int, typer.Option(min=2, help="Tokens of a text.")] = 96,
-    answer_tokens: Annotated[int, typer.Option(min=1, help="Tokens of an answer, at most.")] = LONGEST,
-    jobs: Annotated[int, typer.Option(min=1, help="Processes, each with an engine of its own.")] = 1,
-    threads: Annotated[int | None, typer.Option(min=1, help="Threads of the CPU in each.")] = None,
-    together: Annotated[int, typer.Option(min=1, help="Sequences in a pass: batches, each with its own set.")] = 320,
-    seconds: Annotated[float | None, typer.Option(help="Begin nothing that would not be done by then.")] = None,
-    json: Annotated[Path, typer.Option(help="Results; a file that is there is continued.")] = Path(
+    answer_tokens: Annotated[int, typer.Option(min=1, help="max_tokens of an answer.")] = LONGEST,
+    jobs: Annotated[int, typer.Option(min=1, help="Worker processes, each with its own engine.")] = 1,
+    threads: Annotated[int | None, typer.Option(min=1, help="CPU threads per process.")] = None,
+    together: Annotated[
+        int, typer.Option(min=1, help="Sequences per forward pass: several batches, each with its own set.")
+    ] = 320,
+    seconds: Annotated[float | None, typer.Option(help="Start no cell that would not be done by then.")] = None,
+    json: Annotated[Path, typer.Option(help="Results; an existing file is continued.")] = Path(
         "evidence/third_model.json"
     ),
 ) -> None:
@@ -238,7 +240,7 @@ def main(
             workers.close()
         rows = results.rows
     show(rows)
-    typer.echo(f"results: {json}" + ("" if complete else "; not all of it: the same command goes on"))
+    typer.echo(f"results: {json}" + ("" if complete else "; incomplete: run the same command to continue"))
 
 
 def show(rows: list[Row]) -> None:

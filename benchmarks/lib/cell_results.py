@@ -1,4 +1,4 @@
-"""A result file that grows cell by cell, and native's answers beside it for as long as there is more to measure."""
+"""A result file that grows cell by cell, with native's answers in a file beside it until all cells are measured."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from xshare.version import __version__
 
 
 class CellResults(Results):
-    """Cells known by a key, whether they are all there, and native's answers."""
+    """Rows of cells (a policy in a setting), known by a key; whether all are measured; native's answers."""
 
     def __init__(
         self,
@@ -28,9 +28,10 @@ class CellResults(Results):
         lists: Sequence[str] = (),
         part: Row | None = None,
     ) -> None:
-        """about, setting  of the model and the questions: a file of any other is refused, unless it is one of parts
-        key             what a cell is known by
-        part            in a file of several models or sets of questions: the columns that tell this one's cells
+        """about, setting  describe the model and the questions; a file of another model or other questions is refused,
+                        unless it consists of parts
+        key             columns that a cell is known by
+        part            in a file of several models or sets of questions: the columns that mark this one's cells
         """
         check_writable(path)
         identity, code = about | setting, {"xshare": __version__}
@@ -40,7 +41,7 @@ class CellResults(Results):
         if part is None:
             self.provenance.setdefault("complete", False)
         mark = "".join(f".{part[name]}" for name in ("model", "set")) if part else ""
-        self.native_path = path.with_suffix(f"{mark}.native.json")  # too large to stay
+        self.native_path = path.with_suffix(f"{mark}.native.json")  # too large to keep in the end
         self._natives = Results(None if self.complete else self.native_path, identity | code, stamp)
 
     @property
@@ -55,7 +56,7 @@ class CellResults(Results):
         return self.part.items() <= record.items()
 
     def add(self, row: Row, right: Sequence[bool]) -> None:
-        """A cell: its row, and which questions were answered."""
+        """Add a cell: its row, and per question whether it was answered rightly."""
         self.rows.append(self.part | row)
         marks = "".join(str(int(answered)) for answered in right)
         self.samples.append(self.part | {name: row[name] for name in self.key} | {"right": marks})
@@ -71,7 +72,7 @@ class CellResults(Results):
         return next(native for native in self._natives.samples if Setting.of(native) == setting)
 
     def finish(self) -> None:
-        """Nothing is left to measure."""
+        """Mark the file as complete, and remove native's answers beside it."""
         self.write(**({} if self.part else {"complete": True}))
         self.native_path.unlink(missing_ok=True)
 

@@ -1,4 +1,4 @@
-"""Cells, one policy in one setting each: measured once, written at once, held against each other at the end."""
+"""Cells, one policy in one setting each: each is measured once and written at once; then rivals are compared."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from xshare.workers import Call, Workers
 KEY = ("batch", "drafts", "mixed", "policy")
 LISTS = ("calibration", "matched")
 CONTROL = "no-op control"
-REPLAYED = 100  # batches
+REPLAYED = 100  # batches of a trace
 Cell = tuple[Setting, Policy | None]
-RivalKnobs = dict[tuple[Setting, Policy, str], list[Policy]]  # a reference, a rival's name, and its policies
+RivalKnobs = dict[tuple[Setting, Policy, str], list[Policy]]  # by setting, reference and rival: its policies by knob
 
 
 class CellRunner:
@@ -41,18 +41,18 @@ class CellRunner:
         seconds: float | None = None,
         replayed: int = REPLAYED,
     ) -> None:
-        """replayed: batches, to count experts in advance"""
+        """seconds: start no cell that would not be done by then; replayed: batches to count rivals' experts in"""
         self.replayed = replayed
         self.workers, self.results, self.began, self.seconds = workers, results, time.monotonic(), seconds
         self.asked = len(bench.job.tasks)
-        self.slowest: dict[int, float] = {}  # seconds of a cell so far, by drafts
+        self.slowest: dict[int, float] = {}  # seconds of the slowest cell so far, by drafts
 
     def time_for(self, setting: Setting) -> bool:
         spent = time.monotonic() - self.began
         return self.seconds is None or spent + self.slowest.get(setting.drafts, 0) < self.seconds
 
     def natives(self, settings: list[Setting], quietly: bool = False) -> bool:
-        """Native's answers in every setting -> whether all of them are there now."""
+        """Decode native's missing answers in these settings -> whether all are stored now."""
         missing = [setting for setting in settings if not self.results.has_native(setting)]
         bar = nullcontext(quiet) if quietly else progress_bar("native", len(missing) * self.asked)
         with bar as advance:
@@ -66,9 +66,11 @@ class CellRunner:
     def measure(
         self, title: str, cells: dict[Cell, str], by: Callable[..., Any] | None = None, decodes: int = 1
     ) -> bool:
-        """Cells, and what the paper calls them: those that are missing -> whether all of them are there now.
+        """Measure the missing cells -> whether all are stored now.
 
-        `by` measures one, Bench.cell if nothing is said, and decodes every question `each` times.
+        cells    each with what the paper calls it
+        by       measures one cell; Bench.cell by default
+        decodes  how often `by` decodes every question, for the progress bar
         """
         missing = {cell: paper for cell, paper in cells.items() if key_of(*cell) not in self.results.done}
         begun: dict[Cell, float] = {}
@@ -104,8 +106,8 @@ class CellRunner:
     def matches(
         self, knobs: RivalKnobs, recorded: Callable[[Advance], Trace], by: Callable[..., Any] | None = None
     ) -> bool:
-        """Rivals at as many experts as their references: their knobs first, by replay, then they themselves, `by` what
-        measures the others."""
+        """Find each rival's knob at which it loads as many experts as its reference, by replay, then measure the
+        rivals -> whether all are stored now. `by` measures one cell."""
         calibration = self.results.lists["calibration"]
         calibrated = {(Setting.of(row), row["reference"], row["rival"]) for row in calibration}
         missing = {key: knobs[key] for key in knobs if (key[0], str(key[1]), key[2]) not in calibrated}
@@ -126,7 +128,7 @@ class CellRunner:
 
 
 def nearest(trace: Trace, setting: Setting, reference: Policy, policies: list[Policy], replayed: int = REPLAYED) -> Row:
-    """Of policies that load more and more, the one that loads about as much as the reference, by halving."""
+    """The policy whose active experts are nearest to the reference's, by bisection. `policies` load more and more."""
     mix: Mix = "random" if setting.mixed else "single"
     batches = sampled(trace, setting.batch, setting.drafts, mix, replayed)
     counts: dict[Policy, float] = {}
@@ -151,7 +153,7 @@ def key_of(setting: Setting, policy: Policy | None) -> tuple[Any, ...]:
 
 
 def matched(rows: list[Row], samples: list[Row], calibration: list[Row]) -> list[Row]:
-    """Rivals against their references, on the same questions: a change above zero is the rival's gain."""
+    """One row per rival and reference, on the same questions: a change above zero is the rival's gain."""
     row_at = {tuple(row[name] for name in KEY): row for row in rows}
     right_at = {tuple(sample[name] for name in KEY): [mark == "1" for mark in sample["right"]] for sample in samples}
     comparisons = []
@@ -176,7 +178,7 @@ def matched(rows: list[Row], samples: list[Row], calibration: list[Row]) -> list
 
 
 def other_scores(rows: list[Row], calibration: list[Row]) -> list[Row]:
-    """A policy and itself with score=topk are rivals whose knob needs no search: those that are not there yet."""
+    """Pairs of a policy and the same with score=topk, whose knob needs no search; calibrated ones are left out."""
     calibrated = {(Setting.of(row), row["policy"]) for row in calibration}
     return [
         {name: row[name] for name in KEY} | {"reference": f"{row['policy']},score=full", "rival": "score=topk"}
@@ -188,14 +190,14 @@ def other_scores(rows: list[Row], calibration: list[Row]) -> list[Row]:
 
 
 def tasks_of(file: Path | None, count: int, seed: int) -> list[Task]:
-    """nano's own, or a file's: as many of each kind."""
+    """About `count` tasks, equally many per kind: nano's own, or a file's."""
     if file is not None:
         tasks = read_tasks(file)
         kinds = list(dict.fromkeys(task.kind for task in tasks))
         return [task for kind in kinds for task in [t for t in tasks if t.kind == kind][: -(-count // len(kinds))]]
     try:
         return built_in(-(-count // len(ASKED)), seed)
-    except ValueError as error:  # of some kinds there are no more
+    except ValueError as error:  # some kinds have no more questions
         raise XShareError(str(error)) from None
 
 

@@ -13,8 +13,8 @@ Floats = NDArray[np.float64]
 
 
 def correlate(series: Sequence[Floats], blocks: int = 20, draws: int = 400, seed: int = 0) -> Row:
-    """Pairs [n, 2] of one series or several, taken together. Each series is resampled by blocks of neighbours: steps of
-    one text are not independent."""
+    """Both correlations of all pairs [n, 2] together, with intervals. Each series is resampled by blocks of neighbours:
+    steps of one text are not independent."""
     rng = np.random.default_rng(seed)
     pieces = [np.array_split(pairs, min(blocks, len(pairs))) for pairs in series]
     measures: dict[str, Callable[[Floats], float]] = {"pearson": pearson, "spearman": spearman}
@@ -35,7 +35,7 @@ def correlate(series: Sequence[Floats], blocks: int = 20, draws: int = 400, seed
 
 
 def pearson(pairs: Floats) -> float:
-    """0 where one of the two does not vary."""
+    """Pearson's correlation; 0 where a column does not vary."""
     x, y = (pairs - pairs.mean(0)).T
     scale = float(np.sqrt((x * x).sum() * (y * y).sum()))
     return float((x * y).sum()) / scale if scale else 0.0
@@ -46,7 +46,7 @@ def spearman(pairs: Floats) -> float:
 
 
 def ranks(values: Floats) -> Floats:
-    """Equal values share their mean rank."""
+    """Ranks from 1; equal values share their mean rank."""
     _, place, counts = np.unique(values, return_inverse=True, return_counts=True)
     mean_ranks: Floats = (counts.cumsum() - (counts - 1) / 2)[place]
     return mean_ranks

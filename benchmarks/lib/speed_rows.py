@@ -12,7 +12,7 @@ from xshare.latency_law import Law, fit
 from xshare.results import Row
 from xshare.statistics import interval_mark, median_interval
 
-Sample = dict[str, Any]  # of a decode: seconds, steps, tokens
+Sample = dict[str, Any]  # one decode: seconds, steps, tokens
 Pairs = Mapping[str, Sequence[tuple[Sample, Sample]]]  # by policy: unmodified vLLM's decode and this one's
 NATIVE, NOOP, UNUSED = "native", "noop", "unused"
 
@@ -40,17 +40,17 @@ PAPER = {
         "k0=0,m=0,mr=8": (1.6, 9.3),
     },
 }
-FULL = ",score=full"  # the reading of the paper's score that its speed table looks like; the other is score=topk
+FULL = ",score=full"  # the reading of the paper's score that its speed table fits; the other is score=topk
 LOGIT_SUM = "logit-sum:m=24"
 PULL_REQUEST = {4: 1.054, 8: 1.162, 16: 1.368, 32: 1.530}  # vLLM 35551 on an H200, throughput, by requests
-BUDGET = ("k0=1,m=24", "k0=0,m=24")  # asked for at every batch; what else is there at 4, 8 and 32 are points of the law
-LARGE = 8.0  # percent: above it the top of the paper's range is asked for in the fitted and carried regimes
+BUDGET = ("k0=1,m=24", "k0=0,m=24")  # judged at every batch; other policies at 4, 8 and 32 are points of the law
+LARGE = 8.0  # percent: above it, fitted and carried must reach the top of the paper's range, below it the bottom
 
 
 @dataclass(frozen=True)
 class Counted:
-    """Experts of a layer and step, and the share of the votes that they keep: means over samples of an engine with
-    selection. Steps that it acted on, and that it should have. None where nobody counts them."""
+    """What an engine with selection counted: means over samples of experts per layer and step, and of votes kept;
+    steps that it acted on, and steps that it should act on. None where nothing was counted."""
 
     active: float | None = None
     native: float | None = None
@@ -76,21 +76,21 @@ class Counted:
 
 @dataclass(frozen=True)
 class Bytes:
-    """What a step moves for each expert that it loads in every layer, and how fast this card copies."""
+    """Bytes that one more expert in every layer costs a step, and the card's copy bandwidth."""
 
-    expert: float  # of all layers
-    bandwidth: float | None  # bytes a second
+    expert: float  # bytes of one expert, summed over all layers
+    bandwidth: float | None  # bytes per second
 
     def floor_ms(self, active: float | None) -> float | None:
         return None if active is None or not self.bandwidth else 1000 * active * self.expert / self.bandwidth
 
     def achieved(self, law: Law | None) -> float | None:
-        """GB/s at which one expert more is read."""
+        """GB/s at which one more expert is read, by the law's slope."""
         return None if law is None or law.b <= 0 else self.expert / law.b / 1e6
 
 
 def law_of(points: Sequence[tuple[float, float]]) -> Law | None:
-    """Of (active experts, ms); None where they do not differ enough to tell a slope."""
+    """The law through points (active experts, ms); None where they are too close for a slope."""
     active = [experts for experts, _ in points]
     if len(set(active)) < 3 or max(active) - min(active) < 2:
         return None
@@ -99,7 +99,7 @@ def law_of(points: Sequence[tuple[float, float]]) -> Law | None:
 
 
 def predicted(law: Law | None, native_ms: float, native: float | None, active: float | None) -> float | None:
-    """The gain over unmodified vLLM that the experts saved would bring if selecting were free."""
+    """The speedup over unmodified vLLM that the saved experts would bring if selection cost nothing."""
     if law is None or native is None or active is None:
         return None
     ms = native_ms - law.b * (native - active)
@@ -117,9 +117,9 @@ def otps(sample: Sample, batch: int) -> float:
 def rows_of(
     setting: Row, pairs: Pairs, counted: Mapping[str, Counted], moved: Bytes, plain: Sequence[Row] = ()
 ) -> list[Row]:
-    """Rows of one cell: native, the control, the policies. `setting`: columns that all of them share.
+    """Rows of one cell: native, the control, the policies. `setting`: columns that they share.
 
-    `plain`: rows of the piece without drafts, whose law and native experts hold for a method that has none of its own.
+    plain: rows of the piece without drafts; a method without a law or expert counts of its own borrows theirs
     """
     batch = setting["batch"]
     natives = [native for each in pairs.values() for native, _ in each]
@@ -133,7 +133,7 @@ def rows_of(
     )
 
     ratios = {name: median_interval([step_ms(a) / step_ms(b) for a, b in each]) for name, each in pairs.items()}
-    # The law's times are native's over the ratio: paired, they do not drift with the machine.
+    # Times for the law are native's over the paired ratio, so that they do not drift with the machine.
     active = {name: experts if name == NOOP else each.active for name, each in counted.items()}  # the control keeps all
     points = {name: (each, native_ms / ratios[name][0]) for name, each in active.items() if each is not None}
     borrowed = next((Law(row["a"], row["b"], 1.0) for row in alike if row["method"] == NATIVE and row["b"]), None)
@@ -142,7 +142,7 @@ def rows_of(
     first = median_interval([1.0])
     rows = [_row(setting, NATIVE, natives, first, Counted(experts, experts), whole, moved)]
     for name, each in pairs.items():
-        # A policy is predicted from the others alone.
+        # A policy is predicted from the other policies only.
         law = whole if name == NOOP else law_of([p for n, p in points.items() if n != name]) or borrowed
         here = Counted(active.get(name), experts)
         row = _row(setting, name, [sample for _, sample in each], ratios[name], here, law, moved)
@@ -154,9 +154,10 @@ def rows_of(
 
 
 def pooled(rows: Sequence[Row], runs: Sequence[Row]) -> list[Row]:
-    """Rows of several starts as one, which says of how many: ratios of all their pairs, means of what else they have.
+    """One row per cell and policy from the rows of several starts: ratios over all pairs, means of other columns, and
+    `starts`, their number.
 
-    `runs`: those that the rows are of, with every pair (paper_speed.decodes).
+    runs: records of the same cells with every pair (paper_speed.decodes)
     """
 
     def cell(record: Row) -> tuple[Any, ...]:
@@ -220,23 +221,25 @@ def _claimed(setting: Row, name: str) -> tuple[float | None, float | None]:
     if name == LOGIT_SUM:
         gain = PULL_REQUEST.get(setting["batch"])
         return gain, gain
-    if setting["piece"] == "budgets":  # the law's points, not the paper's
+    if setting["piece"] == "budgets":  # these are points of the law, not the paper's policies
         return None, None
     gains = PAPER.get((setting["drafts"], setting["batch"]), {}).get(name.removesuffix(FULL))
     return (None, None) if gains is None else (1 + gains[0] / 100, 1 + gains[1] / 100)
 
 
 def percent(ratio: float) -> float:
-    """A gain with as many digits as the paper prints: what rounds to its figure has reached it."""
+    """A gain with as many digits as the paper prints: what rounds to the paper's figure reaches it."""
     return round(100 * (ratio - 1), 1)
 
 
 def _judged(row: Row, gain: float | None) -> Row:
-    """The lower bound held against the prediction, as a ratio and as a share of the gain; and the paper's range."""
+    """The lower bound over the prediction, as a ratio and as a share of the gain; whether the paper's range is met."""
     verdict: Row = {"predicted": gain, "of_predicted": None, "of_gain": None, "paper_met": None}
     if gain is not None:
         verdict["of_predicted"] = row["ratio_low"] / gain
-        verdict["of_gain"] = (row["ratio_low"] - 1) / (gain - 1) if gain > 1.005 else None  # of next to nothing
+        verdict["of_gain"] = (
+            (row["ratio_low"] - 1) / (gain - 1) if gain > 1.005 else None
+        )  # a share of next to nothing says nothing
     if row["paper_high"] is not None and row["method"] == "xshare":
         ours, low, high = (percent(row[name]) for name in ("ratio", "paper_low", "paper_high"))
         demand = high if row["regime"] == "independent" or high > LARGE else low
@@ -245,7 +248,7 @@ def _judged(row: Row, gain: float | None) -> Row:
 
 
 def row_text(row: Row) -> str:
-    """One line for the terminal."""
+    """A row as one line for the terminal."""
     size = f"batch {row['batch']:2}" + (f" of {row['prompt_tokens']}" if "prompt_tokens" in row else "")
     text = f"{row['piece']:9} {row['regime']:11} {size} {row['policy']:20} {row['step_ms']:7.3f} ms "
     mark = "" if row["method"] == NATIVE else interval_mark(row["pairs"])
@@ -272,7 +275,7 @@ def row_text(row: Row) -> str:
 
 
 def totals(rows: Sequence[Row]) -> list[str]:
-    """How many rows hold what is asked of them, a line for each demand; tools/docs/speed_tables.py has it by regime."""
+    """One line per demand: how many rows meet it. tools/docs/speed_tables.py shows the same by regime."""
 
     def line(what: str, held: Sequence[bool]) -> list[str]:
         return [f"{what}: {sum(held)} of {len(held)}"] if held else []
