@@ -1,4 +1,4 @@
-"""The paper's assumptions, tested on a trained model.
+"""Do the paper's assumptions hold on a trained model?
 
     python benchmarks/assumptions.py --jobs 2                                        nano
     python benchmarks/assumptions.py --model FOLDER --jobs 8 --engine-args '{"device": "cuda", "dtype": "float32"}'
@@ -52,7 +52,7 @@ POINTS = 12  # of each layer and policy, in the scatter
 
 
 def pruned(bench: Bench, setting: Setting, which: Policy, native: Row) -> list[Row]:
-    """A policy in one layer after the other, then in all: by full step of the forced answers, mass lost and KL."""
+    """Prune one layer after the other, then all: one row each, with `steps` as by_step has them."""
     engine = bench.engine(setting.drafts)
     layers: list[int | None] = [*range(engine.about.layers), None]
     rows: list[Row] = [{"layer": layer, "policy": str(which), "steps": []} for layer in layers]
@@ -111,7 +111,7 @@ def some_points(pruned_rows: list[Row]) -> list[Row]:
 
 
 def policies_of(experts: int) -> list[Policy]:
-    """What is pruned by layer; a random set beside them, to lose mass that nobody would lose by choice."""
+    """The policies that are pruned by layer, and random sets, which lose mass that no policy would choose to lose."""
     return [
         *(policy(numbers, experts) for numbers in PRUNED),
         Policy.parse(f"random:m={scaled(48, experts)},score=full"),
@@ -126,7 +126,9 @@ def by_layer(workers: Workers, results: CellResults, experts: int) -> None:
         for _, rows in workers.run(calls):
             pruned_rows += rows
             advance(1)
-    pruned_rows.sort(key=lambda row: list(map(str, policies)).index(row["policy"]))  # as asked for, not as they came
+    pruned_rows.sort(
+        key=lambda row: list(map(str, policies)).index(row["policy"])
+    )  # in the order of the policies, not of arrival
     means = [layer_row(row) for row in pruned_rows]
     results.lists |= {
         "layers": means,

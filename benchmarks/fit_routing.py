@@ -1,10 +1,10 @@
-"""The dummy router's skew and correlation that route like a real model: `fitted` and `carried` of the speed benchmarks.
+"""Which skew and correlation of the dummy router route like a real model: `fitted`, `carried` of the speed benchmarks.
 
     python benchmarks/fit_routing.py [--json evidence/fit_routing.json]
 
-The load format `xshare_dummy` has logits of three normal parts: popularity, a request's taste, a token's own. Rows of
-different requests share popularity alone, so how many experts a batch loads settles the skew; given the skew, how many
-experts consecutive tokens share settles the correlation. Both are known of gpt-oss-20b (evidence/curve.json and
+Logits of the load format `xshare_dummy` have three normal parts: popularity, a request's taste, a token's own. Rows of
+different requests share popularity alone, so the experts that a batch loads determine the skew. Given the skew, the
+experts that consecutive tokens share determine the correlation. Both are known of gpt-oss-20b (evidence/curve.json and
 overlap.json), which has 32 experts; the speed benchmarks have 128. There are two ways across:
 
   fitted   its statistics hold: active experts as a share of the closed form N (1 - (1 - k/N)^B) at equal B k / N
@@ -32,7 +32,7 @@ from torch import Tensor
 from xshare.results import Results, Row
 
 EXPERTS, THERE, TOP_K = 128, 32, 4  # of gpt-oss-120b, of gpt-oss-20b, of both
-REQUESTS, TOKENS = 4, 4  # of a step with three drafts
+REQUESTS, TOKENS = 4, 4  # in a step with three drafts
 TOPS = (5, 10, 15, 30)
 MOST = 32  # rows of a batch
 # By the paper: what its speed table implies over all of its datasets (AIME 36 to 39, MMLU-Pro 38 to 41, GPQA 41 to 46).
@@ -55,11 +55,11 @@ class Simulation:
         self.other = torch.randn(10 * draws, experts, generator=dice)  # another request's taste
 
     def active(self, skew: float, batch: int) -> float:
-        """Distinct experts of so many rows of different requests."""
+        """Distinct experts of `batch` rows of different requests."""
         return self._distinct(skew * self.popular + self.rows[:, :batch])
 
     def drafted(self, skew: float, correlation: float) -> float:
-        """Of some requests with several tokens each."""
+        """Distinct experts of REQUESTS requests with TOKENS tokens each."""
         rows = self.rows[:, : REQUESTS * TOKENS].reshape(-1, REQUESTS, TOKENS, self.experts)
         tastes = self.rows[:, REQUESTS * TOKENS :][:, :REQUESTS].unsqueeze(2)
         logits = correlation**0.5 * tastes + (1 - correlation) ** 0.5 * rows
@@ -70,7 +70,7 @@ class Simulation:
         return self._shared(skew, correlation, self.taste, top)
 
     def apart(self, skew: float, correlation: float, top: int = TOP_K) -> float:
-        """Of two requests."""
+        """The same for tokens of two requests."""
         return self._shared(skew, correlation, self.other, top)
 
     def _distinct(self, logits: Tensor) -> float:
@@ -101,7 +101,7 @@ def targets(evidence: Path = EVIDENCE) -> tuple[dict[int, float], float, float]:
 
 
 def across(ratios: dict[int, float]) -> dict[int, float]:
-    """The same with 128 experts, at equal B k / N."""
+    """The same ratios with 128 experts, at equal B k / N."""
     times = EXPERTS // THERE
     return {batch * times: ratio for batch, ratio in ratios.items() if batch * times <= MOST}
 
@@ -121,7 +121,7 @@ def ratio_of(simulation: Simulation, skew: float, batch: int) -> float:
 
 
 def _least(of: Callable[[float], float], low: float, high: float, places: int = 3) -> float:
-    """Where a function with one valley is least, to so many places."""
+    """Where a function with one minimum is least, to `places` decimal places."""
     while high - low > 10.0**-places:
         third = (high - low) / 3
         if of(low + third) < of(high - third):
@@ -132,7 +132,7 @@ def _least(of: Callable[[float], float], low: float, high: float, places: int = 
 
 
 def rows_of(regime: str, at: Fit, large: Simulation, small: Simulation) -> list[Row]:
-    """What a fit was to reach, and what else is known, beside what it does."""
+    """One row per target of a fit, and per quantity that it was not fitted to, with what it reaches."""
     ratios, overlap, drafted = targets()
     simulation, targets_by_batch = (large, across(ratios)) if regime == "fitted" else (small, ratios)
     rows: list[Row] = [
@@ -165,7 +165,7 @@ def row_text(row: Row) -> str:
 def main(
     json: Annotated[Path, typer.Option(help="Write the fit here.")] = EVIDENCE / "fit_routing.json",
     draws: Annotated[int, typer.Option(help="Steps simulated.")] = 2000,
-    seed: Annotated[int, typer.Option(help="Of the draws.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the draws.")] = 0,
 ) -> None:
     ratios, overlap, _ = targets()
     large, small = Simulation(EXPERTS, draws, seed), Simulation(THERE, draws, seed)

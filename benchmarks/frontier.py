@@ -1,18 +1,18 @@
-"""What pruning costs in answers, policy by policy: chosen on some questions, confirmed on others that are fresh.
+"""What does each policy cost in answers? Policies are chosen on some questions and confirmed on fresh ones.
 
     python benchmarks/frontier.py --jobs 2                                          nano, as shipped, on two cores
     python benchmarks/frontier.py --model FOLDER --file QUESTIONS --jobs 8 \\
         --engine-args '{"device": "cuda", "dtype": "bfloat16", "draft": "FOLDER"}'      another model, on a GPU
 
 Settings: batches of 16, and of 4 requests with 3 drafts each, questions of different kinds mixed. All policies of PLAN
-answer the questions for choosing, the first quarter of every kind. Of them, the boldest that lose less than 1, 2 and 5
-points, the boldest of those given by rho alone, the recommended presets and the rival with as many experts then answer
-the others. A change on questions that a policy was chosen by flatters it: what counts is `set: confirming`.
+answer the questions for choosing, the first quarter of every kind. The other questions are then answered by the boldest
+policies that lose less than 1, 2 and 5 points, the boldest of those with rho alone, the presets, and the rival with as
+many experts. A change on the questions that a policy was chosen by flatters it: what counts is `set: confirming`.
 
-A row is known by its model and the mark of its weights (`weights`): a model trained anew is another one. Budgets are
-for 64 experts and scaled to the model's. Every row is written when it is measured, and the same command goes on.
-With --seconds nothing is begun that would not be done by then; choosing takes half of them at most, and what it has not
-come to is not chosen. Columns are those of paper_quality.py.
+A row is known by its model and a hash of its weights (`weights`): a retrained model is another one. Budgets are for 64
+experts and scaled to the model's. Every row is written when it is measured; the same command continues. With --seconds
+no cell starts that would not be done by then. Choosing takes at most half of them; policies that it did not reach are
+not chosen. Columns are those of paper_quality.py.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ from xshare.tasks import LONGEST
 from xshare.workers import Workers
 
 PLAIN, DRAFTED = Setting(16, 0, True), Setting(4, 3, True)
-PLAN_EXPERTS = 64  # that the budgets below are for
-# The most telling first, for a run that is cut short. w=0:4: the first layer is the one that harm comes from.
+PLAN_EXPERTS = 64  # the budgets below are for this many
+# The most telling first, for a run that is cut short. w=0:4: pruning the first layer does the harm.
 PLAN = {
     PLAIN: """
         rho=0.7 rho=0.6 k0=2,m=0 k0=1,m=12,score=full k0=1,m=12 rho=0.6,w=0:4 lam=0.04,p=2 k0=1,m=12,p=3 oea:rho=0.65
@@ -54,7 +54,7 @@ PLAN = {
         rho=0.6,w=0:4 lam=0.02,p=2 rho=0.55
     """,
 }
-LOSSES = (0.01, 0.02, 0.05)  # of accuracy, that a policy is chosen for
+LOSSES = (0.01, 0.02, 0.05)  # of accuracy: for each, the boldest policy within it is chosen
 
 
 def planned(setting: Setting, experts: int) -> list[Policy]:
@@ -63,7 +63,7 @@ def planned(setting: Setting, experts: int) -> list[Policy]:
 
 
 def divided(tasks: list[Task]) -> dict[str, list[Task]]:
-    """By set: the first quarter of each kind is for choosing, all others for confirming."""
+    """By set: the first quarter of each kind is for choosing, the rest for confirming."""
     kinds = dict.fromkeys(task.kind for task in tasks)
     by_kind = {kind: [task for task in tasks if task.kind == kind] for kind in kinds}
     first = {kind: -(-len(questions) // 4) for kind, questions in by_kind.items()}
@@ -74,8 +74,8 @@ def divided(tasks: list[Task]) -> dict[str, list[Task]]:
 
 
 def chosen(rows: list[Row], setting: Setting) -> list[Policy]:
-    """By what the first questions showed: the boldest within each loss, of all and of those given by rho alone; beside
-    them the presets, and the rival that loads most nearly as much as the boldest within 2 points."""
+    """Policies to confirm: the presets, the boldest within each loss (of all, and of those with rho alone), and the
+    rival whose active experts are nearest to those of the boldest within 2 points."""
     rows = [row for row in rows if Setting.of(row) == setting and row["policy"] != "native" and row["paper"] != CONTROL]
 
     def boldest(candidates: list[Row], loss: float) -> list[Row]:
@@ -91,7 +91,7 @@ def chosen(rows: list[Row], setting: Setting) -> list[Policy]:
 
 
 def share(row: Row) -> float:
-    """Of native's experts that are loaded."""
+    """Share of native's experts that are loaded."""
     return float(row["active"] / row["active_native"])
 
 
@@ -120,7 +120,7 @@ def main(
     began, complete, weights = time.monotonic(), True, weights_hash(model)
 
     def opened(name: str, questions: list[Task]) -> tuple[Bench, Callable[[], CellResults]]:
-        """What measures a set of questions, and what keeps its results: to be asked for when nobody else writes."""
+        """The bench of a set of questions, and a call that opens its results once nothing else writes the file."""
         job = Job(model, options, questions, tokens, forced, 0, alone, together, drafts=drafts)
         bench = Bench(job)
         about = bench.engine(0).about
@@ -137,7 +137,7 @@ def main(
     rows: list[Row] = []
     try:
         with ThreadPoolExecutor(1) as beside:
-            # Native answers to the questions for confirming take longest of all, and need nobody's.
+            # Native answers to the questions for confirming take longest, and depend on nothing else.
             early = None
             if jobs > 1:
                 runner = CellRunner(benches["confirming"], pools["confirming"], sets["confirming"][1](), seconds)

@@ -1,4 +1,4 @@
-"""What becomes of the answers where paper_quality.py does not look: larger batches, a threshold, a budget per device.
+"""What do larger batches, a threshold and a budget per device do to the answers?
 
     python benchmarks/further_quality.py --jobs 2                                                nano, on two cores
     python benchmarks/further_quality.py --jobs 4 --together 1024 \\
@@ -8,12 +8,12 @@ Three settings, questions of different kinds mixed:
 
   batches of 32 and 64   the presets, the paper's main policies by both readings of its score, and OEA
   batches of 16          the threshold of the paper's Algorithm 1 (tau), and a budget per device (mg) of its Algorithms
-                         5 and 6, the experts taken to be spread over --devices in blocks. The paper gives R1's 256
-                         experts over 8 devices `mg=5`; in a model of fewer experts the same budget prunes less, so
-                         smaller ones stand beside it
+                         5 and 6, with experts spread over --devices in blocks. The paper uses `mg=5` for R1's 256
+                         experts over 8 devices; with fewer experts the same budget prunes less, so smaller ones are
+                         measured too
 
-Columns are those of paper_quality.py, and so are the rules: the same questions for every policy, a control that must
-give native's tokens, every cell written when it is done, and the same command goes on.
+Columns and rules are those of paper_quality.py: the same questions for every policy, a control that must give native's
+tokens, every cell written when it is done, and the same command continues.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from xshare.workers import Workers
 LARGER = [Setting(32, 0, True), Setting(64, 0, True)]
 USUAL = Setting(16, 0, True)
 MAIN = [(24, 1), (0, 2)]  # (m, k0) of the paper
-THRESHOLDS = {"full": [0.5, 0.6, 0.7], "topk": [0.7, 0.8, 0.9]}  # by score, about as many experts
+THRESHOLDS = {"full": [0.5, 0.6, 0.7], "topk": [0.7, 0.8, 0.9]}  # by score, with about as many experts
 DEVICE_BUDGETS = [1, 2, 3, 5]
 
 

@@ -1,11 +1,11 @@
-"""One prompt, other batch mates: does its answer change, and how far does its KL spread?
+"""Does an answer change with its neighbours in the batch, and how far does its KL spread?
 
     python benchmarks/neighbours.py --jobs 2                                        nano
     python benchmarks/neighbours.py --model FOLDER --jobs 8 --engine-args '{"device": "cuda", "dtype": "float32"}'
 
-The same questions are decoded several times in other orders: each time every one of them has other mates in its batch
-of 16, of all kinds (mixed) or of its own. A set that a batch shares makes an answer depend on its neighbours; native
-routing does not, nor does `topk`, which looks at one token only. Both are controls: what they show is rounding.
+The same questions are decoded several times in different orders, so that each has other mates in its batch of 16, of
+all kinds (mixed) or of its own. A set shared by a batch makes an answer depend on its neighbours. Native routing does
+not, nor does `topk`, which looks at one token only. Both are controls: what they show is rounding.
 
   changed   share of prompts whose text is not the same with all mates; changed_answer: whose final answer is not
   distinct  different texts of a prompt, on average
@@ -53,7 +53,7 @@ POLICIES: list[str | tuple[int, int]] = [
 
 
 def orders(count: int, sets: int, seed: int) -> list[list[int]]:
-    """Places of the questions, the first as they are."""
+    """Orders of the questions as lists of places; the first is the given order."""
     rng = random.Random(seed)
     return [list(range(count)), *(rng.sample(range(count), count) for _ in range(sets - 1))]
 

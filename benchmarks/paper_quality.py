@@ -1,25 +1,25 @@
-"""What every configuration of the paper, and every rival at as many experts, does to the answers.
+"""What do the paper's configurations, and rivals at as many experts, do to the answers?
 
     python benchmarks/paper_quality.py --jobs 2                                  nano, as shipped, on two cores
     python benchmarks/paper_quality.py --model FOLDER --jobs 12 \\
         --engine-args '{"device": "cuda", "dtype": "float32", "draft": "FOLDER"}'     another model, on a GPU
 
-Settings: batches of 16, and of 4 with 3 tokens a request and step from the real draft model; questions of different
-kinds mixed, and one kind at a time. The same questions in the same order for every policy, a new one as soon as one has
-ended, so that batches are full. The paper's budgets are for 128 experts: m is scaled by N/128, rounded half up, k0 and
-mr stay. Rivals take the knob at which they load about as many experts as a reference policy does, found by replaying
-native's routing; what they loaded when they decoded stands in their row.
+Settings: batches of 16, and of 4 requests with 3 tokens each per step from the real draft model; with mixed kinds of
+questions, and one kind at a time. Every policy gets the same questions in the same order; a new one starts as soon as
+one has ended, so that batches are full. The paper's budgets are for 128 experts: m is scaled by N/128, rounded half up;
+k0 and mr stay. Rivals use the knob at which they load about as many experts as a reference policy, found by replaying
+native's routing; their rows have what they loaded while decoding.
 
   accuracy   with Wilson's interval; change: against native on the same questions, with Agresti and Min's
   agreement  share of native's tokens decoded before the first that differs
-  kl         of native's next-token distribution, nats a token, over native's answers forced in full batches; with
-             drafts a step reads four tokens of each answer, as if all drafts were right
-  accepted   tokens a request and step, with drafts
+  kl         of native's next-token distribution, nats per token, over native's answers forced in full batches; with
+             drafts a step reads four tokens of each answer, as if all drafts were accepted
+  accepted   tokens per request and step, with drafts
   matched    rivals against their references: change on the same questions, KL of both
 
-Native, and a control that selects with a budget of N and must give native's tokens, come first, then the main policies;
-rivals after all of the paper's, and last its configurations with score=topk. Every cell is written when it is done; the
-same command goes on from there, and ends before a cell that does not fit into --seconds.
+The order: native; a control with a budget of N, which must give native's tokens; the main policies; the paper's others;
+rivals; the paper's configurations with score=topk. Every cell is written when it is done. The same command continues
+from there, and stops before a cell that does not fit into --seconds.
 """
 
 from __future__ import annotations

@@ -2,10 +2,10 @@
 
     python benchmarks/parallel_check.py [--json evidence/parallel_check.json]
 
-On a CPU, with the real vLLM over gloo, a tiny model of random weights, and what vLLM lacks there put in by
+On a CPU, with the real vLLM over gloo and a tiny model with random weights. What vLLM lacks on a CPU comes from
 tests/engines/vllm: collectives.py (data-parallel ranks) and rebalancing.py (EPLB). Each layout runs without the key and
-with it. `hashes` of a row are of S, by step and rank (all layers of a step together); null where the rank was left
-alone. "GPU's kernels" are the fused kernels in two halves, as they are on a GPU, under Triton's interpreter.
+with it. `hashes` of a row are of S, by step and rank (all layers of a step together); null where selection left the
+rank alone. "GPU's kernels" are the fused kernels in two halves, as on a GPU, under Triton's interpreter.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from xshare.results import Results, Row
 
 HERE = Path(__file__).resolve().parent.parent / "tests" / "engines" / "vllm"
 ROUTER = xshare.RouterSpec.softmax(top_k=4)
-SECONDS = 280  # after which ranks that still run are taken to hang
+SECONDS = 280  # after which ranks that still run count as hung
 Sets = dict[tuple[int, int], dict[int, Any]]  # by step and layer, by rank
 
 
 def sets_hash(sets: list[list[int] | None]) -> str | None:
-    """Of all layers of a step."""
+    """A hash of the sets of all layers of a step."""
     return None if None in sets else hashlib.sha256(repr(sets).encode()).hexdigest()[:12]
 
 

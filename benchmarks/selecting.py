@@ -2,9 +2,9 @@
 
     python benchmarks/selecting.py [--json evidence/select.json]
 
-Times are ratios to torch's softmax + topk on the same tensor, the least any router does, taken in turns in one
-process: medians of paired ratios. `growth` is the factor by which the time itself rises for 16 times the rows, and
-`growth_router` the same for softmax + topk: linear is 16, and both feel where the caches end.
+Times are ratios to torch's softmax + topk on the same tensor, which is the least any router does: medians of paired
+ratios, taken in turns in one process. `growth` is the factor by which the time itself rises for 16 times the rows, and
+`growth_router` the same for softmax + topk. Linear growth is 16; both rise faster where caches end.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A model that learnt language: what do policies do to the texts of smol (recipes/smol), and is it a healthy mixture?
+"""What do policies do to a model that learnt language (smol, recipes/smol), and is it a healthy mixture?
 
     recipes/smol/measure.sh CORPUS PACKAGE OUT                                    makes the model, and runs this
     python benchmarks/third_model.py OUT/smol OUT/texts.jsonl --questions OUT/smol.jsonl \\
@@ -7,17 +7,17 @@
 
 Lists of the result file:
 
-  rows         columns of frontier.json and a few more. `set: texts`: held-out texts are forced as they go on, 16 and 32
-               at a time, of several languages (mixed) or of one: `kl` of the next token from native's, `perplexity` of
-               the text under the policy and `perplexity_native`, of all and by language. The model also goes on by
-               itself from each text's beginning: that is what `agreement` and `diverged` are about. `set: questions`:
-               answers as in frontier.json, KL and perplexities over native's answers
+  rows         columns of frontier.json and a few more. `set: texts`: held-out texts are teacher-forced, 16 and 32 at a
+               time, of several languages (mixed) or of one: `kl` of the next token from native's, `perplexity` of the
+               text under the policy and `perplexity_native`, of all and by language. The model also continues each
+               text's beginning freely: `agreement` and `diverged` compare that. `set: questions`: answers as in
+               frontier.json, KL and perplexities over native's answers
   calibration  rivals, and the knob at which they load as many experts as a reference
   perplexity   the same texts under the mixture and under the models beside it, routed natively
   load, overlap   of the mixture's routers, from a trace of what it says after the texts' beginnings
 
 Native and a control that must give native's tokens come first, then presets, the paper's policies by both readings of
-its score, and rivals. Every cell is written when it is done; the same command goes on.
+its score, and rivals. Every cell is written when it is done; the same command continues.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ from xshare.workers import Workers
 
 SETTINGS = [Setting(batch, 0, mixed) for batch in (16, 32) for mixed in (True, False)]
 PAPER = [(24, 1), (0, 1), (0, 2), (12, 1), (12, 2)]  # its (m, k0), by both scores
-RIVALED: list[tuple[int, int] | str] = [(24, 1), "balanced"]  # what rivals are held against
-AT_ONCE = 16  # texts of a pass, where nobody decodes
+RIVALED: list[tuple[int, int] | str] = [(24, 1), "balanced"]  # the references of rivals
+AT_ONCE = 16  # texts per pass of plain perplexity
 REPLAYED = 25  # batches, to count experts in advance: smol has five times nano's layers
 LISTS = ("calibration", "perplexity", "load", "overlap")
 UNKNOWN = ("accuracy", "accuracy_low", "accuracy_high", "change", "change_low", "change_high", "p", "lost", "won")
@@ -62,7 +62,7 @@ class QuestionBench(Bench):
     """Questions, and the perplexity of native's answers to them."""
 
     def forced(self, setting: Setting, native: Row) -> Row:
-        """What is forced, as `answers`."""
+        """The texts to force, under `answers`."""
         return native
 
     def cell(self, setting: Setting, policy: Policy | None, native: Row) -> tuple[Row, list[bool]]:
@@ -76,7 +76,7 @@ class QuestionBench(Bench):
         return self.kl_row(setting, texts) | self.perplexities(setting, texts)
 
     def perplexities(self, setting: Setting, texts: dict[int, Compared]) -> Row:
-        """Of all, and with the KL of each kind."""
+        """Perplexities of all texts and per kind, with the KL per kind."""
         kinds = [task.kind for task in self.tasks(setting)]
         row: Row = _perplexity(list(texts.values()))
         for kind in dict.fromkeys(task.kind for task in self.job.tasks):
@@ -88,7 +88,7 @@ class QuestionBench(Bench):
 
 
 class TextBench(QuestionBench):
-    """Texts, forced as they really go on: nobody asks whether what the model says is right."""
+    """Held-out texts, forced as written: there is no right or wrong answer."""
 
     def forced(self, setting: Setting, native: Row) -> Row:
         engine = self.engine(setting.drafts)
@@ -133,7 +133,7 @@ def rival_cells(settings: list[Setting], experts: int, top_k: int) -> RivalKnobs
 
 @torch.inference_mode()
 def held_out_rows(name: str, folder: str, job: Job) -> list[Row]:
-    """How well a model, dense or not, foresees the texts: the tokens that policies are measured on."""
+    """Perplexity of a model, dense or not, on the tokens that policies are measured on, per kind and of all."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     dtype = getattr(torch, job.options.get("dtype", "float32"))
@@ -166,7 +166,7 @@ def held_out_rows(name: str, folder: str, job: Job) -> list[Row]:
 
 
 def describe(bench: Bench, results: CellResults, beside: dict[str, str], recorded: Callable[..., Trace]) -> None:
-    """Everything that needs no policy."""
+    """Add what needs no policy: perplexities, expert load and overlap."""
     for name, folder in {"smol": bench.job.model, **beside}.items():
         if not (Path(folder) / "config.json").is_file():
             typer.echo(f"{name} is not in {folder}: its perplexity is left out")
@@ -217,7 +217,7 @@ def main(
         traces: list[Trace] = []
 
         def recorded(*_: Any, bench: Bench = bench, traces: list[Trace] = traces) -> Trace:
-            """Once."""
+            """Recorded at the first call only."""
             traces += [] if traces else [bench.recorded()]
             return traces[0]
 

@@ -29,8 +29,8 @@ from xshare.results import Results, Row
 
 BATCHES = (16, 13, 9, 32, 27)  # on the grid of captured sizes, and off it
 PROTECTED = 4  # requests of 16
-# Pairs that run the same kernels, so that their tokens must be alike. Compilation changes roundings, so an eager engine
-# is held against graphs of uncompiled code, and kinds of graph against each other.
+# Pairs that run the same kernels, so that their tokens must be equal. Compilation changes roundings, so an eager engine
+# is compared with graphs of uncompiled code, and kinds of graphs with each other.
 SAME = [
     ("V1 eager", "V1 full, not compiled"),
     ("V1 full", "V1 piecewise"),
@@ -79,7 +79,7 @@ def engine(case: dict[str, Any], tiny: bool, folder: Path) -> Any:
     options: dict[str, Any] = {"dtype": "float32"} if tiny else {}
     if case.get("host") and not tiny:
         options |= {"cpu_offload_gb": 8, "cpu_offload_params": {"experts"}}
-    # Code that is compiled for a CPU leaves out what RecordingHook does.
+    # Code compiled for a CPU leaves out what RecordingHook does.
     if case.get("eager") or (tiny and case.get("across")):
         options["enforce_eager"] = True
     elif not tiny:
@@ -136,7 +136,7 @@ def nccl_of_one(device: Any) -> Any:
 
 
 class RecordingHook:
-    """A hook that leaves each row's experts and weights in memory of its own, from inside a captured graph too."""
+    """A hook that also copies each row's experts and weights into buffers of its own, inside captured graphs too."""
 
     def __init__(self, hook: Any, top_k: int, device: Any) -> None:
         import torch
@@ -153,10 +153,10 @@ class RecordingHook:
         return weights, ids
 
     def compute(self, native: Any, logits: Any) -> Any:
-        return self.hook.compute(native, logits)  # its experts route by themselves
+        return self.hook.compute(native, logits)  # its experts do their own routing
 
     def routed_as(self, logits: Any, routing: Any) -> bool:
-        """Whether the rows have the experts and weights of the reference; of experts with equal logits either."""
+        """Whether the rows have the reference's experts and weights; of experts with equal logits, either is right."""
         import torch
 
         n = len(logits)
@@ -215,7 +215,7 @@ def state_of(llm: Any) -> Any:
 
 
 def generate(llm: Any, batch: int, tokens: int = 8, protected: int = 0) -> list[list[int]]:
-    """The first `protected` requests are."""
+    """Greedy tokens of a batch. The first `protected` requests are protected."""
     from vllm import SamplingParams
 
     prompts = [{"prompt_token_ids": [(257 * (7 * i + j) + 3) % 4000 for j in range(8)]} for i in range(batch)]
@@ -252,7 +252,7 @@ def run_case(name: str, tiny: bool) -> dict[str, Any]:
             what = "experts are in host memory" if expected else "its V2 runner keeps experts on the GPU, and says so"
             check(what, state.host_layers == expected, f"those of {state.host_layers} of 4 layers are in host memory")
         witness = Witness(state)
-        witness.take()  # what warming up the engine left
+        witness.take()  # drop what the engine's warm-up left
         drafts = case.get("drafts", 0)
         for batch in (4, 5, 7) if drafts else BATCHES:
             llm.reset_prefix_cache()
