@@ -1,4 +1,4 @@
-"""How well nano's draft model knows it: tokens a step with three drafts, by kind of question, decoded for real.
+"""How well does nano's draft model predict it? Tokens per step with three drafts, by kind of question, really decoded.
 
 python recipes/nano/accepted.py > recipes/nano/accepted.json
 """

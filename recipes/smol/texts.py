@@ -1,4 +1,4 @@
-"""Held-out texts, to be read and gone on with: pieces of novels in four languages, and of Python's library.
+"""Held-out texts with their continuations: pieces of novels in four languages, and of Python's library.
 
 python recipes/smol/texts.py CORPUS 64 > OUT/texts.jsonl
 """
@@ -18,7 +18,7 @@ GIVEN, GOES_ON = 320, 720  # characters
 
 
 def pieces(text: str, count: int) -> Iterator[tuple[str, str]]:
-    """From all over a text, cut between words."""
+    """Pieces from all over a text, cut between words."""
     room = len(text) - GIVEN - GOES_ON
     for number in range(count):
         begin = text.find(" ", max(0, room) * number // count) + 1

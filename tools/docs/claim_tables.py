@@ -26,7 +26,7 @@ Table = tuple[list[str], list[list[str]]]
 PLAIN, DRAFTED = (16, 0, True), (4, 3, True)  # requests, drafts, mixed
 # The paper's (m, k0) without drafts, and (k0, m, mr) with three.
 CONFIGURATIONS = ["0,1", "12,1", "16,1", "24,1", "32,1", "0,2", "12,2", "24,0"]
-FRONTIER = {"0,2", "0,1", "12,1", "12,2"}  # that the paper finds best
+FRONTIER = {"0,2", "0,1", "12,1", "12,2"}  # the paper's best trade-offs
 DEVICES = 8
 COMMANDS = {
     "paper_quality_lab": "benchmarks/paper_quality.py",
@@ -42,7 +42,7 @@ class Claim:
     said: str
     paper: str
     ours: str
-    held: tuple[bool, ...] | str  # of each part whether it does; or why nobody can say
+    held: tuple[bool, ...] | str  # per part of the claim whether it holds; or why it cannot be judged
     files: str
 
     @property
@@ -71,7 +71,7 @@ class Evidence:
 
     @cached_property
     def speeds(self) -> dict[tuple[str, str, str], Row]:
-        """By piece, routing and policy: at the paper's batches, in the deepest model."""
+        """Rows by piece, routing and policy, at the paper's batches and with the most layers."""
         batches = {"plain": 16, "eagle3": 4}
         rows = [row for row in deepest(self["paper_speed"]) if row["batch"] == batches.get(row["piece"])]
         return {(row["piece"], row["regime"], bare(row)): row for row in rows}
@@ -84,14 +84,14 @@ class Evidence:
         return tuple(bool(self.speeds[piece, regime, policy]["paper_met"]) for regime in REGIMES)
 
     def answers(self, policy: str, model: str = "nano", score: str = "full", setting: Any = PLAIN) -> Row | None:
-        """What a policy of the paper did to the answers; its budgets are for twice nano's experts."""
+        """The row of one of the paper's policies, whose budgets are for twice nano's experts."""
         file = "paper_quality" if model == "nano" else "paper_quality_lab"
         parts = [part.split("=") for part in policy.split(",")]
         budgets = [f"m={int(n) // 2}" if name == "m" and model == "nano" else f"{name}={n}" for name, n in parts]
         return row_with_policy(self[file], ",".join(budgets) + (",score=full" if score == "full" else ""), setting)
 
     def points(self, policy: str, model: str = "nano", score: str = "full", setting: Any = PLAIN) -> float:
-        """Points of right answers, against native."""
+        """Change in accuracy against native, in points."""
         row = self.answers(policy, model, score, setting)
         if row is None:
             raise KeyError(f"{policy} {score} of {model}")
@@ -101,7 +101,7 @@ class Evidence:
         return self.points(policy, "nano", score, DRAFTED)
 
     def overlaps(self, model: str, pair: str = "same domain") -> dict[int, float]:
-        """By top: experts that consecutive tokens share, times those of the other pair."""
+        """By top: experts that consecutive tokens share, as a multiple of what `pair` shares."""
         rows = self["assumptions" if model == "nano" else "assumptions_lab"]["overlap"]
         at = {(row["pair"], row["top"]): row["overlap"] for row in rows}
         return {top: at["consecutive", top] / at[pair, top] for kind, top in at if kind == "consecutive"}
@@ -158,7 +158,7 @@ def number_of_experts(e: Evidence) -> list[Claim]:
 
 
 def within_a_point(e: Evidence) -> dict[str, list[Row]]:
-    """By model: policies of ours and the paper's that lose less than a point on fresh questions, 16 together."""
+    """By model: rows of policies that lose less than a point on fresh questions, in batches of 16."""
     rows = [row for row in e["frontier"]["rows"] if row["set"] == "confirming" and row["method"] == "xshare"]
     rows = [row for row in rows if (row["batch"], row["drafts"]) == (16, 0)]
     rows += [row for row in e["paper_quality"]["rows"] if row["method"] == "xshare" and row["mixed"]]
@@ -241,7 +241,7 @@ def without_drafts(e: Evidence) -> list[Claim]:
 
 
 def undominated(at: dict[str, tuple[float, float]]) -> list[str]:
-    """Those that no other beats in one number without losing in the other."""
+    """The names that no other beats in one number without losing in the other."""
     return [
         name
         for name, (gain, points) in at.items()
@@ -483,7 +483,7 @@ def assumptions(e: Evidence) -> list[Claim]:
 
 
 def row_of_rival(e: Evidence, method: str) -> Row:
-    """Of a rival matched to the paper's k0=1,m=24."""
+    """The row of a rival matched to the paper's k0=1,m=24."""
     rows = [row for row in e["paper_quality"]["matched"] if row["rival"] == method and row["reference"] == "k0=1,m=12"]
     name = next(row["policy"] for row in rows if (row["batch"], row["drafts"], row["mixed"]) == PLAIN)
     row = row_with_policy(e["paper_quality"], name, PLAIN)
@@ -515,8 +515,8 @@ def commands(files: list[str]) -> str:
 
 
 def accepted(speed: Row, quality: Row) -> Table:
-    """With drafts a step's speed and the drafts that are accepted, together: the former of random weights, the latter
-    of nano."""
+    """Speed with drafts, with the tokens accepted taken into account: speed is of random weights, acceptance is
+    nano's."""
     evidence = Evidence(Path())
     evidence.files = {"paper_speed": speed, "paper_quality": quality}
     native = row_with_policy(quality, "native", DRAFTED)

@@ -16,7 +16,7 @@ from xshare.cli.lazy import COMMANDS
 
 
 def commands() -> Iterator[tuple[str, Callable[..., Any]]]:
-    """By its words, the function of every command."""
+    """The words and the function of every command."""
     for name in COMMANDS:
         module = import_module(f"xshare.cli.{name}")
         group = getattr(module, "app", None)
@@ -50,7 +50,7 @@ def command_section(name: str, function: Callable[..., Any]) -> str:
 
 
 def spellings(name: str, kind: Any, info: Any) -> list[str]:
-    """Those that the option names, the first of which Typer takes for a default; or the parameter's own name."""
+    """The names that the option declares (Typer stores the first as its default), or the parameter's own name."""
     named = [word for word in (info.default, *(info.param_decls or ())) if isinstance(word, str) and word[0] == "-"]
     own = name.replace("_", "-")
     return named or [f"--{own}", *([f"--no-{own}"] if kind is bool else [])]

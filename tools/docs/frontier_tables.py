@@ -17,7 +17,7 @@ SETTINGS = {"": (16, 0), "_drafts": (4, 3)}  # batch, drafts
 
 
 def presets(results: Row, speed: Row) -> Table:
-    """What each gives in an H200's memory, and costs both models, confirmed on questions that nobody chose by."""
+    """Each preset's speedup with experts in an H200's memory, and its cost to both models on fresh questions."""
     columns = [f"{model}: {what}" for model in MODELS for what in ("experts", "points (95 %)")]
     cells = []
     for batch, drafts in SETTINGS.values():
@@ -31,7 +31,7 @@ def presets(results: Row, speed: Row) -> Table:
 
 
 def preset_batches(speed: Row) -> Table:
-    """The presets, and selection that keeps everything, by the requests that are decoded together."""
+    """The presets and the no-op control by batch."""
     batches = (4, 8, 16, 32)
     cells = []
     for name in (*RECOMMENDED, "noop"):
@@ -48,7 +48,7 @@ def _timed(speed: Row, policy: str, batch: int, drafts: int) -> Row | None:
 
 
 def _times(row: Row | None) -> str:
-    """Nothing where it has not been timed."""
+    """The speedup as text; empty where it was not timed."""
     if row is None:
         return ""
     digits = 3 if row["policy"] == "noop" else 2
@@ -57,7 +57,7 @@ def _times(row: Row | None) -> str:
 
 
 def frontier(results: Row, batch: int, drafts: int) -> Table:
-    """All that was tried, from most experts to fewest: on the questions for choosing, and where it was asked them on
+    """All policies tried, from most experts to fewest: on the questions for choosing and, where they were confirmed, on
     the fresh ones."""
     columns = ("experts", "1000 to choose by", "3000 fresh", "KL")
     cells = []
@@ -81,7 +81,7 @@ def frontier(results: Row, batch: int, drafts: int) -> Table:
 
 
 def scaled(row: Row) -> str:
-    """A policy as it would be for nano's 64 experts: batch budgets are twice that for lab's 128."""
+    """A policy as for nano's 64 experts: lab, with 128, has twice the batch budget."""
     if row["model"] == "nano" or ",m=" not in row["policy"] or ",m=0" in row["policy"]:
         return str(row["policy"])
     head, _, tail = row["policy"].partition(",m=")
@@ -90,7 +90,7 @@ def scaled(row: Row) -> str:
 
 
 def offload(results: Row, batch: int) -> Table:
-    """How far the time of a step follows the experts that it reads over the bus."""
+    """Step time against the experts read over the bus, per policy."""
     titles = ["policy", "experts", "ms per step", "times as fast", "by experts alone", "GB/s"]
     cells = []
     for row in (row for row in results["rows"] if row["batch"] == batch):
@@ -104,7 +104,7 @@ def offload(results: Row, batch: int) -> Table:
 
 
 def gains(offload: Row, demo: Row, speed: Row) -> Table:
-    """How many times as fast the presets were, wherever they have been timed."""
+    """The presets' speedups, wherever they were timed."""
     times = {row["policy"]: row["ratio"] for row in offload["rows"] if row["batch"] == 16}
     on_cpu = {row["policy"]: row["ratio"] for row in demo["rows"] if row["model"] == "large"}
     near = [_timed(speed, str(Policy.parse(preset)), 16, 0) for preset in RECOMMENDED]
@@ -123,7 +123,7 @@ def _row(results: Row, model: str, name: str, batch: int, drafts: int, policy: s
 
 
 def tables() -> dict[str, tuple[str, Callable[..., Table]]]:
-    """By marker: the result file, and what is made of it."""
+    """By marker: the result file, and the function that makes its table."""
     by_marker: dict[str, tuple[str, Callable[..., Table]]] = {"presets": ("frontier paper_speed", presets)}
     for name, (batch, drafts) in SETTINGS.items():
         by_marker[f"frontier{name}"] = ("frontier", partial(frontier, batch=batch, drafts=drafts))

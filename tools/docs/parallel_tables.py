@@ -112,7 +112,7 @@ def _those(enough: list[tuple[str, str]], ways: list[tuple[str, str]]) -> str:
 
 
 def tables() -> dict[str, tuple[str, Callable[..., Table]]]:
-    """By marker: the result files, and what is made of them."""
+    """By marker: the result files, and the function that makes their table."""
     by_marker: dict[str, tuple[str, Callable[..., Table]]] = {
         "ep_claims": ("paper_ep paper_ep_topk", claims),
         "ep_above": ("paper_ep paper_ep_topk", above),

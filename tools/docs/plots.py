@@ -34,7 +34,7 @@ Draw = Callable[[Row], tuple[Any, Any]]
 
 
 def line_of(row: Row) -> str:
-    """What is connected: a method, XShare by its warm-up and its score."""
+    """The line that a row belongs to: its method, for XShare with its warm-up and score."""
     if row["method"] != "xshare":
         return str(row["method"])
     budget = "mr" if "mr=" in row["policy"] else "m"
@@ -43,13 +43,13 @@ def line_of(row: Row) -> str:
 
 
 def bars(rows: Sequence[Row], name: str) -> list[list[float]]:
-    """How far intervals reach down and up, as matplotlib wants it; by rounding it may be a little less than nothing."""
+    """How far intervals reach down and up, for matplotlib; clipped at 0, since rounding may leave a little less."""
     ends = [(row[name] - row[f"{name}_low"], row[f"{name}_high"] - row[name]) for row in rows]
     return [[max(0.0, end[side]) for end in ends] for side in (0, 1)]
 
 
 def pareto(results: Row, quality: str, setting: tuple[int, int, bool]) -> tuple[Any, Any]:
-    """Accuracy or KL against active experts, a line a method, in batches of one setting."""
+    """Accuracy or KL against active experts, one line per method, in one setting."""
     rows = [r for r in results["rows"] if (r["batch"], r["drafts"], r["mixed"]) == setting]
     batch, drafts, mixed = setting
     mates = "mixed" if mixed else "one kind at a time"
@@ -80,7 +80,7 @@ def pareto(results: Row, quality: str, setting: tuple[int, int, bool]) -> tuple[
 
 
 def scatter(results: Row) -> tuple[Any, Any]:
-    """Mass lost and KL, a point a step; one layer pruned, or all."""
+    """Mass lost and KL, one point per step; one layer pruned, or all."""
     overall = next(r for r in results["correlation"] if r["layer"] is None and r["policy"] is None and r["steps"])
     title = f"a step's gating mass lost and KL; all layers pruned: Spearman {overall['spearman']:.2f}"
     figure, axes = new_axes(title, "gating mass lost", "KL of the next token, nats")
@@ -96,7 +96,7 @@ def scatter(results: Row) -> tuple[Any, Any]:
 
 
 def overlap(results: Row) -> tuple[Any, Any]:
-    """Experts that two tokens share, a curve for each kind of pair, and chance."""
+    """Experts that two tokens share, one curve per kind of pair, and chance."""
     figure, axes = new_axes("experts that two tokens have in common", "size of their top sets", "experts in common")
     for place, pair in enumerate(dict.fromkeys(row["pair"] for row in results["overlap"])):
         rows = [row for row in results["overlap"] if row["pair"] == pair]
@@ -107,7 +107,7 @@ def overlap(results: Row) -> tuple[Any, Any]:
 
 
 def layers(results: Row) -> tuple[Any, Any]:
-    """KL of each layer pruned alone, a line a policy."""
+    """KL of each layer pruned alone, one line per policy."""
     figure, axes = new_axes("one layer pruned, the others native", "layer", "KL of the next token, nats")
     for place, name in enumerate(dict.fromkeys(row["policy"] for row in results["layers"])):
         rows = [row for row in results["layers"] if row["policy"] == name and row["layer"] is not None]
@@ -125,7 +125,7 @@ def layers(results: Row) -> tuple[Any, Any]:
 
 
 def neighbours(results: Row) -> tuple[Any, Any]:
-    """Prompts whose text, and whose being right, depends on the mates."""
+    """Shares of prompts whose text, and whose correctness, depends on the neighbours."""
     figure, axes = new_axes("the same prompt with other mates in its batch", "share of the prompts", "")
     rows = by_mates(results["rows"])
     names = [f"{row['policy']}, {'mixed' if row['mixed'] else 'alike'}" for row in rows]
@@ -168,7 +168,7 @@ def speed(results: Row) -> tuple[Any, Any]:
 
 
 def staircase(results: Row) -> tuple[Any, Any]:
-    """What sets of every size take, a line for each number of rows."""
+    """Time of a step by the size of its set, one line per number of rows."""
     about = results["provenance"]
     title = f"{about['device']}, {about['layers']} layers of {about['experts']} experts"
     figure, axes = new_axes(title, "experts of a set", "ms per step")
@@ -181,7 +181,7 @@ def staircase(results: Row) -> tuple[Any, Any]:
 
 
 def gain_and_loss(speed: Row, frontier: Row, quality: Row) -> tuple[Any, Any]:
-    """What policies give on an H200 against what they cost nano: the presets, and the paper's own by `score=full`."""
+    """Speedup on an H200 against points lost by nano: the presets, and the paper's policies by `score=full`."""
     figure, axes = new_axes(
         "gpt-oss-120b's shape on an H200, vLLM, 16 requests; answers of nano",
         "points of right answers lost",
@@ -210,7 +210,7 @@ def gain_and_loss(speed: Row, frontier: Row, quality: Row) -> tuple[Any, Any]:
 
 
 def protected(results: Row) -> tuple[Any, Any]:
-    """Experts that a step loads by the share of protected requests, a line a policy."""
+    """Experts per step by the share of protected requests, one line per policy."""
     rows = [row for row in results["rows"] if row["layer"] is None]
     first = rows[0]
     title = f"{results['provenance']['model']}: batches of {first['batch']}, {first['batches']} of them, from a trace"
@@ -226,7 +226,7 @@ def protected(results: Row) -> tuple[Any, Any]:
 
 
 def plots(results: Row) -> dict[str, Draw]:
-    """Those that a result file has something for."""
+    """The plots that a result file has data for, by name."""
     if any("mass_shared" in row and "protected" in row for row in results["rows"]):
         return {"protected": protected}
     if "points" in results:

@@ -30,7 +30,7 @@ def policies(results: Row, setting: Setting) -> Table:
 
 
 def _read(results: Row, row: Row) -> tuple[str, str]:
-    """A policy without its score, and which reading of the paper's score it is: files of before name the other one."""
+    """A policy without its score, and its reading of the paper's score. Older files leave out the full score."""
     policy = row["policy"] if "format" in results else meant_before(row["policy"])
     return policy.removesuffix(FULL), "full" if policy.endswith(FULL) else "topk"
 
@@ -52,7 +52,7 @@ def _paper(row: Row, results: Row) -> str:
 
 
 def readings(results: Row) -> Table:
-    """Both readings of the paper's score beside OEA, and what score=topk has over it on the same questions."""
+    """Both readings of the paper's score beside OEA, and the gain of score=topk over OEA on the same questions."""
     titles = ["batches", "policy", "rival", *(f"{what}: full / topk / OEA" for what in ("experts", "right", "KL"))]
     at = _readings(results)
     right = {
@@ -85,7 +85,7 @@ def _setting_of(row: Row) -> Setting:
 
 
 def matched(results: Row, setting: Setting) -> Table:
-    """Rivals against their references: what the rival gains."""
+    """Rivals against their references, with the rival's gain."""
     titles = ["reference", "rival", "active experts", "accuracy", "rival's gain (95 %)", "p", "KL", "agreement"]
     cells = [
         [
@@ -104,7 +104,7 @@ def matched(results: Row, setting: Setting) -> Table:
 
 
 def correlation(results: Row) -> Table:
-    """Over all policies, and the least and most within one."""
+    """Correlation of mass lost and KL per layer: over all policies, and the least and most within one."""
     titles = ["layer", "steps", "Pearson (95 %)", "Spearman (95 %)", "Spearman within a policy"]
     cells = []
     for row in (row for row in results["correlation"] if row["policy"] is None):
@@ -122,7 +122,7 @@ def correlation(results: Row) -> Table:
 
 
 def layers(results: Row) -> Table:
-    """KL and mass lost of each layer pruned alone, a column a policy."""
+    """KL and mass lost of each layer pruned alone, one column per policy."""
     names = list(dict.fromkeys(row["policy"] for row in results["layers"]))
     cells = []
     for layer in dict.fromkeys(row["layer"] for row in results["layers"]):
@@ -194,7 +194,7 @@ def change(row: Row) -> str:
 
 
 def _points(change: float) -> str:
-    """In points: of a change in per cent one would not know of what."""
+    """A change in points: percent would leave open of what."""
     return f"{round(100 * change, 1) + 0:+.1f}"  # + 0: not -0
 
 
@@ -228,12 +228,12 @@ def choosing(speed: Row, nano: Row, lab: Row | None, setting: Setting) -> Table:
 
 
 def named_row(results: Row, policy: str, setting: Setting) -> Row | None:
-    """The row of a configuration that the paper has: its budgets are scaled to the model's number of experts."""
+    """The row of one of the paper's configurations, whose budgets are scaled to the model's number of experts."""
     return next((row for row in _rows_in(results["rows"], setting) if _numbers(row["paper"]) == _numbers(policy)), None)
 
 
 def _numbers(text: str) -> dict[str, int]:
-    """A configuration's, by letter: the paper's order is not ours, and what is zero may be left out."""
+    """A configuration's numbers by letter: the paper has another order, and zeros may be left out."""
     pairs = [part.split("=") for part in text.removesuffix(",score=full").split(",") if "=" in part]
     return {name: int(value) for name, value in pairs if int(value)}
 
@@ -247,7 +247,7 @@ SETTINGS = {"": (16, 0, True), "_alike": (16, 0, False), "_drafts": (4, 3, True)
 
 
 def tables() -> dict[str, tuple[str, Callable[..., Table]]]:
-    """By marker: the result file or several, and what is made of them. Those of the larger model begin with `lab_`."""
+    """By marker: the result files, and the function that makes their table. `lab_`: of the larger model."""
     by_marker: dict[str, tuple[str, Callable[..., Table]]] = {"neighbours": ("neighbours", neighbours)}
     by_marker["readings"] = ("paper_quality", readings)
     for name, setting in SETTINGS.items():

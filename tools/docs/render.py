@@ -124,7 +124,7 @@ def load_table(name: str) -> str:
 
 
 def demo_table(name: str) -> str:
-    """Both parts in one: what presets gain in speed was measured on another model than answers were."""
+    """Speed and answers of the presets in one table; they were measured on different models."""
     titles = ["policy", "experts", "of native", "accuracy", "change", "95 %", "agreement", "times as fast", "95 %"]
     rows = rows_of(name)
     speed = {row["policy"]: row for row in rows if row["model"] == "large"}
@@ -239,7 +239,7 @@ FILES["accepted_speed"] = ("paper_speed paper_quality", claim_tables.accepted)
 
 
 def file_table(name: str) -> str:
-    """Of one file, or of several of which the first must be there. Nothing, where nothing has been measured yet."""
+    """The table of one file, or of several, of which the first must exist; empty where nothing was measured yet."""
     files, table = FILES[name]
     paths = [ROOT / "evidence" / f"{file}.json" for file in files.split()]
     if not paths[0].is_file():
@@ -252,7 +252,7 @@ TABLES |= dict.fromkeys(FILES, file_table)
 
 
 def as_meant(name: str, table: str) -> str:
-    """Policies of a file of before, which named no score and meant the full one, as they are spelled today."""
+    """A table with its policies in today's words: older files name no score and mean the full one."""
     path = ROOT / "evidence" / f"{FILES[name][0].split()[0] if name in FILES else name}.json"
     if not path.is_file() or "format" in json.loads(path.read_text()):
         return table

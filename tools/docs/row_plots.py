@@ -1,4 +1,4 @@
-"""Plots that stand where a page had a table of many rows; the rows themselves are in docs/reference/rows/.
+"""Plots instead of tables with many rows; the rows themselves are in docs/reference/rows/.
 
 python tools/docs/row_plots.py [--evidence evidence] [--out docs/plots]
 """
@@ -26,7 +26,7 @@ Figure = tuple[Any, Any]
 
 
 def rivals(results: Row, setting: tuple[int, int, bool]) -> Figure:
-    """What each rival answers more or less than the policy that it was matched to, on the same questions."""
+    """Points that each rival gains or loses against its reference policy, on the same questions."""
     batch, drafts, mixed = setting
     title = f"nano, batches of {batch}{f' with {drafts} drafts' if drafts else ''}, {'mixed' if mixed else 'one kind'}"
     figure, axes = new_axes(f"{title}: rival minus reference", "points of right answers", "")
@@ -49,7 +49,7 @@ def rivals(results: Row, setting: tuple[int, int, bool]) -> Figure:
 
 
 def devices(results: Row) -> Figure:
-    """The fullest device against the budget of a device, `level` and `rounds`, a colour for each number of rows."""
+    """Experts of the fullest device against the device budget, `level` and `rounds`, one colour per number of rows."""
     title = "DeepSeek-R1's shape over 8 devices, independent routing, k0=1, score=full"
     figure, axes = new_axes(title, "budget of a device, mg", "experts loaded on the fullest device")
     rows = [row for row in results["rows"] if row["regime"] == "independent"]
@@ -66,7 +66,7 @@ def devices(results: Row) -> Figure:
 
 
 def by_cost(results: Row) -> Figure:
-    """The time of a step against the votes that it loses, plain and by cost, a colour for each family of policies."""
+    """Step time against votes lost, plain and by cost, one colour per family of policies."""
     title = "gpt-oss-120b's shape on an H200, 16 requests, carried routing"
     figure, axes = new_axes(title, "votes lost, % of the tokens' own routing weight", "ms per step")
     for place, family in enumerate(dict.fromkeys(row["family"] for row in results["rows"])):
@@ -80,7 +80,7 @@ def by_cost(results: Row) -> Figure:
 
 
 def controls(results: Row) -> Figure:
-    """Selection that keeps all experts, against the requests decoded together: the kernel of before, and today's."""
+    """Speed of selection that keeps all experts by batch: the earlier kernel, and today's."""
     figure, axes = new_axes("no-op control, no drafts", "requests decoded together", "of unmodified vLLM's speed")
     for of, name, style in (("rows", "selection before vLLM's routing", "--"), ("pooled", "one launch", "-")):
         for place, regime in enumerate(REGIMES):
@@ -101,7 +101,7 @@ def controls(results: Row) -> Figure:
 
 
 def tried(results: Row, batch: int, drafts: int) -> Figure:
-    """Points lost against the share of experts loaded: every policy that was tried, on both models."""
+    """Points lost against the share of experts loaded: every policy tried, on both models."""
     after = f" with {drafts} drafts" if drafts else ""
     title = f"batches of {batch}{after}: on fresh questions where asked (filled)"
     figure, axes = new_axes(title, "experts loaded, % of native's", "points of right answers lost")
@@ -127,7 +127,7 @@ def _spot(row: Row) -> tuple[float, float]:
 
 
 def on_a_cpu(results: Row) -> Figure:
-    """Microseconds of a layer: the selection that is compiled, `route` around it, and the reference."""
+    """Microseconds per layer: the compiled selection, `route` around it, and the reference."""
     title = "16 rows, 64 experts, top-4, one core"
     figure, axes = new_axes(title, "microseconds per layer", "")
     for place, (column, name) in enumerate(

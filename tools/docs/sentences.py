@@ -77,7 +77,7 @@ def reasons() -> tuple[str, ...]:
 
 
 def sentences(page: str) -> list[str]:
-    """What the code can say that this page explains."""
+    """The sentences of the code that this page explains."""
     said = [sentence for file in PAGES[page] for sentence in _said(ast.parse((SOURCE / file).read_text()))]
     return [
         sentence for sentence in dict.fromkeys(said) if re.search("[a-z]{2}", sentence)
@@ -85,12 +85,12 @@ def sentences(page: str) -> list[str]:
 
 
 def missing(page: str, text: str) -> list[str]:
-    """Those that the page does not show. Quotes of code are not compared."""
+    """The sentences that the page does not show. Backticks are ignored."""
     return [sentence for sentence in sentences(page) if sentence.replace("`", "") not in text.replace("`", "")]
 
 
 def _said(tree: ast.Module) -> Iterator[str]:
-    """What is raised, and what functions return as the reason why something cannot be."""
+    """Messages that are raised, and reasons that functions return."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call) and node.exc.args:
             yield from _text(node.exc.args[0])
@@ -102,7 +102,7 @@ def _said(tree: ast.Module) -> Iterator[str]:
 
 
 def _gives_a_reason(function: ast.FunctionDef) -> bool:
-    """Whether it returns text, or in its place something else or nothing."""
+    """Whether a function returns text, or text or something else."""
     if function.returns is None:
         return False
     kinds = {part.strip() for part in ast.unparse(function.returns).split("|")}
@@ -110,7 +110,7 @@ def _gives_a_reason(function: ast.FunctionDef) -> bool:
 
 
 def _text(node: ast.expr) -> list[str]:
-    """Text with gaps, where it is text at all."""
+    """A string with gaps for its expressions; None if the node is no string."""
     if isinstance(node, ast.Constant) and isinstance(node.value, str):
         return [node.value]
     if isinstance(node, ast.JoinedStr):

@@ -32,7 +32,7 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
 
 
 def for_site(markdown: str, folder: str) -> str:
-    """A page's text with the links that the site cannot follow put into words. `folder`: of the page, inside docs."""
+    """A page's text, with links that the site cannot follow turned into words. folder: of the page, inside docs"""
     fenced = [match.span() for match in CODE.finditer(markdown) if match[0].startswith("```")]
 
     def replace(match: re.Match[str]) -> str:

@@ -17,11 +17,11 @@ Table = tuple[list[str], list[list[str]]]
 REGIMES = ("independent", "fitted", "carried")
 SHOWN = {"plain": "no drafts", "eagle3": "EAGLE-3 head", "fixed": "fixed drafts"}  # pieces with the paper's policies
 FULL = ",score=full"
-BUDGET = ("k0=1,m=24", "k0=0,m=24")  # at every batch; other policies at 4, 8 and 32 are there as points of the law
+BUDGET = ("k0=1,m=24", "k0=0,m=24")  # judged at every batch; other policies at 4, 8 and 32 are points of the law
 
 
 def deepest(results: Row, of: str = "rows") -> list[Row]:
-    """Of every cell the rows with the most layers. Those of one start of several are not shown: `pooled` has all."""
+    """The rows of every cell with the most layers. Rows of single starts are left out: `pooled` has them all."""
 
     def cell(row: Row) -> tuple[Any, ...]:
         return row["piece"], row["regime"], row["batch"], row.get("prompt_tokens")
@@ -34,18 +34,18 @@ def deepest(results: Row, of: str = "rows") -> list[Row]:
 
 
 def bare(row: Row) -> str:
-    """Its policy whatever it summed: a file of before does not say that it was all scores."""
+    """A row's policy without its score: older files do not name the full score."""
     policy: str = row["policy"]
     return policy.removesuffix(FULL)
 
 
 def score_of(row: Row) -> str:
-    """Which reading of the paper's score a row is of. Rows of this file have it in their policy."""
+    """A row's reading of the paper's score, which its policy names."""
     return "full" if row["policy"].endswith(FULL) else "topk"
 
 
 def claims(results: Row, regime: str, piece: str) -> Table:
-    """The paper's configurations: what it says, what was measured, what could at best be had."""
+    """The paper's configurations: its gains, the measured ones, and the best possible."""
     titles = [
         "policy",
         "active experts",
@@ -65,7 +65,7 @@ def claims(results: Row, regime: str, piece: str) -> Table:
 
 
 def verdicts(results: Row) -> Table:
-    """What is asked of the rows, and of how many it is true."""
+    """Per demand and regime: how many rows meet it."""
     rows = deepest(results)
     ours = [row for row in rows if row["method"] == "xshare" and row["piece"] in SHOWN]
     judged = [row for row in ours if row["paper_high"] or bare(row) in BUDGET]
@@ -93,7 +93,7 @@ def verdicts(results: Row) -> Table:
 
 
 def controls(results: Row) -> Table:
-    """What selection costs where it saves nothing, and the plugin those who do not use it."""
+    """The cost of selection that saves nothing, and of a plugin that is loaded and not used."""
     what = {"noop": "no-op control", "unused": "plugin there, no key"}
     cells = []
     for row in deepest(results):
@@ -128,7 +128,7 @@ def batches(results: Row, regime: str) -> Table:
 
 
 def presets(results: Row, contexts: bool = False) -> Table:
-    """What is recommended, beside the control, on `carried` routing; `contexts`: with long prompts."""
+    """The presets and the control on `carried` routing; contexts: with long prompts"""
     rows = [row for row in deepest(results, "pooled") if row["regime"] == "carried"]
     at: dict[tuple[Any, ...], dict[str, Row]] = {}
     for row in rows:
@@ -162,7 +162,7 @@ def acted(results: Row) -> Table:
 
 
 def cost_aware(results: Row) -> Table:
-    """Policies by cost beside the same without, and what they gain over as many votes lost."""
+    """Policies by cost beside the same without, and the gain at equal votes lost."""
     titles = [
         "policy",
         *(f"{form}: {what}" for form in ("plain", "by cost") for what in ("experts", "votes lost", "ms")),
@@ -182,7 +182,7 @@ def cost_aware(results: Row) -> Table:
 
 
 def one_launch(results: Row) -> Table:
-    """What routing takes of a layer, the router's own product left out."""
+    """Microseconds of routing per layer, without the router's own product."""
     titles = [
         "rows",
         "of a request",
@@ -306,7 +306,7 @@ def _drafts(row: Row) -> str:
 
 
 def tables() -> dict[str, tuple[str, Callable[[Row], Table]]]:
-    """By marker: the result file, and what is made of it."""
+    """By marker: the result file, and the function that makes its table."""
     by_marker: dict[str, tuple[str, Callable[[Row], Table]]] = {
         "controls": ("paper_speed", controls),
         "laws": ("paper_speed", partial(laws, drafts=False)),

@@ -12,7 +12,7 @@ Table = tuple[list[str], list[list[str]]]
 
 
 def stamps(folder: Path) -> Table:
-    """A line for every run that has rows in a file; what was corrected or must be known of it is told."""
+    """One line per run with rows in a file, with its corrections and remarks."""
     titles = ["file", "time", "commit", "machine", "rows", "what else is known"]
     cells = []
     for path in sorted(folder.glob("*.json")):
@@ -37,7 +37,7 @@ def _commit(named: str | None) -> str:
 
 
 def _machine(stamp: Row, results: Row) -> str:
-    """With its GPU, which some files say in their rows or runs."""
+    """The machine with its GPU, which some files name in their rows or runs."""
     records = [stamp, *results.get("runs", []), *results["rows"][:1]]
     gpu = next((record["gpu"] for record in records if record.get("gpu")), None)
     device = stamp.get("device", "")

@@ -1,4 +1,4 @@
-"""The small tables of docs/evidence/ and of soak.md, for render.py: of each question the rows that answer it."""
+"""The small tables of docs/evidence/ and soak.md, for render.py: for each question, the rows that answer it."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def answers(speed: Row, nano: Row, lab: Row | None) -> Table:
 
 
 def _halved(part: str) -> str:
-    """A budget for the batch as nano gets it, which has half of the paper's experts."""
+    """A batch budget for nano, which has half as many experts as the paper's model."""
     name, _, value = part.partition("=")
     return f"m={int(value) // 2}" if name == "m" else part
 
@@ -113,12 +113,12 @@ def row_with_policy(results: Row, policy: str, setting: tuple[int, int, bool] = 
 
 
 def _today(results: Row, policy: str) -> str:
-    """A policy as it is spelled today: a file of before that names no score means the full one."""
+    """A policy in today's words: an older file that names no score means the full one."""
     return policy if "format" in results else meant_before(policy)
 
 
 def rivals(results: Row) -> Table:
-    """The paper's k0=1,m=24 by either reading, and what was matched to its number of experts; most answers first."""
+    """The paper's k0=1,m=24 by both readings and the rivals at as many experts; most right answers first."""
     names = [
         pair["policy"]
         for pair in results["matched"]
@@ -135,7 +135,7 @@ def rivals(results: Row) -> Table:
 
 
 def assumed(nano: Row, lab: Row | None) -> Table:
-    """One line for each thing that the paper takes for granted, with both models' numbers."""
+    """One line per assumption of the paper, with both models' numbers."""
     lines: dict[str, Callable[[Row], str]] = {
         "mass lost and KL, between policies: Spearman (95 %)": _between,
         "mass lost and KL, between steps of one policy: Spearman": _within,
@@ -149,20 +149,20 @@ def assumed(nano: Row, lab: Row | None) -> Table:
 
 
 def between_policies(results: Row) -> Row:
-    """Mass lost and KL with all layers pruned, over the steps of all policies."""
+    """Correlation of mass lost and KL with all layers pruned, over the steps of all policies."""
     rows = results["correlation"]
     row: Row = next(row for row in rows if row["policy"] is None and row["layer"] is None and row["steps"])
     return row
 
 
 def within_policies(results: Row) -> list[float]:
-    """The same over the steps of each policy."""
+    """The same correlation, within each policy."""
     rows = results["correlation"]
     return [row["spearman"] for row in rows if row["policy"] is not None and row["layer"] is None]
 
 
 def of_first_layer(results: Row) -> float:
-    """KL of the first layer pruned alone, of that of all."""
+    """KL of pruning the first layer alone, as a share of that of pruning all."""
     policy = results["layers"][0]["policy"]
     kl = {row["layer"]: row["kl"] for row in results["layers"] if row["policy"] == policy}
     return float(kl[0] / kl[None])
@@ -183,7 +183,7 @@ def _first(results: Row) -> str:
 
 
 def _shared(results: Row, domains: bool = False) -> float:
-    """Of their top 5."""
+    """Experts that consecutive tokens share among their top 5, in multiples of chance or of other domains."""
     at = {row["pair"]: row for row in results["overlap"] if row["top"] == 5}
     reference: float = at["different domains"]["overlap"] if domains else at["consecutive"]["chance"]
     return float(at["consecutive"]["overlap"] / reference)
@@ -197,7 +197,7 @@ def _warmup(results: Row) -> str:
 
 
 def mates(results: Row) -> Table:
-    """Texts that change with their neighbours, and prompts that are right with some of them only."""
+    """Shares of texts that change with their neighbours, and of prompts that are right with some of them only."""
     at = {(_today(results, row["policy"]), row["mixed"]): row for row in results["rows"]}
     cells = []
     for policy in MATES:
@@ -236,14 +236,14 @@ def _gain(ratio: float) -> str:
 
 
 def soak(results: Row, processes: bool = False) -> Table:
-    """What must hold of requests and steps, or of the server's processes: the last three."""
+    """The checks of requests and steps, or those of the server's processes, which are the last three."""
     rows = results["rows"][-3:] if processes else results["rows"][:-3]
     cells = [[row["check"], "yes" if row["passed"] else "**no**", row["detail"]] for row in rows]
     return ["what must hold", "holds", "what was seen"], cells
 
 
 def tables() -> dict[str, tuple[str, Callable[..., Table]]]:
-    """By marker: the result files, and what is made of them."""
+    """By marker: the result files, and the function that makes their table."""
     return {
         "headline": ("frontier paper_speed paper_quality paper_quality_lab", headline),
         "paper_gains": ("paper_speed", paper_gains),

@@ -1,4 +1,4 @@
-"""Tables of the third model, for render.py: what it foresees, how it routes, and what policies do to its texts."""
+"""Tables of the third model, for render.py: its perplexity, its routing, and what policies do to its texts."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def _rows(results: Row | None) -> list[Row]:
 
 
 def _spread(loads: list[Row]) -> list[str]:
-    """Of all layers: the mean, and what the worst has."""
+    """Over all layers: the mean, and the worst layer."""
     if not loads:
         return [""] * 3
     entropy = [row["entropy"] for row in loads]
@@ -102,7 +102,7 @@ def questions(results: Row) -> Table:
 
 
 def tables() -> dict[str, tuple[str, Callable[..., Table]]]:
-    """By marker: the result files, and what is made of them."""
+    """By marker: the result files, and the function that makes their table."""
     by_marker: dict[str, tuple[str, Callable[..., Any]]] = {
         name: ("third_model", partial(policies, batch=batch, mixed=mixed)) for name, (batch, mixed) in SETTINGS.items()
     }
