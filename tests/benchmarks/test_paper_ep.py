@@ -161,7 +161,7 @@ def test_columns_of_time_are_of_the_slowest_device():
     assert row["copy_share"] == 0.5
 
 
-def test_the_command(tmp_path, monkeypatch, capsys):
+def test_the_command_writes_a_row_per_cell(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(paper_ep, "ROWS", (8, 16, 32))
     path = tmp_path / "found.json"
     paper_ep.main(json=path, tiny=True)
