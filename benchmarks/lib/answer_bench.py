@@ -136,7 +136,7 @@ class Bench:
         return self.kl_row(setting, self.compared(setting, policy, native))
 
     def kl_row(self, setting: Setting, texts: dict[int, Compared]) -> Row:
-        """KL columns of texts that were compared just now: the active experts are those of the engine's last pass."""
+        """KL columns of texts just compared; `kl_active` is the engine's mean since its policy was set."""
         kl, low, high = mean_kl(list(texts.values()))
         active = self.engine(setting.drafts).stats().mean["experts_active"]
         return {"kl": kl, "kl_low": low, "kl_high": high, "kl_answers": len(texts), "kl_active": active}

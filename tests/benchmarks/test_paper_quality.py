@@ -209,7 +209,7 @@ def test_a_file_gives_as_many_of_each_kind(tmp_path):
 
 def test_it_ends_in_time(small, tmp_path, few, capsys):
     assert run(small, None, tmp_path / "none.json", seconds=1e-9) is None
-    assert "not all of it: the same command goes on" in capsys.readouterr().out
+    assert "incomplete: run the same command to continue" in capsys.readouterr().out
 
 
 def test_a_control_that_changes_a_token_stops_everything(small, tmp_path, few, monkeypatch):

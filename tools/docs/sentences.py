@@ -96,13 +96,13 @@ def _said(tree: ast.Module) -> Iterator[str]:
             yield from _text(node.exc.args[0])
         elif isinstance(node, ast.FunctionDef) and _gives_a_reason(node):
             returned = [
-                each.value for each in ast.walk(node) if isinstance(each, ast.Return) and each.value is not None
+                part.value for part in ast.walk(node) if isinstance(part, ast.Return) and part.value is not None
             ]
             yield from (sentence for value in returned for sentence in _text(value))
 
 
 def _gives_a_reason(function: ast.FunctionDef) -> bool:
-    """Whether a function returns text, or text or something else."""
+    """Whether a function returns text or something else, such as None: then the text is a reason."""
     if function.returns is None:
         return False
     kinds = {part.strip() for part in ast.unparse(function.returns).split("|")}
@@ -110,7 +110,7 @@ def _gives_a_reason(function: ast.FunctionDef) -> bool:
 
 
 def _text(node: ast.expr) -> list[str]:
-    """A string with gaps for its expressions; None if the node is no string."""
+    """The string of a node, with gaps for its expressions; empty if it is no string."""
     if isinstance(node, ast.Constant) and isinstance(node.value, str):
         return [node.value]
     if isinstance(node, ast.JoinedStr):
