@@ -1,4 +1,4 @@
-"""The paper's assumptions, tested on a trained model.
+"""Do the paper's assumptions hold on a trained model?
 
     python benchmarks/assumptions.py --jobs 2                                        nano
     python benchmarks/assumptions.py --model FOLDER --jobs 8 --engine-args '{"device": "cuda", "dtype": "float32"}'
@@ -26,11 +26,12 @@ from typing import Annotated, Any
 import numpy as np
 import torch
 import typer
-from answers import Bench, Job, Setting
-from correlation import correlate
-from kept import Kept
-from paper_policies import policy, scaled, without_warmup
-from study import KEY, LISTS, Cell, Study, Wanted, run, show, tasks_of
+from lib.answer_bench import Bench, Job, Setting
+from lib.cell_results import CellResults
+from lib.cells import KEY, LISTS, Cell, CellRunner, RivalKnobs, show, tasks_of
+from lib.command import run
+from lib.correlation import correlate
+from lib.paper_policies import policy, scaled, without_warmup
 
 from xshare.cli.output import engine_arguments, number_table, progress_bar, wide_console
 from xshare.engines.counters import FIGURES
@@ -51,19 +52,19 @@ POINTS = 12  # of each layer and policy, in the scatter
 
 
 def pruned(bench: Bench, setting: Setting, which: Policy, native: Row) -> list[Row]:
-    """A policy in one layer after the other, then in all: by full step of the forced answers, mass lost and KL."""
+    """Prune one layer after the other, then all: one row each, with `steps` as by_step has them."""
     engine = bench.engine(setting.drafts)
     layers: list[int | None] = [*range(engine.about.layers), None]
-    found: list[Row] = [{"layer": layer, "policy": str(which), "steps": []} for layer in layers]
+    rows: list[Row] = [{"layer": layer, "policy": str(which), "steps": []} for layer in layers]
     for _, texts in bench.texts(setting, native, bench.job.forced):
-        for row in found:
+        for row in rows:
             engine.attached = apply(
                 engine.model, which, layers=None if row["layer"] is None else [row["layer"]], bypass=False
             )
             row["steps"].append(by_step(texts.compare(engine.attached), engine.attached.layers))
-    for row in found:
+    for row in rows:
         row["steps"] = torch.cat(row["steps"]).tolist()
-    return found
+    return rows
 
 
 def by_step(texts: list[Any], layers: list[Any]) -> torch.Tensor:
@@ -90,19 +91,19 @@ def layer_row(row: Row) -> Row:
     }
 
 
-def correlations(found: list[Row], means: list[Row]) -> list[Row]:
+def correlations(pruned_rows: list[Row], means: list[Row]) -> list[Row]:
     rows = []
-    for layer in dict.fromkeys(row["layer"] for row in found):
-        series = {row["policy"]: np.array(row["steps"])[:, :2] for row in found if row["layer"] == layer}
-        for name, some in [*((name, [one]) for name, one in series.items()), (None, list(series.values()))]:
-            rows.append({"layer": layer, "policy": name, "steps": sum(map(len, some))} | correlate(some))
+    for layer in dict.fromkeys(row["layer"] for row in pruned_rows):
+        series = {row["policy"]: np.array(row["steps"])[:, :2] for row in pruned_rows if row["layer"] == layer}
+        for name, pairs in [*((name, [steps]) for name, steps in series.items()), (None, list(series.values()))]:
+            rows.append({"layer": layer, "policy": name, "steps": sum(map(len, pairs))} | correlate(pairs))
     single = np.array([[row["mass_lost"], row["kl"]] for row in means if row["layer"] is not None])
     return [*rows, {"layer": None, "policy": None, "steps": None} | correlate([single], blocks=len(single))]
 
 
-def some_points(found: list[Row]) -> list[Row]:
+def some_points(pruned_rows: list[Row]) -> list[Row]:
     points = []
-    for row in found:
+    for row in pruned_rows:
         steps = row["steps"]
         for mass, kl, *_ in steps[:: max(1, len(steps) // POINTS)][:POINTS]:
             points.append({"layer": row["layer"], "policy": row["policy"]} | {"mass_lost": round(mass, 5), "kl": kl})
@@ -110,36 +111,42 @@ def some_points(found: list[Row]) -> list[Row]:
 
 
 def policies_of(experts: int) -> list[Policy]:
-    """What is pruned by layer; a random set beside them, to lose mass that nobody would lose by choice."""
+    """The policies that are pruned by layer, and random sets, which lose mass that no policy would choose to lose."""
     return [
         *(policy(numbers, experts) for numbers in PRUNED),
         Policy.parse(f"random:m={scaled(48, experts)},score=full"),
     ]
 
 
-def by_layer(workers: Workers, kept: Kept, experts: int) -> None:
-    policies, native = policies_of(experts), kept.native(MIXED)
-    found: list[Row] = []
+def by_layer(workers: Workers, results: CellResults, experts: int) -> None:
+    policies, native = policies_of(experts), results.native(MIXED)
+    pruned_rows: list[Row] = []
     with progress_bar("layers", len(policies)) as advance:
         calls = ((str(which), pruned, (MIXED, which, native)) for which in policies)
         for _, rows in workers.run(calls):
-            found += rows
+            pruned_rows += rows
             advance(1)
-    found.sort(key=lambda row: list(map(str, policies)).index(row["policy"]))  # as asked for, not as they came
-    means = [layer_row(row) for row in found]
-    kept.lists |= {"layers": means, "correlation": correlations(found, means), "points": some_points(found)}
-    kept.write()
+    pruned_rows.sort(
+        key=lambda row: list(map(str, policies)).index(row["policy"])
+    )  # in the order of the policies, not of arrival
+    means = [layer_row(row) for row in pruned_rows]
+    results.lists |= {
+        "layers": means,
+        "correlation": correlations(pruned_rows, means),
+        "points": some_points(pruned_rows),
+    }
+    results.write()
 
 
-def warm_cells(settings: list[Setting], experts: int) -> tuple[dict[Cell, str], Wanted]:
-    cells: dict[Cell, str] = {(how, None): "native" for how in settings}
-    wanted: Wanted = {}
-    for how in settings:
+def warm_cells(settings: list[Setting], experts: int) -> tuple[dict[Cell, str], RivalKnobs]:
+    cells: dict[Cell, str] = {(setting, None): "native" for setting in settings}
+    knobs: RivalKnobs = {}
+    for setting in settings:
         for numbers in WARM:
             reference = policy(numbers, experts)
-            cells[how, reference] = f"m={numbers[0]},k0={numbers[1]}"
-            wanted[how, reference, "k0=0"] = without_warmup(reference, experts)
-    return cells, wanted
+            cells[setting, reference] = f"m={numbers[0]},k0={numbers[1]}"
+            knobs[setting, reference, "k0=0"] = without_warmup(reference, experts)
+    return cells, knobs
 
 
 def main(
@@ -148,17 +155,19 @@ def main(
     tasks: Annotated[int, typer.Option(min=1, help="Questions, as many of each kind.")] = 1000,
     file: Annotated[Path | None, typer.Option(help="Questions as JSON lines, instead of nano's own.")] = None,
     forced: Annotated[int, typer.Option(min=1, help="Answers that are forced.")] = 320,
-    tokens: Annotated[int, typer.Option(min=1, help="Tokens of an answer, at most.")] = LONGEST,
+    tokens: Annotated[int, typer.Option(min=1, help="max_tokens of an answer.")] = LONGEST,
     trace: Annotated[
         Path | None,
         typer.Option(help="For the overlap: a trace with full logits; recorded from the questions otherwise."),
     ] = None,
-    jobs: Annotated[int, typer.Option(min=1, help="Processes, each with an engine of its own.")] = 1,
-    threads: Annotated[int | None, typer.Option(min=1, help="Threads of the CPU in each.")] = None,
-    together: Annotated[int, typer.Option(min=1, help="Sequences in a pass: batches, each with its own set.")] = 128,
-    seconds: Annotated[float | None, typer.Option(help="Begin nothing that would not be done by then.")] = None,
+    jobs: Annotated[int, typer.Option(min=1, help="Worker processes, each with its own engine.")] = 1,
+    threads: Annotated[int | None, typer.Option(min=1, help="CPU threads per process.")] = None,
+    together: Annotated[
+        int, typer.Option(min=1, help="Sequences per forward pass: several batches, each with its own set.")
+    ] = 128,
+    seconds: Annotated[float | None, typer.Option(help="Start no cell that would not be done by then.")] = None,
     seed: Annotated[int, typer.Option(min=0, help="Other questions, in another order.")] = 0,
-    json: Annotated[Path, typer.Option(help="Results; a file that is there is continued.")] = Path(
+    json: Annotated[Path, typer.Option(help="Results; an existing file is continued.")] = Path(
         "evidence/assumptions.json"
     ),
 ) -> None:
@@ -175,28 +184,30 @@ def main(
     )
     bench = Bench(job)
     about = bench.engine(0).about
-    kept = Kept(json, about.record(), job.setting(), KEY, [*LISTS, "overlap", "layers", "correlation", "points"])
-    if not kept.lists["overlap"]:
-        found = bench.recorded() if trace is None else Trace.load(trace)
+    results = CellResults(
+        json, about.record(), job.identity(), KEY, [*LISTS, "overlap", "layers", "correlation", "points"]
+    )
+    if not results.lists["overlap"]:
+        recorded = bench.recorded() if trace is None else Trace.load(trace)
         tops = [top for top in TOPS if top <= about.experts]
-        rows = overlap(found, tops=tops)
-        kept.lists["overlap"] = [row | {"domains": len(set(found.header.domains))} for row in rows]
-        kept.write()
-    if not kept.complete:
-        workers = Workers(bench.told if jobs == 1 else partial(Bench, job), jobs)
+        rows = overlap(recorded, tops=tops)
+        results.lists["overlap"] = [row | {"domains": len(set(recorded.header.domains))} for row in rows]
+        results.write()
+    if not results.complete:
+        workers = Workers(bench.reporting_to if jobs == 1 else partial(Bench, job), jobs)
         try:
-            study, settings = Study(bench, workers, kept, seconds), [MIXED, Setting(16, 0, False)]
-            complete = study.natives(settings)
-            if complete and not kept.lists["layers"]:
-                by_layer(workers, kept, about.experts)
-            cells, wanted = warm_cells(settings, about.experts)
-            if complete and study.measure("policies", cells) and study.matches(wanted, bench.recorded):
-                kept.finish()
+            runner, settings = CellRunner(bench, workers, results, seconds), [MIXED, Setting(16, 0, False)]
+            complete = runner.natives(settings)
+            if complete and not results.lists["layers"]:
+                by_layer(workers, results, about.experts)
+            cells, knobs = warm_cells(settings, about.experts)
+            if complete and runner.measure("policies", cells) and runner.matches(knobs, bench.recorded):
+                results.finish()
         finally:
             workers.close()
-    show(kept.rows, len(job.tasks))
-    show_correlation(kept.lists["correlation"])
-    typer.echo(f"small_result_files: {json}" + ("" if kept.complete else "; not all of it: the same command goes on"))
+    show(results.rows, len(job.tasks))
+    show_correlation(results.lists["correlation"])
+    typer.echo(f"results: {json}" + ("" if results.complete else "; incomplete: run the same command to continue"))
 
 
 def show_correlation(rows: list[Row]) -> None:

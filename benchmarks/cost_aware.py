@@ -1,17 +1,17 @@
-"""What sets that follow the staircase gain, at as many votes lost as sets that know nothing of it.
+"""What do sets that follow the staircase of step times gain, at equal votes lost?
 
     python benchmarks/cost_aware.py --stairs STAIRS [--json evidence/cost_aware.json]
 
 gpt-oss-120b's shape with random weights (`xshare_dummy`, routing `carried` of fit_routing.py: this measures speed, not
-quality). One engine, started with a staircase of this machine (`xshare doctor --stairs`); policies change live, with
-cost and without, in turns: every round goes through all of them with the same requests, every other one backwards.
-Before the clock starts experts are counted in every step of some.
+quality). One engine is started with this machine's staircase (`xshare doctor --stairs`). Policies change live, by cost
+and plain, in turns: every round measures all of them on the same requests, every other round in reverse order. Before
+the clock starts, experts are counted in every one of COUNTED steps.
 
-By cost a policy loses other votes than without: snapped, a set only grows. So it is held against what a policy without
-cost would take that loses as many: between two of its family, by their times of the same round, which never rise with
-the votes lost. `gain_at_equal_votes` is that time over the policy's own, a median over rounds with a bootstrap 95 %
-interval; None where the family loses nowhere as many. `votes_lost` is the share of the rows' native weight whose
-experts are not in the set.
+By cost a policy loses other votes than plain, since snapping to a stair only adds experts. So it is compared with the
+time that a plain policy with as many votes lost would take: interpolated between two of its family in the same round,
+with times that never rise with the votes lost. `gain_at_equal_votes` is that time over the policy's own, the median
+over rounds with a bootstrap 95 % interval; None where no two of the family enclose its votes lost. `votes_lost` is the
+share of the rows' native weight whose experts are not in the set.
 """
 
 from __future__ import annotations
@@ -24,9 +24,10 @@ from typing import Annotated
 
 import numpy as np
 import typer
-from engine_pair import Engine
-from fit_routing import EVIDENCE, fits
-from speed_rows import Counted, step_ms
+from lib.engine_process import Engine
+from lib.paths import EVIDENCE
+from lib.routing_fits import fits
+from lib.speed_rows import Counted, step_ms
 
 from xshare.cli.output import number_table, progress_bar, wide_console
 from xshare.errors import XShareError
@@ -39,11 +40,11 @@ from xshare.statistics import interval_names, median_interval
 
 REGIME = "carried"
 WARM = 4  # steps
-COUNTED = 6  # steps of a visit in which experts are counted
+COUNTED = 6  # steps per decode in which experts are counted
 Point = tuple[str, bool]  # a policy, and whether by cost
 NATIVE: Point = ("native", False)
 
-# By family: what is measured without cost, its curve, and what of it by cost. The prices are right for 16 requests.
+# By family: the plain policies, which make its curve, and those measured by cost. The prices suit 16 requests.
 FAMILIES: dict[str, tuple[Sequence[str], Sequence[str]]] = {
     "price": (
         [f"lam={lam}" for lam in (0.15, 0.175, 0.2, 0.225, 0.25, 0.3)],
@@ -53,7 +54,7 @@ FAMILIES: dict[str, tuple[Sequence[str], Sequence[str]]] = {
         [f"lam={lam},p=2" for lam in (0.03, 0.04, 0.05, 0.065, 0.08)],
         [f"lam={lam},p=2" for lam in (0.04, 0.05, 0.065)],
     ),
-    # What a snapped set grows by are the next experts in the order of a budget, so that is what it is held against.
+    # A snapped set grows by the next experts in the order of a budget, so a budget is what it is compared with.
     "warm-up": ([f"k0=2,m={m}" for m in (0, 3, 8)], ["k0=2,m=0"]),
     **{name: ([f"{PRESETS[name]},m={m}" for m in (0, 3, 8)], [name]) for name in ("balanced", "fast")},
     "budget": ([f"k0=0,m={m}" for m in (20, 24, 28, 32)], [f"k0=0,m={m}" for m in (20, 24, 28)]),
@@ -61,7 +62,7 @@ FAMILIES: dict[str, tuple[Sequence[str], Sequence[str]]] = {
 
 
 def points_of(family: str) -> list[Point]:
-    plain, by_cost = ([str(Policy.parse(text)) for text in each] for each in FAMILIES[family])
+    plain, by_cost = ([str(Policy.parse(text)) for text in texts] for texts in FAMILIES[family])
     every = [[(policy, False), *([(policy, True)] if policy in by_cost else [])] for policy in plain]
     return [point for both in every for point in both]  # the two next to each other
 
@@ -70,7 +71,7 @@ POINTS = [NATIVE, *(point for family in FAMILIES for point in points_of(family))
 
 
 def edges_of(stairs: Stairs, batch: int) -> list[int]:
-    """Where its stairs end, in a step of so many rows."""
+    """Where the stairs end, in a step of `batch` rows."""
     table = stairs.table_for(batch)
     assert table is not None
     sizes = stairs.times[stairs.rows[table]]
@@ -78,35 +79,35 @@ def edges_of(stairs: Stairs, batch: int) -> list[int]:
 
 
 def at_equal_votes(lost: Sequence[float], ms: Sequence[float], at: float) -> float | None:
-    """The time of a curve through these points where it loses so many votes; None outside of them.
+    """The time at `at` votes lost, on a curve through these points; None outside of them.
 
-    Straight along the root of the votes lost: the first experts that are left out have the fewest votes, so losses grow
-    as the square of their number. A line along the losses themselves lies above the curve, and would flatter.
+    Linear in the root of the votes lost: the first experts left out have the fewest votes, so losses grow as the square
+    of their number. A line in the losses themselves would lie above the curve, and flatter.
     """
     if not min(lost) <= at <= max(lost):
         return None
     order = np.argsort(lost)[::-1]
-    kept = -np.sqrt(np.maximum(lost, 0))[order]
-    return float(np.interp(-(max(at, 0) ** 0.5), kept, never_falling(np.asarray(ms, dtype=np.float64)[order])))
+    roots = -np.sqrt(np.maximum(lost, 0))[order]
+    return float(np.interp(-(max(at, 0) ** 0.5), roots, never_falling(np.asarray(ms, dtype=np.float64)[order])))
 
 
 def rows_of(setting: Row, ms: dict[Point, list[float]], counted: dict[Point, Counted]) -> list[Row]:
-    """`ms`: a step's, by round."""
-    known = [each.native for each in counted.values() if each.native is not None]
-    lost = {point: 1 - each.mass for point, each in counted.items() if each.mass is not None}
+    """ms: per step, by round"""
+    natives = [counts.native for counts in counted.values() if counts.native is not None]
+    lost = {point: 1 - counts.mass for point, counts in counted.items() if counts.mass is not None}
     rows = []
     for family, points in {"native": [NATIVE], **{family: points_of(family) for family in FAMILIES}}.items():
         curve = [point for point in points if not point[1] and point in lost]
         for point in points:
             policy, by_cost = point
             row = setting | {"family": family, "policy": policy, "cost": by_cost}
-            row |= {"active": median(known) if point == NATIVE and known else counted[point].active}
+            row |= {"active": median(natives) if point == NATIVE and natives else counted[point].active}
             row |= {"votes_lost": 0.0 if point == NATIVE else lost.get(point)}
             row |= dict(zip(("ms", "ms_low", "ms_high"), median_interval(ms[point]), strict=True))
             gains = []
-            for number, own in enumerate(ms[point] if by_cost and point in lost and curve else ()):
+            for number, by_cost_ms in enumerate(ms[point] if by_cost and point in lost and curve else ()):
                 plain = at_equal_votes([lost[p] for p in curve], [ms[p][number] for p in curve], lost[point])
-                gains += [] if plain is None else [plain / own]
+                gains += [] if plain is None else [plain / by_cost_ms]
             gain = median_interval(gains) if gains else (None, None, None)
             row |= dict(zip(("gain_at_equal_votes", "gain_low", "gain_high"), gain, strict=True))
             rows.append(row | {"rounds": len(ms[point]), "samples_ms": ms[point]})
@@ -116,7 +117,7 @@ def rows_of(setting: Row, ms: dict[Point, list[float]], counted: dict[Point, Cou
 def measure(
     engine: Engine, batch: int, steps: int, rounds: int, advance: Advance
 ) -> Iterator[tuple[dict[Point, list[float]], dict[Point, Counted]]]:
-    """ms a step of every visit so far, and what was counted: after every round."""
+    """After every round: ms per step of every decode so far, and the counts, by point."""
     ms: dict[Point, list[float]] = {point: [] for point in POINTS}
     counted: dict[Point, list[Row]] = {point: [] for point in POINTS}
     engine.ask("decode", batch=batch, steps=4 * WARM, seed=0)
@@ -124,11 +125,11 @@ def measure(
         for point in POINTS if number % 2 == 0 else reversed(POINTS):
             engine.ask("cost", on=point[1])
             engine.ask("policy", policy=point[0])
-            found = engine.ask("decode", batch=batch, steps=steps, seed=1 + number, warm=WARM, counted=COUNTED)
-            ms[point].append(step_ms(found))
+            decoded = engine.ask("decode", batch=batch, steps=steps, seed=1 + number, warm=WARM, counted=COUNTED)
+            ms[point].append(step_ms(decoded))
             counted[point].append(engine.ask("counted", batch=batch))
             advance(1)
-        yield ms, {point: Counted.of(each) for point, each in counted.items()}
+        yield ms, {point: Counted.of(counts) for point, counts in counted.items()}
 
 
 def show(rows: Sequence[Row]) -> None:
@@ -156,7 +157,8 @@ def main(
     steps: Annotated[int, typer.Option(help="Steps of a timed decode.")] = 24,
     rounds: Annotated[int, typer.Option(help="Decodes of each policy.")] = 8,
     runner: Annotated[str, typer.Option(help="vLLM's model runner, V1 or V2.")] = "V1",
-    json: Annotated[Path, typer.Option(help="Results; cells that are there are left.")] = EVIDENCE / "cost_aware.json",
+    json: Annotated[Path, typer.Option(help="Results; cells already in it are skipped.")] = EVIDENCE
+    / "cost_aware.json",
     tiny: Annotated[bool, typer.Option("--tiny", help="A small shape, for a machine without a GPU.")] = False,
 ) -> None:
     batches, layers = batch or [16], layers or (4 if tiny else 36)
@@ -170,10 +172,10 @@ def main(
         if max(batches) > read.rows[-1]:
             raise XShareError(f"{read.name} has steps of up to {read.rows[-1]} rows, and {max(batches)} are asked for")
         ends = {size: edges_of(read, size) for size in batches}
-        known = {"tiny": tiny, "shape": "gpt-oss-120b", "regime": REGIME, "layers": layers, "stairs": read.sha256}
-        results = Results(json, known, {"tiny": tiny, "stairs": stairs.name, "edges": ends})
-        there = {row["batch"] for row in results.rows if row["rounds"] >= rounds}
-        missing = [size for size in batches if size not in there]
+        settings = {"tiny": tiny, "shape": "gpt-oss-120b", "regime": REGIME, "layers": layers, "stairs": read.sha256}
+        results = Results(json, settings, {"tiny": tiny, "stairs": stairs.name, "edges": ends})
+        measured = {row["batch"] for row in results.rows if row["rounds"] >= rounds}
+        missing = [size for size in batches if size not in measured]
         if missing:
             with Engine("cost", options) as engine:
                 about: Row = engine.answer()
@@ -190,7 +192,7 @@ def main(
             show([row for row in results.rows if row["batch"] == size])
     except XShareError as error:
         raise SystemExit(str(error)) from None
-    print(f"small_result_files: {json}, {time.perf_counter() - began:.0f} s")
+    print(f"results: {json}, {time.perf_counter() - began:.0f} s")
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-"""Decoding on a CPU: what the presets cost nano, which gains nothing by them, and matrix products of few rows.
+"""Decoding on a CPU: what do the presets cost nano, which gains nothing by them, and how long do small products take?
 
     python benchmarks/cpu_decode.py
 
-nano fits a cache, so that loading fewer experts saves next to nothing and what selection costs shows: native routing,
-with nothing attached, and the presets in turns. A step's products have few rows for each expert: how long one takes by
-their number, with oneDNN and without, against reading the weights, which is the least it can take.
+nano fits into a cache, so loading fewer experts saves next to nothing, and the cost of selection shows: native routing,
+with nothing attached, and the presets take turns. A step's products have few rows per expert. The second part times one
+product by its number of rows, with oneDNN and without, beside reading the weights, which is the least it can take.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from study import run
+from lib.command import run
 
 from xshare.bench.speedups import in_turns
 from xshare.cli.output import number_table, progress_bar, wide_console

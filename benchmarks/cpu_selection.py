@@ -18,7 +18,7 @@ from typing import Annotated
 
 import torch
 import typer
-from study import run
+from lib.command import run
 
 import xshare
 from xshare.cli.output import number_table, progress_bar, wide_console
@@ -63,7 +63,7 @@ def main(
     logits, router = torch.randn(rows, experts) * 2, xshare.RouterSpec.softmax(top_k)
     layout = xshare.BatchLayout(torch.arange(rows) // 4)
     devices = xshare.Placement.contiguous(experts, 8)
-    found: list[Row] = []
+    timings: list[Row] = []
     with progress_bar("policies", len(POLICIES)) as advance:
         for text in POLICIES:
             policy = xshare.Policy.parse(text)
@@ -81,14 +81,14 @@ def main(
             row: Row = {"policy": str(policy), "rows": rows, "experts": experts, "top_k": top_k}
             row |= {f"{name}_us": median(values) for name, values in us.items()}
             ratios = sorted(slow / fast for slow, fast in zip(us["reference"], us["selection"], strict=True))
-            found.append(row | {"times": median(ratios), "times_least": ratios[0]})
+            timings.append(row | {"times": median(ratios), "times_least": ratios[0]})
             advance(1)
     results = Results(json, None, {"machine": platform.machine(), "seed": 0, "repeats": repeats}, lists=())
-    results.rows = found
+    results.rows = timings
     results.write()
     title = f"{rows} rows, {experts} experts, top-{top_k}"
     table = number_table(title, "policy", "selection us", "route us", "reference us", "")
-    for row in found:
+    for row in timings:
         figures = (f"{row[name]:.0f}" for name in ("selection_us", "route_us", "reference_us"))
         table.add_row(row["policy"], *figures, f"{row['times']:.0f} times")
     wide_console().print(table)

@@ -1,10 +1,10 @@
-"""The dummy router's skew and correlation that route like a real model: `fitted` and `carried` of the speed benchmarks.
+"""Which skew and correlation of the dummy router route like a real model: `fitted`, `carried` of the speed benchmarks.
 
     python benchmarks/fit_routing.py [--json evidence/fit_routing.json]
 
-The load format `xshare_dummy` has logits of three normal parts: popularity, a request's taste, a token's own. Rows of
-different requests share popularity alone, so how many experts a batch loads settles the skew; given the skew, how many
-experts consecutive tokens share settles the correlation. Both are known of gpt-oss-20b (evidence/curve.json and
+Logits of the load format `xshare_dummy` have three normal parts: popularity, a request's taste, a token's own. Rows of
+different requests share popularity alone, so the experts that a batch loads determine the skew. Given the skew, the
+experts that consecutive tokens share determine the correlation. Both are known of gpt-oss-20b (evidence/curve.json and
 overlap.json), which has 32 experts; the speed benchmarks have 128. There are two ways across:
 
   fitted   its statistics hold: active experts as a share of the closed form N (1 - (1 - k/N)^B) at equal B k / N
@@ -22,17 +22,17 @@ from __future__ import annotations
 import json as json_format
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import torch
 import typer
+from lib.paths import EVIDENCE
 from torch import Tensor
 
 from xshare.results import Results, Row
 
-EVIDENCE = Path(__file__).resolve().parent.parent / "evidence"
 EXPERTS, THERE, TOP_K = 128, 32, 4  # of gpt-oss-120b, of gpt-oss-20b, of both
-REQUESTS, TOKENS = 4, 4  # of a step with three drafts
+REQUESTS, TOKENS = 4, 4  # in a step with three drafts
 TOPS = (5, 10, 15, 30)
 MOST = 32  # rows of a batch
 # By the paper: what its speed table implies over all of its datasets (AIME 36 to 39, MMLU-Pro 38 to 41, GPQA 41 to 46).
@@ -55,11 +55,11 @@ class Simulation:
         self.other = torch.randn(10 * draws, experts, generator=dice)  # another request's taste
 
     def active(self, skew: float, batch: int) -> float:
-        """Distinct experts of so many rows of different requests."""
+        """Distinct experts of `batch` rows of different requests."""
         return self._distinct(skew * self.popular + self.rows[:, :batch])
 
     def drafted(self, skew: float, correlation: float) -> float:
-        """Of some requests with several tokens each."""
+        """Distinct experts of REQUESTS requests with TOKENS tokens each."""
         rows = self.rows[:, : REQUESTS * TOKENS].reshape(-1, REQUESTS, TOKENS, self.experts)
         tastes = self.rows[:, REQUESTS * TOKENS :][:, :REQUESTS].unsqueeze(2)
         logits = correlation**0.5 * tastes + (1 - correlation) ** 0.5 * rows
@@ -70,16 +70,16 @@ class Simulation:
         return self._shared(skew, correlation, self.taste, top)
 
     def apart(self, skew: float, correlation: float, top: int = TOP_K) -> float:
-        """Of two requests."""
+        """The same for tokens of two requests."""
         return self._shared(skew, correlation, self.other, top)
 
     def _distinct(self, logits: Tensor) -> float:
         ids = logits.topk(TOP_K).indices.flatten(1)
         return float(torch.zeros(len(ids), self.experts).scatter_(1, ids, 1.0).sum(1).mean())
 
-    def _shared(self, skew: float, correlation: float, other: Tensor, top: int) -> float:
+    def _shared(self, skew: float, correlation: float, second_taste: Tensor, top: int) -> float:
         best = []
-        for taste, own in zip((self.taste, other), self.own, strict=True):
+        for taste, own in zip((self.taste, second_taste), self.own, strict=True):
             logits = skew * self.liked + correlation**0.5 * taste + (1 - correlation) ** 0.5 * own
             best.append(torch.zeros_like(logits).scatter_(1, logits.topk(top).indices, 1.0))
         return float((best[0] * best[1]).sum(1).mean())
@@ -101,9 +101,9 @@ def targets(evidence: Path = EVIDENCE) -> tuple[dict[int, float], float, float]:
 
 
 def across(ratios: dict[int, float]) -> dict[int, float]:
-    """The same with 128 experts, at equal B k / N."""
-    more = EXPERTS // THERE
-    return {batch * more: ratio for batch, ratio in ratios.items() if batch * more <= MOST}
+    """The same ratios with 128 experts, at equal B k / N."""
+    times = EXPERTS // THERE
+    return {batch * times: ratio for batch, ratio in ratios.items() if batch * times <= MOST}
 
 
 def fit(ratios: dict[int, float], overlap: float, simulation: Simulation) -> Fit:
@@ -121,7 +121,7 @@ def ratio_of(simulation: Simulation, skew: float, batch: int) -> float:
 
 
 def _least(of: Callable[[float], float], low: float, high: float, places: int = 3) -> float:
-    """Where a function with one valley is least, to so many places."""
+    """Where a function with one minimum is least, to `places` decimal places."""
     while high - low > 10.0**-places:
         third = (high - low) / 3
         if of(low + third) < of(high - third):
@@ -131,60 +131,54 @@ def _least(of: Callable[[float], float], low: float, high: float, places: int = 
     return round((low + high) / 2, places)
 
 
-def rows_of(regime: str, at: Fit, here: Simulation, there: Simulation) -> list[Row]:
-    """What a fit was to reach, and what else is known, beside what it does."""
+def rows_of(regime: str, at: Fit, large: Simulation, small: Simulation) -> list[Row]:
+    """One row per target of a fit, and per quantity that it was not fitted to, with what it reaches."""
     ratios, overlap, drafted = targets()
-    own, wanted = (here, across(ratios)) if regime == "fitted" else (there, ratios)
-    found: list[Row] = [
-        {"quantity": "active / closed form", "batch": batch, "experts": own.experts, "fit": True}
-        | {"target": ratio, "reached": ratio_of(own, at[0], batch)}
-        for batch, ratio in wanted.items()
+    simulation, targets_by_batch = (large, across(ratios)) if regime == "fitted" else (small, ratios)
+    rows: list[Row] = [
+        {"quantity": "active / closed form", "batch": batch, "experts": simulation.experts, "fit": True}
+        | {"target": ratio, "reached": ratio_of(simulation, at[0], batch)}
+        for batch, ratio in targets_by_batch.items()
     ]
-    shared: Row = {"quantity": "experts that consecutive tokens share", "top": TOP_K, "experts": own.experts}
-    found.append(shared | {"fit": True, "target": overlap, "reached": own.overlap(*at)})
+    shared: Row = {"quantity": "experts that consecutive tokens share", "top": TOP_K, "experts": simulation.experts}
+    rows.append(shared | {"fit": True, "target": overlap, "reached": simulation.overlap(*at)})
     steps: Row = {"quantity": "active, 4 requests of 4 tokens", "batch": REQUESTS}
-    found.append(steps | {"experts": THERE, "fit": False, "target": drafted, "reached": there.drafted(*at)})
-    found.append(steps | {"experts": EXPERTS, "fit": False, "target": None, "reached": here.drafted(*at)})
+    rows.append(steps | {"experts": THERE, "fit": False, "target": drafted, "reached": small.drafted(*at)})
+    rows.append(steps | {"experts": EXPERTS, "fit": False, "target": None, "reached": large.drafted(*at)})
     implied: Row = {"quantity": "active", "batch": 16, "experts": EXPERTS, "fit": False, "target": None}
     implied |= dict(zip(("target_low", "target_high"), IMPLIED, strict=True))
-    found.append(implied | {"reached": here.active(at[0], 16)})
+    rows.append(implied | {"reached": large.active(at[0], 16)})
     for top in TOPS:
         times: Row = {"quantity": "consecutive tokens share, times others", "top": top, "experts": EXPERTS}
         times |= {"fit": False, "target": None, "target_low": OFTEN[0], "target_high": OFTEN[1]}
-        found.append(times | {"reached": here.overlap(*at, top) / here.apart(*at, top)})
-    return [{"regime": regime} | row for row in found]
+        rows.append(times | {"reached": large.overlap(*at, top) / large.apart(*at, top)})
+    return [{"regime": regime} | row for row in rows]
 
 
-def fits(path: Path = EVIDENCE / "fit_routing.json") -> dict[str, Row]:
-    """The results of an earlier fit by regime, as the load format takes them."""
-    found: list[dict[str, Any]] = json_format.loads(path.read_text())["fit"]
-    return {each["regime"]: {name: float(each[name]) for name in ("skew", "correlation")} for each in found}
-
-
-def spelled(row: Row) -> str:
+def row_text(row: Row) -> str:
     at = "".join(f", {name} {row[name]}" for name in ("batch", "top") if name in row)
-    wanted = "" if row["target"] is None else f": {row['target']:.3f} in the trace"
-    wanted = f": {row['target_low']} to {row['target_high']} by the paper" if "target_low" in row else wanted
-    return f"{row['regime']:7} {row['quantity']}{at}, {row['experts']} experts{wanted}, {row['reached']:.3f} here"
+    target = "" if row["target"] is None else f": {row['target']:.3f} in the trace"
+    target = f": {row['target_low']} to {row['target_high']} by the paper" if "target_low" in row else target
+    return f"{row['regime']:7} {row['quantity']}{at}, {row['experts']} experts{target}, {row['reached']:.3f} here"
 
 
 def main(
     json: Annotated[Path, typer.Option(help="Write the fit here.")] = EVIDENCE / "fit_routing.json",
     draws: Annotated[int, typer.Option(help="Steps simulated.")] = 2000,
-    seed: Annotated[int, typer.Option(help="Of the draws.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the draws.")] = 0,
 ) -> None:
     ratios, overlap, _ = targets()
-    here, there = Simulation(EXPERTS, draws, seed), Simulation(THERE, draws, seed)
-    found = {"fitted": fit(across(ratios), overlap, here), "carried": fit(ratios, overlap, there)}
+    large, small = Simulation(EXPERTS, draws, seed), Simulation(THERE, draws, seed)
+    fits = {"fitted": fit(across(ratios), overlap, large), "carried": fit(ratios, overlap, small)}
     checked = [Simulation(experts, draws, seed + 1) for experts in (EXPERTS, THERE)]  # on draws of their own
-    rows = [row for regime, at in found.items() for row in rows_of(regime, at, *checked)]
-    for regime, (skew, correlation) in found.items():
+    rows = [row for regime, at in fits.items() for row in rows_of(regime, at, *checked)]
+    for regime, (skew, correlation) in fits.items():
         print(f"{regime}: skew {skew:g}, correlation {correlation:g}")
-    print("\n".join(map(spelled, rows)))
+    print("\n".join(map(row_text, rows)))
     about: Row = {"model": "gpt-oss-20b", "experts": EXPERTS, "top_k": TOP_K, "draws": draws, "seed": seed}
     results = Results(json, None, about, lists=["fit"])
     results.rows = rows
-    results.lists["fit"] = [{"regime": name, "skew": skew, "correlation": c} for name, (skew, c) in found.items()]
+    results.lists["fit"] = [{"regime": name, "skew": skew, "correlation": c} for name, (skew, c) in fits.items()]
     results.write()
 
 

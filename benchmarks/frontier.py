@@ -1,23 +1,22 @@
-"""What pruning costs in answers, policy by policy: chosen on some questions, confirmed on others that are fresh.
+"""What does each policy cost in answers? Policies are chosen on some questions and confirmed on fresh ones.
 
     python benchmarks/frontier.py --jobs 2                                          nano, as shipped, on two cores
     python benchmarks/frontier.py --model FOLDER --file QUESTIONS --jobs 8 \\
         --engine-args '{"device": "cuda", "dtype": "bfloat16", "draft": "FOLDER"}'      another model, on a GPU
 
 Settings: batches of 16, and of 4 requests with 3 drafts each, questions of different kinds mixed. All policies of PLAN
-answer the questions for choosing, the first quarter of every kind. Of them, the boldest that lose less than 1, 2 and 5
-points, the boldest of those given by rho alone, the recommended presets and the rival with as many experts then answer
-the others. A change on questions that a policy was chosen by flatters it: what counts is `set: confirming`.
+answer the questions for choosing, the first quarter of every kind. The other questions are then answered by the boldest
+policies that lose less than 1, 2 and 5 points, the boldest of those with rho alone, the presets, and the rival with as
+many experts. A change on the questions that a policy was chosen by flatters it: what counts is `set: confirming`.
 
-A row is known by its model and the mark of its weights (`weights`): a model trained anew is another one. Budgets are
-for 64 experts and scaled to the model's. Every row is written when it is measured, and the same command goes on.
-With --seconds nothing is begun that would not be done by then; choosing takes half of them at most, and what it has not
-come to is not chosen. Columns are those of paper_quality.py.
+A row is known by its model and a hash of its weights (`weights`): a retrained model is another one. Budgets are for 64
+experts and scaled to the model's. Every row is written when it is measured; the same command continues. With --seconds
+no cell starts that would not be done by then. Choosing takes at most half of them; policies that it did not reach are
+not chosen. Columns are those of paper_quality.py.
 """
 
 from __future__ import annotations
 
-import hashlib
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -27,12 +26,12 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from answers import Bench, Job, Setting
-from kept import Kept
-from paper_policies import no_op
-from study import CONTROL, KEY, Cell, Study, run, show, tasks_of
+from lib.answer_bench import Bench, Job, Setting
+from lib.cell_results import CellResults, weights_hash
+from lib.cells import CONTROL, KEY, Cell, CellRunner, show, tasks_of
+from lib.command import run
+from lib.paper_policies import no_op
 
-from xshare import models
 from xshare.cli.output import engine_arguments
 from xshare.policy import RECOMMENDED, Policy
 from xshare.quality.task_files import Task
@@ -41,8 +40,8 @@ from xshare.tasks import LONGEST
 from xshare.workers import Workers
 
 PLAIN, DRAFTED = Setting(16, 0, True), Setting(4, 3, True)
-PLAN_EXPERTS = 64  # that the budgets below are for
-# The most telling first, for a run that is cut short. w=0:4: the first layer is the one that harm comes from.
+PLAN_EXPERTS = 64  # the budgets below are for this many
+# The most telling first, for a run that is cut short. w=0:4: pruning the first layer does the harm.
 PLAN = {
     PLAIN: """
         rho=0.7 rho=0.6 k0=2,m=0 k0=1,m=12,score=full k0=1,m=12 rho=0.6,w=0:4 lam=0.04,p=2 k0=1,m=12,p=3 oea:rho=0.65
@@ -55,7 +54,7 @@ PLAN = {
         rho=0.6,w=0:4 lam=0.02,p=2 rho=0.55
     """,
 }
-LOSSES = (0.01, 0.02, 0.05)  # of accuracy, that a policy is chosen for
+LOSSES = (0.01, 0.02, 0.05)  # of accuracy: for each, the boldest policy within it is chosen
 
 
 def planned(setting: Setting, experts: int) -> list[Policy]:
@@ -64,44 +63,35 @@ def planned(setting: Setting, experts: int) -> list[Policy]:
 
 
 def divided(tasks: list[Task]) -> dict[str, list[Task]]:
-    """By set: the first quarter of each kind is for choosing, all others for confirming."""
+    """By set: the first quarter of each kind is for choosing, the rest for confirming."""
     kinds = dict.fromkeys(task.kind for task in tasks)
-    some = {kind: [task for task in tasks if task.kind == kind] for kind in kinds}
-    first = {kind: -(-len(each) // 4) for kind, each in some.items()}
+    by_kind = {kind: [task for task in tasks if task.kind == kind] for kind in kinds}
+    first = {kind: -(-len(questions) // 4) for kind, questions in by_kind.items()}
     return {
-        "choosing": [task for kind in kinds for task in some[kind][: first[kind]]],
-        "confirming": [task for kind in kinds for task in some[kind][first[kind] :]],
+        "choosing": [task for kind in kinds for task in by_kind[kind][: first[kind]]],
+        "confirming": [task for kind in kinds for task in by_kind[kind][first[kind] :]],
     }
 
 
 def chosen(rows: list[Row], setting: Setting) -> list[Policy]:
-    """By what the first questions showed: the boldest within each loss, of all and of those given by rho alone; beside
-    them the presets, and the rival that loads most nearly as much as the boldest within 2 points."""
+    """Policies to confirm: the presets, the boldest within each loss (of all, and of those with rho alone), and the
+    rival whose active experts are nearest to those of the boldest within 2 points."""
     rows = [row for row in rows if Setting.of(row) == setting and row["policy"] != "native" and row["paper"] != CONTROL]
 
-    def boldest(some: list[Row], loss: float) -> list[Row]:
-        return sorted((row for row in some if row["change"] > -loss), key=share)[:1]
+    def boldest(candidates: list[Row], loss: float) -> list[Row]:
+        return sorted((row for row in candidates if row["change"] > -loss), key=share)[:1]
 
     ours = [row for row in rows if row["method"] == "xshare"]
     alone = [row for row in ours if row["policy"].startswith("k0=0,rho=") and row["policy"].count(",") == 1]
-    found = [row for loss in LOSSES for row in boldest(ours, loss) + boldest(alone, loss)]
+    picked = [row for loss in LOSSES for row in boldest(ours, loss) + boldest(alone, loss)]
     if near := boldest(ours, 0.02):
-        others = [row for row in rows if row["method"] != "xshare"]
-        found += sorted(others, key=lambda row: abs(share(row) - share(near[0])))[:1]
-    return list(dict.fromkeys(map(Policy.parse, [*RECOMMENDED, *(row["policy"] for row in found)])))
-
-
-def weights_of(model: str) -> str:
-    """What tells a model from the same one trained anew, wherever and whenever it was copied."""
-    sums = hashlib.sha256()
-    for file in sorted((models.folder(model) if model in models.NAMES else Path(model)).glob("*.safetensors")):
-        with file.open("rb") as opened:
-            sums.update(hashlib.file_digest(opened, "sha256").digest())
-    return sums.hexdigest()[:16]
+        rivals = [row for row in rows if row["method"] != "xshare"]
+        picked += sorted(rivals, key=lambda row: abs(share(row) - share(near[0])))[:1]
+    return list(dict.fromkeys(map(Policy.parse, [*RECOMMENDED, *(row["policy"] for row in picked)])))
 
 
 def share(row: Row) -> float:
-    """Of native's experts that are loaded."""
+    """Share of native's experts that are loaded."""
     return float(row["active"] / row["active_native"])
 
 
@@ -111,12 +101,14 @@ def main(
     tasks: Annotated[int, typer.Option(min=4, help="Questions in all, as many of each kind.")] = 4000,
     file: Annotated[Path | None, typer.Option(help="Questions as JSON lines, instead of nano's own.")] = None,
     forced: Annotated[int, typer.Option(min=1, help="Answers that are forced, for the KL.")] = 320,
-    tokens: Annotated[int, typer.Option(min=1, help="Tokens of an answer, at most.")] = LONGEST,
-    jobs: Annotated[int, typer.Option(min=1, help="Processes, each with an engine of its own.")] = 1,
-    threads: Annotated[int | None, typer.Option(min=1, help="Threads of the CPU in each.")] = None,
-    together: Annotated[int, typer.Option(min=1, help="Sequences in a pass: batches, each with its own set.")] = 512,
-    seconds: Annotated[float | None, typer.Option(help="Begin nothing that would not be done by then.")] = None,
-    json: Annotated[Path, typer.Option(help="Results; a file that is there is continued.")] = Path(
+    tokens: Annotated[int, typer.Option(min=1, help="max_tokens of an answer.")] = LONGEST,
+    jobs: Annotated[int, typer.Option(min=1, help="Worker processes, each with its own engine.")] = 1,
+    threads: Annotated[int | None, typer.Option(min=1, help="CPU threads per process.")] = None,
+    together: Annotated[
+        int, typer.Option(min=1, help="Sequences per forward pass: several batches, each with its own set.")
+    ] = 512,
+    seconds: Annotated[float | None, typer.Option(help="Start no cell that would not be done by then.")] = None,
+    json: Annotated[Path, typer.Option(help="Results; an existing file is continued.")] = Path(
         "evidence/frontier.json"
     ),
 ) -> None:
@@ -125,35 +117,35 @@ def main(
     if DRAFTED not in settings:
         typer.echo('no draft model: the setting with drafts is left out (--engine-args \'{"draft": "FOLDER"}\')')
     drafts, alone = max(setting.drafts for setting in settings), threads or (1 if jobs > 1 else None)
-    began, complete, weights = time.monotonic(), True, weights_of(model)
+    began, complete, weights = time.monotonic(), True, weights_hash(model)
 
-    def opened(name: str, asked: list[Task]) -> tuple[Bench, Callable[[], Kept]]:
-        """What measures a set of questions, and what keeps its results: to be asked for when nobody else writes."""
-        job = Job(model, options, asked, tokens, forced, 0, alone, together, drafts=drafts)
+    def opened(name: str, questions: list[Task]) -> tuple[Bench, Callable[[], CellResults]]:
+        """The bench of a set of questions, and a call that opens its results once nothing else writes the file."""
+        job = Job(model, options, questions, tokens, forced, 0, alone, together, drafts=drafts)
         bench = Bench(job)
         about = bench.engine(0).about
         part: Row = {"model": about.model, "weights": weights, "device": about.device, "dtype": about.dtype}
-        part |= {"set": name, "tasks": job.setting()["tasks"]}
-        return bench, partial(Kept, json, about.record(), job.setting(), KEY, part=part)
+        part |= {"set": name, "tasks": job.identity()["tasks"]}
+        return bench, partial(CellResults, json, about.record(), job.identity(), KEY, part=part)
 
     def workers_of(bench: Bench) -> Workers:
-        return Workers(bench.told if jobs == 1 else partial(Bench, bench.job), jobs)
+        return Workers(bench.reporting_to if jobs == 1 else partial(Bench, bench.job), jobs)
 
-    sets = {name: opened(name, asked) for name, asked in divided(tasks_of(file, tasks, 0)).items()}
+    sets = {name: opened(name, questions) for name, questions in divided(tasks_of(file, tasks, 0)).items()}
     benches = {name: bench for name, (bench, _) in sets.items()}
     pools = {name: workers_of(bench) for name, bench in benches.items()}
     rows: list[Row] = []
     try:
         with ThreadPoolExecutor(1) as beside:
-            # Native answers to the questions for confirming take longest of all, and need nobody's.
+            # Native answers to the questions for confirming take longest, and depend on nothing else.
             early = None
             if jobs > 1:
-                study = Study(benches["confirming"], pools["confirming"], sets["confirming"][1](), seconds)
-                early = beside.submit(study.natives, settings, quietly=True)
-            for name, (bench, kept_now) in sets.items():
+                runner = CellRunner(benches["confirming"], pools["confirming"], sets["confirming"][1](), seconds)
+                early = beside.submit(runner.natives, settings, quietly=True)
+            for name, (bench, open_results) in sets.items():
                 if name == "confirming" and early is not None:
                     early.result()
-                kept, experts = kept_now(), bench.engine(0).about.experts
+                results, experts = open_results(), bench.engine(0).about.experts
                 if name == "choosing":
                     cells: dict[Cell, str] = {(setting, None): "native" for setting in settings}
                     cells |= {(setting, no_op(experts)): CONTROL for setting in settings}
@@ -162,18 +154,18 @@ def main(
                 else:
                     cells = {(setting, policy): "" for setting in settings for policy in [None, *chosen(rows, setting)]}
                 half = 2 if name == "choosing" else 1
-                left = None if seconds is None else seconds / half - (time.monotonic() - began)
-                study = Study(bench, pools[name], kept, left)
-                all_ = study.natives(settings) and study.measure(name, cells)
-                rows = [row for row in kept.rows if kept.mine(row)]
+                seconds_left = None if seconds is None else seconds / half - (time.monotonic() - began)
+                runner = CellRunner(bench, pools[name], results, seconds_left)
+                all_measured = runner.natives(settings) and runner.measure(name, cells)
+                rows = [row for row in results.rows if results.is_of_part(row)]
                 show(rows, len(bench.job.tasks))
-                if all_:
-                    kept.finish()
-                complete = complete and all_
+                if all_measured:
+                    results.finish()
+                complete = complete and all_measured
     finally:
         for workers in pools.values():
             workers.close()
-    typer.echo(f"small_result_files: {json}" + ("" if complete else "; not all of it: the same command goes on"))
+    typer.echo(f"results: {json}" + ("" if complete else "; incomplete: run the same command to continue"))
 
 
 if __name__ == "__main__":

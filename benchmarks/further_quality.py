@@ -1,4 +1,4 @@
-"""What becomes of the answers where paper_quality.py does not look: larger batches, a threshold, a budget per device.
+"""What do larger batches, a threshold and a budget per device do to the answers?
 
     python benchmarks/further_quality.py --jobs 2                                                nano, on two cores
     python benchmarks/further_quality.py --jobs 4 --together 1024 \\
@@ -8,12 +8,12 @@ Three settings, questions of different kinds mixed:
 
   batches of 32 and 64   the presets, the paper's main policies by both readings of its score, and OEA
   batches of 16          the threshold of the paper's Algorithm 1 (tau), and a budget per device (mg) of its Algorithms
-                         5 and 6, the experts taken to be spread over --devices in blocks. The paper gives R1's 256
-                         experts over 8 devices `mg=5`; in a model of fewer experts the same budget prunes less, so
-                         smaller ones stand beside it
+                         5 and 6, with experts spread over --devices in blocks. The paper uses `mg=5` for R1's 256
+                         experts over 8 devices; with fewer experts the same budget prunes less, so smaller ones are
+                         measured too
 
-Columns are those of paper_quality.py, and so are the rules: the same questions for every policy, a control that must
-give native's tokens, every cell written when it is done, and the same command goes on.
+Columns and rules are those of paper_quality.py: the same questions for every policy, a control that must give native's
+tokens, every cell written when it is done, and the same command continues.
 """
 
 from __future__ import annotations
@@ -23,10 +23,11 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from answers import Bench, Job, Setting
-from kept import Kept
-from paper_policies import no_op, policy, spelled
-from study import CONTROL, KEY, Cell, Study, run, show, tasks_of
+from lib.answer_bench import Bench, Job, Setting
+from lib.cell_results import CellResults
+from lib.cells import CONTROL, KEY, Cell, CellRunner, show, tasks_of
+from lib.command import run
+from lib.paper_policies import no_op, paper_name, policy
 
 from xshare.cli.output import engine_arguments
 from xshare.policy import RECOMMENDED, Policy
@@ -36,7 +37,7 @@ from xshare.workers import Workers
 LARGER = [Setting(32, 0, True), Setting(64, 0, True)]
 USUAL = Setting(16, 0, True)
 MAIN = [(24, 1), (0, 2)]  # (m, k0) of the paper
-THRESHOLDS = {"full": [0.5, 0.6, 0.7], "topk": [0.7, 0.8, 0.9]}  # by score, about as many experts
+THRESHOLDS = {"full": [0.5, 0.6, 0.7], "topk": [0.7, 0.8, 0.9]}  # by score, with about as many experts
 DEVICE_BUDGETS = [1, 2, 3, 5]
 
 
@@ -49,15 +50,15 @@ def cells_of(experts: int) -> dict[Cell, str]:
         cells |= {(setting, Policy.parse(name)): "" for name in RECOMMENDED}
         for numbers in MAIN:
             full = policy(numbers, experts)
-            cells[setting, full] = spelled(numbers)
+            cells[setting, full] = paper_name(numbers)
             if full.batch_budget:
-                cells[setting, full.model_copy(update={"score": "topk"})] = spelled(numbers)
+                cells[setting, full.model_copy(update={"score": "topk"})] = paper_name(numbers)
         cells[setting, Policy.parse("oea:k0=2")] = ""
     for mg in DEVICE_BUDGETS:  # as the paper has it, and ours
         cells[USUAL, Policy(warmup=1, device_budget=mg, fill="rounds", score="full")] = f"k0=1,mg={mg}"
         cells[USUAL, Policy(warmup=1, device_budget=mg)] = ""
-    for score, each in THRESHOLDS.items():
-        for tau in each:
+    for score, thresholds in THRESHOLDS.items():
+        for tau in thresholds:
             cells[USUAL, Policy.parse(f"k0=1,tau={tau},score={score}")] = f"k0=1,tau={tau}" if score == "full" else ""
     return cells
 
@@ -69,13 +70,15 @@ def main(
     tasks: Annotated[int, typer.Option(min=1, help="Questions, as many of each kind.")] = 1000,
     file: Annotated[Path | None, typer.Option(help="Questions as JSON lines, instead of nano's own.")] = None,
     forced: Annotated[int, typer.Option(min=1, help="Answers that are forced, for the KL.")] = 320,
-    tokens: Annotated[int, typer.Option(min=1, help="Tokens of an answer, at most.")] = LONGEST,
-    jobs: Annotated[int, typer.Option(min=1, help="Processes, each with an engine of its own.")] = 1,
-    threads: Annotated[int | None, typer.Option(min=1, help="Threads of the CPU in each.")] = None,
-    together: Annotated[int, typer.Option(min=1, help="Sequences in a pass: batches, each with its own set.")] = 128,
-    seconds: Annotated[float | None, typer.Option(help="Begin nothing that would not be done by then.")] = None,
+    tokens: Annotated[int, typer.Option(min=1, help="max_tokens of an answer.")] = LONGEST,
+    jobs: Annotated[int, typer.Option(min=1, help="Worker processes, each with its own engine.")] = 1,
+    threads: Annotated[int | None, typer.Option(min=1, help="CPU threads per process.")] = None,
+    together: Annotated[
+        int, typer.Option(min=1, help="Sequences per forward pass: several batches, each with its own set.")
+    ] = 128,
+    seconds: Annotated[float | None, typer.Option(help="Start no cell that would not be done by then.")] = None,
     seed: Annotated[int, typer.Option(min=0, help="Other questions, in another order.")] = 0,
-    json: Annotated[Path, typer.Option(help="Results; a file that is there is continued.")] = Path(
+    json: Annotated[Path, typer.Option(help="Results; an existing file is continued.")] = Path(
         "evidence/further_quality.json"
     ),
 ) -> None:
@@ -83,17 +86,17 @@ def main(
     alone = threads or (1 if jobs > 1 else None)
     bench = Bench(Job(model, options, tasks_of(file, tasks, seed), tokens, forced, seed, alone, together))
     about = bench.engine(0).about
-    kept = Kept(json, about.record(), bench.job.setting(), KEY)
-    if not kept.complete:
-        workers = Workers(bench.told if jobs == 1 else partial(Bench, bench.job), jobs)
+    results = CellResults(json, about.record(), bench.job.identity(), KEY)
+    if not results.complete:
+        workers = Workers(bench.reporting_to if jobs == 1 else partial(Bench, bench.job), jobs)
         try:
-            study = Study(bench, workers, kept, seconds)
-            if study.natives([USUAL, *LARGER]) and study.measure("policies", cells_of(about.experts)):
-                kept.finish()
+            runner = CellRunner(bench, workers, results, seconds)
+            if runner.natives([USUAL, *LARGER]) and runner.measure("policies", cells_of(about.experts)):
+                results.finish()
         finally:
             workers.close()
-    show(kept.rows, len(bench.job.tasks))
-    typer.echo(f"small_result_files: {json}" + ("" if kept.complete else "; not all of it: the same command goes on"))
+    show(results.rows, len(bench.job.tasks))
+    typer.echo(f"results: {json}" + ("" if results.complete else "; incomplete: run the same command to continue"))
 
 
 if __name__ == "__main__":

@@ -3,18 +3,18 @@
     python benchmarks/kernel.py [--json evidence/kernel.json]
     python benchmarks/kernel.py --earlier evidence/kernel.json --plot docs/plots/kernel.svg
 
-A graph of LAYERS layers of [router GEMM -> selection -> score + top-k] is replayed, and the same graph without it; the
+A graph of LAYERS layers of [router GEMM -> selection -> score + top-k] is replayed, and the same without selection; the
 difference over LAYERS is `marginal_us`. `us` is the selection alone, replayed back to back. Medians of interleaved
 replays; `spread_us` is the middle half of the paired differences.
 
   floor      an empty kernel instead of selection: what any launch costs
   reference  the torch implementation, captured
-  compiled   the same under torch.compile (10 s of compiling a shape; --compile 0 leaves it out)
-  fused      the kernel as a server with that policy has it, gate open
-  fused-any  as one has it that may change to any policy (`live: any`)
+  compiled   the same under torch.compile (10 s of compilation per shape; --compile 0 leaves it out)
+  fused      the kernel as a server with that policy compiles it, gate open
+  fused-any  as a server compiles it that may change to any policy (`live: any`)
   fused-off  the kernel, gate closed
 
---cold reads 128 MiB before every router GEMM, as a model's experts do: neither the control nor the kernel is then in
+--cold reads 128 MiB before every router GEMM, as a model's experts do, so that neither the control nor the kernel is in
 the cache.
 """
 
@@ -190,8 +190,8 @@ def grid() -> list[Point]:
         (16, 128, 4, "softmax", "k0=1,m=0,mr=4,score=full", False),
     ]
     batch = [(n, N, k, "softmax", f"k0=1,m={max(4, 3 * N // 16)}", False) for N, k in SIZES for n in ROWS]
-    more = [(16, 256, 8, "sigmoid", "k0=1,m=48", False), (16, 128, 4, "softmax", "k0=1,tau=0.9", False)]
-    return list(dict.fromkeys(named + batch + more))
+    further = [(16, 256, 8, "sigmoid", "k0=1,m=48", False), (16, 128, 4, "softmax", "k0=1,tau=0.9", False)]
+    return list(dict.fromkeys(named + batch + further))
 
 
 def measured(json: Path | None, points: list[Point], compile: int, cold: bool) -> list[Row]:

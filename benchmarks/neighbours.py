@@ -1,11 +1,11 @@
-"""One prompt, other batch mates: does its answer change, and how far does its KL spread?
+"""Does an answer change with its neighbours in the batch, and how far does its KL spread?
 
     python benchmarks/neighbours.py --jobs 2                                        nano
     python benchmarks/neighbours.py --model FOLDER --jobs 8 --engine-args '{"device": "cuda", "dtype": "float32"}'
 
-The same questions are decoded several times in other orders: each time every one of them has other mates in its batch
-of 16, of all kinds (mixed) or of its own. A set that a batch shares makes an answer depend on its neighbours; native
-routing does not, nor does `topk`, which looks at one token only. Both are controls: what they show is rounding.
+The same questions are decoded several times in different orders, so that each has other mates in its batch of 16, of
+all kinds (mixed) or of its own. A set shared by a batch makes an answer depend on its neighbours. Native routing does
+not, nor does `topk`, which looks at one token only. Both are controls: what they show is rounding.
 
   changed   share of prompts whose text is not the same with all mates; changed_answer: whose final answer is not
   distinct  different texts of a prompt, on average
@@ -26,10 +26,11 @@ from typing import Annotated
 
 import numpy as np
 import typer
-from answers import Bench, Job, Setting
-from kept import Kept
-from paper_policies import policy, scaled, spelled
-from study import KEY, Cell, Study, run, tasks_of
+from lib.answer_bench import Bench, Job, Setting
+from lib.cell_results import CellResults
+from lib.cells import KEY, Cell, CellRunner, tasks_of
+from lib.command import run
+from lib.paper_policies import paper_name, policy, scaled
 
 from xshare.cli.output import engine_arguments, number_table, wide_console
 from xshare.policy import Policy
@@ -52,7 +53,7 @@ POLICIES: list[str | tuple[int, int]] = [
 
 
 def orders(count: int, sets: int, seed: int) -> list[list[int]]:
-    """Places of the questions, the first as they are."""
+    """Orders of the questions as lists of places; the first is the given order."""
     rng = random.Random(seed)
     return [list(range(count)), *(rng.sample(range(count), count) for _ in range(sets - 1))]
 
@@ -64,17 +65,19 @@ def spread(bench: Bench, setting: Setting, which: Policy | None, native: Row, se
     right: list[list[bool]] = [[] for _ in tasks]
     kl: list[list[float]] = [[] for _ in tasks]
     for places in orders(len(tasks), sets, bench.job.seed):
-        found = bench.decode(setting, which, places)
-        for i, tokens, good in zip(places, found.tokens, found.right, strict=True):
+        outcome = bench.decode(setting, which, places)
+        for i, tokens, good in zip(places, outcome.tokens, outcome.right, strict=True):
             texts[i].append(tuple(tokens))
             right[i].append(good)
         engine.use(which)
-        for some, forced in bench.texts(setting, native, places=places):
-            for i, text in zip(some, forced.compare(engine.attached), strict=True):
+        for forced_places, forced in bench.texts(setting, native, places=places):
+            for i, text in zip(forced_places, forced.compare(engine.attached), strict=True):
                 kl[i].append(float(text.kl.mean()))
-    answers = [{extract_answer(text) or text for text in engine.tokenizer.batch_decode(each)} for each in texts]
-    different = [len(set(each)) for each in texts]
-    flipped = [len(set(each)) > 1 for each in right]
+    answers = [
+        {extract_answer(text) or text for text in engine.tokenizer.batch_decode(prompt_texts)} for prompt_texts in texts
+    ]
+    different = [len(set(prompt_texts)) for prompt_texts in texts]
+    flipped = [len(set(prompt_texts)) > 1 for prompt_texts in right]
     by_order = np.array(right).mean(0)
     row: Row = (
         {"model": engine.about.model}
@@ -85,10 +88,10 @@ def spread(bench: Bench, setting: Setting, which: Policy | None, native: Row, se
             "prompts": len(tasks),
             "sets": sets,
             "control": which is None or which.method in ("topk", "skip"),  # does not look at the neighbours
-            "active": found.stats.mean["experts_active"],
-            "active_native": found.stats.mean["experts_native"],
+            "active": outcome.stats.mean["experts_active"],
+            "active_native": outcome.stats.mean["experts_native"],
             **share("changed", [count > 1 for count in different]),
-            **share("changed_answer", [len(each) > 1 for each in answers]),
+            **share("changed_answer", [len(finals) > 1 for finals in answers]),
             "distinct": float(np.mean(different)),
             **share("flipped", flipped),
             "accuracy": float(by_order.mean()),
@@ -96,7 +99,7 @@ def spread(bench: Bench, setting: Setting, which: Policy | None, native: Row, se
             "accuracy_most": float(by_order.max()),
         }
     )
-    return row | kl_row([each for each in kl if each]), [all(each) for each in right]
+    return row | kl_row([marks for marks in kl if marks]), [all(marks) for marks in right]
 
 
 def share(name: str, which: list[bool]) -> Row:
@@ -120,49 +123,51 @@ def main(
     prompts: Annotated[int, typer.Option(min=1, help="Questions, as many of each kind.")] = 320,
     sets: Annotated[int, typer.Option(min=2, help="Sets of mates.")] = 5,
     file: Annotated[Path | None, typer.Option(help="Questions as JSON lines, instead of nano's own.")] = None,
-    tokens: Annotated[int, typer.Option(min=1, help="Tokens of an answer, at most.")] = LONGEST,
-    jobs: Annotated[int, typer.Option(min=1, help="Processes, each with an engine of its own.")] = 1,
-    threads: Annotated[int | None, typer.Option(min=1, help="Threads of the CPU in each.")] = None,
-    together: Annotated[int, typer.Option(min=1, help="Sequences in a pass: batches, each with its own set.")] = 128,
-    seconds: Annotated[float | None, typer.Option(help="Begin nothing that would not be done by then.")] = None,
+    tokens: Annotated[int, typer.Option(min=1, help="max_tokens of an answer.")] = LONGEST,
+    jobs: Annotated[int, typer.Option(min=1, help="Worker processes, each with its own engine.")] = 1,
+    threads: Annotated[int | None, typer.Option(min=1, help="CPU threads per process.")] = None,
+    together: Annotated[
+        int, typer.Option(min=1, help="Sequences per forward pass: several batches, each with its own set.")
+    ] = 128,
+    seconds: Annotated[float | None, typer.Option(help="Start no cell that would not be done by then.")] = None,
     seed: Annotated[int, typer.Option(min=0, help="Other questions, in other orders.")] = 0,
-    json: Annotated[Path, typer.Option(help="Results; a file that is there is continued.")] = Path(
+    json: Annotated[Path, typer.Option(help="Results; an existing file is continued.")] = Path(
         "evidence/neighbours.json"
     ),
 ) -> None:
-    options, asked = engine_arguments(engine_args), tasks_of(file, prompts, seed)
-    job = Job(model, options, asked, tokens, len(asked), seed, threads or (1 if jobs > 1 else None), together)
+    options, questions = engine_arguments(engine_args), tasks_of(file, prompts, seed)
+    job = Job(model, options, questions, tokens, len(questions), seed, threads or (1 if jobs > 1 else None), together)
     bench = Bench(job)
     about = bench.engine(0).about
-    kept = Kept(json, about.record(), job.setting() | {"sets": sets}, KEY)
-    if not kept.complete:
-        workers = Workers(bench.told if jobs == 1 else partial(Bench, job), jobs)
+    results = CellResults(json, about.record(), job.identity() | {"sets": sets}, KEY)
+    if not results.complete:
+        workers = Workers(bench.reporting_to if jobs == 1 else partial(Bench, job), jobs)
         try:
-            study = Study(bench, workers, kept, seconds)
+            runner = CellRunner(bench, workers, results, seconds)
             # With no more of a kind than fit into a batch, nobody has other mates.
-            alike = max(Counter(task.kind for task in asked).values()) > SETTINGS[0].batch
+            alike = max(Counter(task.kind for task in questions).values()) > SETTINGS[0].batch
             settings = SETTINGS if alike else SETTINGS[:1]
             if not alike:
                 typer.echo("no kind has more prompts than fit into a batch: batches of one kind are left out")
             cells = cells_of(settings, about.experts)
-            if study.natives(settings) and study.measure("mates", cells, partial(spread, sets=sets), sets):
-                kept.finish()
+            if runner.natives(settings) and runner.measure("mates", cells, partial(spread, sets=sets), sets):
+                results.finish()
         finally:
             workers.close()
-    show(kept.rows)
-    typer.echo(f"small_result_files: {json}" + ("" if kept.complete else "; not all of it: the same command goes on"))
-    if rounding := [row for row in kept.rows if row["control"] and row["changed"]]:
+    show(results.rows)
+    typer.echo(f"results: {json}" + ("" if results.complete else "; incomplete: run the same command to continue"))
+    if rounding := [row for row in results.rows if row["control"] and row["changed"]]:
         worst = max(row["changed"] for row in rounding)
         typer.echo(f"controls are not still: up to {worst:.1%} of their texts change, by rounding alone", err=True)
 
 
 def cells_of(settings: list[Setting], experts: int) -> dict[Cell, str]:
     policies: dict[Policy | None, str] = {None: "native"}
-    for each in POLICIES:
-        if isinstance(each, str):
-            policies[Policy.parse(each.format(m=scaled(24, experts), quarter=experts // 4))] = ""
+    for form in POLICIES:
+        if isinstance(form, str):
+            policies[Policy.parse(form.format(m=scaled(24, experts), quarter=experts // 4))] = ""
         else:
-            policies[policy(each, experts)] = spelled(each)
+            policies[policy(form, experts)] = paper_name(form)
     return {(setting, which): paper for which, paper in policies.items() for setting in settings}
 
 

@@ -1,16 +1,16 @@
-"""Experts that do not fit: does a step take as long as the experts it loads, where they are read over the bus?
+"""Experts in host memory: does a step take as long as reading its experts over the bus?
 
     python benchmarks/offload.py [--json evidence/offload.json]
 
 Qwen3-30B-A3B's shape in bfloat16 with random weights (`xshare_dummy`, routing `carried` of fit_routing.py: this
-measures speed, not quality), all 57 GB of experts in host memory (`--cpu-offload-gb 60 --cpu-offload-params experts`),
-where the GPU reads those that a step needs. One engine, full CUDA graphs; native and the policies in turns, the same
-requests in each. Native is selection switched off live, which is the same graph: its few microseconds do not show in
-steps of a tenth of a second and more.
+measures speed, not quality). All 57 GB of experts are in host memory (`--cpu-offload-gb 60 --cpu-offload-params
+experts`), where the GPU reads those that a step needs. One engine with full CUDA graphs; native and the policies in
+turns on the same requests. Native is selection switched off live, in the same graph: its few microseconds do not show
+in steps of a tenth of a second and more.
 
-A ratio is native's step over the policy's, a median over pairs with a bootstrap 95 % interval; of fewer than six pairs
-that is their range. `gbps` is the bytes of the experts that are loaded over the whole step's time; `expected` the ratio
-if a step took as long as its experts.
+A ratio is native's step time over the policy's: the median over pairs with a bootstrap 95 % interval, or the range of
+fewer than six pairs. `gbps` is the bytes of the loaded experts over the whole step's time. `expected` is the ratio if a
+step took exactly as long as reading its experts.
 """
 
 from __future__ import annotations
@@ -22,10 +22,11 @@ from statistics import median
 from typing import Annotated
 
 import typer
-from engine_pair import Engine
-from fit_routing import EVIDENCE, fits
-from shapes import expert_bytes, qwen3_30b_a3b
-from speed_rows import Counted
+from lib.engine_process import Engine
+from lib.model_shapes import expert_bytes, qwen3_30b_a3b
+from lib.paths import EVIDENCE
+from lib.routing_fits import fits
+from lib.speed_rows import Counted
 
 from xshare.cli.output import number_table, progress_bar, wide_console
 from xshare.policy import PRESETS, RECOMMENDED
@@ -39,30 +40,30 @@ WARM = 2  # steps
 
 
 def policies_for(experts: int) -> dict[str, str]:
-    """By name: native, the control, which selects and keeps all, and what is recommended."""
+    """By name: native, the no-op control (it selects and keeps all), and the presets."""
     return {"native": "native", "noop": f"k0=1,m={experts}"} | {name: str(PRESETS[name]) for name in RECOMMENDED}
 
 
 def measure(
     engine: Engine, batch: int, steps: int, repeats: int, policies: dict[str, str], advance: Advance
 ) -> Iterator[tuple[dict[str, list[float]], dict[str, Counted]]]:
-    """ms a step of every run so far, by policy, and the experts counted: after every repeat, since they take long."""
+    """After every repeat, since repeats take long: ms per step of every decode so far, and the counts, by policy."""
     ms: dict[str, list[float]] = {name: [] for name in policies}
     counted: dict[str, list[Row]] = {name: [] for name in policies}
     engine.ask("decode", batch=batch, steps=WARM, seed=0)
     for repeat in range(repeats):
         for name in policies if repeat % 2 == 0 else reversed(policies):
             engine.ask("policy", policy=policies[name])
-            found = engine.ask("decode", batch=batch, steps=steps, seed=1 + repeat)
-            ms[name].append(1000 * found["seconds"] / found["steps"])
+            decoded = engine.ask("decode", batch=batch, steps=steps, seed=1 + repeat)
+            ms[name].append(1000 * decoded["seconds"] / decoded["steps"])
             counted[name].append(engine.ask("counted", batch=batch))
             advance(1)
-        yield ms, {name: Counted.of(each) for name, each in counted.items()}
+        yield ms, {name: Counted.of(counts) for name, counts in counted.items()}
 
 
 def rows_of(setting: Row, ms: dict[str, list[float]], counted: dict[str, Counted], bytes_each: float) -> list[Row]:
     """`bytes_each`: of one expert in all layers together."""
-    native = median([each.native for each in counted.values() if each.native is not None])
+    native = median([counts.native for counts in counted.values() if counts.native is not None])
     rows = []
     for name, times in ms.items():
         active = native if name in ("native", "noop") else counted[name].active
@@ -99,7 +100,7 @@ def main(
     steps: Annotated[int, typer.Option(help="Steps of a timed decode.")] = 5,
     repeats: Annotated[int, typer.Option(help="Decodes of each policy.")] = 4,
     runner: Annotated[str, typer.Option(help="vLLM's model runner, V1 or V2.")] = "V1",
-    json: Annotated[Path, typer.Option(help="Results; cells that are there are left.")] = EVIDENCE / "offload.json",
+    json: Annotated[Path, typer.Option(help="Results; cells already in it are skipped.")] = EVIDENCE / "offload.json",
     tiny: Annotated[bool, typer.Option("--tiny", help="A small shape, for a machine without a GPU.")] = False,
 ) -> None:
     batches = batch or [16, 4, 32]
@@ -120,15 +121,15 @@ def main(
         about |= {"tiny": tiny, "bus_gbps": engine.ask("bus"), "host_layers": engine.ask("host_layers")}
         print(f"started in {time.perf_counter() - began:.0f} s: {about}", flush=True)
         results = Results(json, {"tiny": tiny, "shape": options["shape"], "regime": REGIME, "layers": layers}, about)
-        there = {(row["batch"], row["runner"]) for row in results.rows if len(row["samples_ms"]) >= repeats}
-        for size in (size for size in batches if (size, runner) not in there):
+        measured = {(row["batch"], row["runner"]) for row in results.rows if len(row["samples_ms"]) >= repeats}
+        for size in (size for size in batches if (size, runner) not in measured):
             with progress_bar(f"batch {size}", repeats * len(policies)) as advance:
                 for ms, counted in measure(engine, size, steps, repeats, policies, advance):
                     rows = rows_of({"batch": size, "runner": runner}, ms, counted, bytes_each)
                     results.put(rows, by=("batch", "runner", "policy"))
                     results.write()
             show(rows)
-    print(f"small_result_files: {json}, {time.perf_counter() - began:.0f} s")
+    print(f"results: {json}, {time.perf_counter() - began:.0f} s")
 
 
 if __name__ == "__main__":

@@ -41,25 +41,25 @@ CELLS = [(rows, 0) for rows in (1, 4, 8, 16, 32, 64, 128, 256)] + [(16, 4), (64,
 POLICIES = ("k0=0,rho=0.7", "k0=1,m=24", "k0=2,m=0")
 
 
-def made(rows: int, each: int, routes: bool, protects: bool = True) -> FusedSelection:
-    found = FusedSelection(
+def fused_selection(rows: int, rows_per_request: int, routes: bool, protects: bool = True) -> FusedSelection:
+    selection = FusedSelection(
         num_experts=EXPERTS,
         rows=rows,
         device="cuda",
         router=RouterSpec.softmax(TOP_K),
-        rows_per_request=each,
+        rows_per_request=rows_per_request,
         mask_logits=True,
         protects=protects,
     )
     if routes:
-        found.tables = Tables(found.plan, EXPERTS, TOP_K, torch.bfloat16, "cuda")
-    return found
+        selection.tables = Tables(selection.plan, EXPERTS, TOP_K, torch.bfloat16, "cuda")
+    return selection
 
 
-def control_of(policy: str, rows: int, each: int, protected: int = 0) -> Control:
+def control_of(policy: str, rows: int, rows_per_request: int, protected: int = 0) -> Control:
     control = Control("cuda")
     control.set_policy(Policy.parse(policy))
-    starts = [*range(0, rows, each), rows] if each else None
+    starts = [*range(0, rows, rows_per_request), rows] if rows_per_request else None
     control.set_step(rows, starts, list(range(min(rows, protected))) or None)
     control.set_gate(True)
     control.push()
@@ -68,7 +68,7 @@ def control_of(policy: str, rows: int, each: int, protected: int = 0) -> Control
 
 def differing(selection: FusedSelection, control: Control, rows: int, batches: int, dice: torch.Generator) -> int:
     """Of so many batches, how many are not routed to the bit as vLLM does."""
-    native, lowest, found = stand_in().native, torch.finfo(torch.bfloat16).min, 0
+    native, lowest, mismatches = stand_in().native, torch.finfo(torch.bfloat16).min, 0
     assert selection.tables is not None
     assert selection.keep is not None
     for batch in range(batches):
@@ -81,24 +81,30 @@ def differing(selection: FusedSelection, control: Control, rows: int, batches: i
         control.set_gate(batch % 2 == 0)
         control.push()
         selection.launch(logits, control)
-        kept = torch.where(logits == -torch.inf, lowest / 2, logits)
-        inside = torch.where(selection.keep, kept, lowest) if batch % 2 == 0 else logits
+        finite = torch.where(logits == -torch.inf, lowest / 2, logits)
+        inside = torch.where(selection.keep, finite, lowest) if batch % 2 == 0 else logits
         # With nothing outside, -inf is the same as the value that stands for it: neither gets a weight.
         inside = torch.where(inside == -torch.inf, lowest / 2, inside).bfloat16()
-        found += not same(as_asked(selection.tables, rows), native(inside, TOP_K, sm_first=False))
-    return found
+        mismatches += not same(as_asked(selection.tables, rows), native(inside, TOP_K, sm_first=False))
+    return mismatches
 
 
-def times(rows: int, each: int) -> Row:
+def times(rows: int, rows_per_request: int) -> Row:
     native = stand_in().native
-    masking, policy = made(rows, each, False), POLICIES[0]
-    routing, bare = made(rows, each, True), made(rows, each, True, protects=False)
-    is_open, closed = control_of(policy, rows, each), control_of(policy, rows, each)
+    masking, policy = fused_selection(rows, rows_per_request, False), POLICIES[0]
+    routing, bare = (
+        fused_selection(rows, rows_per_request, True),
+        fused_selection(rows, rows_per_request, True, protects=False),
+    )
+    is_open, closed = control_of(policy, rows, rows_per_request), control_of(policy, rows, rows_per_request)
     closed.set_gate(False)
     closed.push()
-    guarded = control_of(policy, rows, each, protected=2)
+    guarded = control_of(policy, rows, rows_per_request, protected=2)
     launched = {"one": (routing, is_open), "closed": (routing, closed), "bare": (bare, is_open)}
-    launched |= {"guarded": (routing, guarded), "noop": (routing, control_of(f"k0=1,m={EXPERTS}", rows, each))}
+    launched |= {
+        "guarded": (routing, guarded),
+        "noop": (routing, control_of(f"k0=1,m={EXPERTS}", rows, rows_per_request)),
+    }
     hidden = torch.randn(rows, HIDDEN, device="cuda", dtype=torch.bfloat16)
     weights = [torch.randn(EXPERTS, HIDDEN, device="cuda", dtype=torch.bfloat16) / 27 for _ in range(LAYERS)]
     logits = torch.empty(rows, EXPERTS, device="cuda", dtype=torch.bfloat16)
@@ -123,7 +129,7 @@ def times(rows: int, each: int) -> Row:
     for replay in range(REPLAYS):
         for form in graphs if replay % 2 else reversed(graphs):
             taken[form].append(replay_us(graphs[form]))
-    return {f"{form}_us": statistics.median(each[5:]) for form, each in taken.items()}
+    return {f"{form}_us": statistics.median(samples[5:]) for form, samples in taken.items()}
 
 
 def main(
@@ -142,15 +148,15 @@ def main(
     title = "routing of a layer, us, its router's GEMM included"
     table = number_table(title, "rows", "of a request", *forms, "compared", "differ")
     with progress_bar("cells", len(CELLS)) as advance:
-        for rows, each in CELLS:
+        for rows, rows_per_request in CELLS:
             differ = 0
-            selection = made(rows, each, True)
+            selection = fused_selection(rows, rows_per_request, True)
             for policy in POLICIES:
-                differ += differing(selection, control_of(policy, rows, each), rows, batches, dice)
+                differ += differing(selection, control_of(policy, rows, rows_per_request), rows, batches, dice)
             row = {
                 "rows": rows,
-                "each": each,
-                **times(rows, each),
+                "each": rows_per_request,
+                **times(rows, rows_per_request),
                 "compared": batches * len(POLICIES),
                 "differ": differ,
             }

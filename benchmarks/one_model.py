@@ -2,11 +2,11 @@
 
     python benchmarks/one_model.py [--json evidence/one_model.json]
 
-nano in a larger model whose additional weights are zeros (wide.py): its answers are nano's, its experts as large as
-`--megabytes` says, so that loading them is what a step takes. In vLLM, batches of 16, kinds of questions mixed. In each
-round native routing, the control and the presets answer the same questions, in an order that alternates. A ratio is of
-tokens a second while decoding, a median over rounds with its interval; the change is in native's answers to all the
-same questions.
+nano stands inside a larger model whose additional weights are zeros (lib/wide_nano.py). Its answers are nano's; its
+experts are as large as `--megabytes` says, so loading them dominates a step. It runs in vLLM, in batches of 16 with
+mixed kinds of questions. In each round native routing, the control and the presets answer the same questions, in an
+order that alternates. A speedup is a ratio of tokens per second while decoding: the median over rounds, with its
+interval. The change is in accuracy, against native's answers to the same questions.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from statistics import median
 from typing import Annotated
 
 import typer
-import wide
-from fit_routing import EVIDENCE
+from lib import wide_nano
+from lib.paths import EVIDENCE
 
 from xshare.bench.interleaved import control_of
 from xshare.bench.run_record import counted
@@ -46,43 +46,45 @@ def round_of(
     engine: Engine, tasks: list[Task], batch: int, turn: int, advance: Advance
 ) -> dict[str, tuple[Outcome, Row]]:
     """Each way's answers to the same questions, and what selection did."""
-    found = {}
+    outcomes = {}
     names = list(ways(engine))
     for name in names if turn % 2 == 0 else names[::-1]:
         policy = ways(engine)[name]
-        found[name] = (
+        outcomes[name] = (
             answer(engine, policy, tasks, batch=batch, limit=LONGEST, advance=advance),
             counted(engine.stats()),
         )
-    return found
+    return outcomes
 
 
 def rows_of(rounds: list[dict[str, tuple[Outcome, Row]]]) -> list[Row]:
     """Of each way: answers of all rounds together, and ratios round by round."""
     rows = []
     for name in rounds[0]:
-        mine, native = ([each[who][0] for each in rounds] for who in (name, "native"))
-        whole, base = joined(mine), joined(native)
+        outcomes, native = ([each[policy_name][0] for each in rounds] for policy_name in (name, "native"))
+        whole, base = joined(outcomes), joined(native)
         row: Row = {"preset": name} | row_of(whole, base if name != "native" else None)
         for column in ("experts_active", "experts_native"):
             row.pop(column, None)
-        speeds = [[each.run.rows / each.run.decode_s for each in some] for some in (mine, native)]
+        speeds = [[each.run.rows / each.run.decode_s for each in side] for side in (outcomes, native)]
         ratio, low, high = median_interval([a / b for a, b in zip(*speeds, strict=True)])
         counts = {key: median([each[name][1][key] or 0.0 for each in rounds]) for key in ("acted", "acted_all")}
-        kept = [each[name][1] for each in rounds if each[name][1]["active"] is not None]
+        counted = [each[name][1] for each in rounds if each[name][1]["active"] is not None]
         for column in ("active", "active_native", "mass"):
-            row[column] = median([each[column] for each in kept]) if kept else None
+            row[column] = median([each[column] for each in counted]) if counted else None
         row |= counts | {"ratio": ratio, "ratio_low": low, "ratio_high": high, "rounds": len(rounds)}
         rows.append(row | {"samples_tokens_per_s": speeds[0]})
     return rows
 
 
-def joined(some: list[Outcome]) -> Outcome:
-    run = some[0].run
-    for each in some[1:]:
+def joined(outcomes: list[Outcome]) -> Outcome:
+    run = outcomes[0].run
+    for each in outcomes[1:]:
         run = run + each.run
-    right = [each for outcome in some for each in outcome.right]
-    return Outcome(some[0].policy, right, [each for outcome in some for each in outcome.tokens], some[0].stats, run)
+    right = [each for outcome in outcomes for each in outcome.right]
+    return Outcome(
+        outcomes[0].policy, right, [each for outcome in outcomes for each in outcome.tokens], outcomes[0].stats, run
+    )
 
 
 def main(
@@ -96,29 +98,31 @@ def main(
 ) -> None:
     hidden = 256 * times
     width = max(32, round(megabytes * 1e6 / (3 * hidden * (4 if cpu else BYTES)) / 64) * 64)
-    options: Row = {"load_format": wide.LOAD_FORMAT, "max_model_len": 1024, "max_num_seqs": batch}
+    options: Row = {"load_format": wide_nano.LOAD_FORMAT, "max_model_len": 1024, "max_num_seqs": batch}
     options |= {"dtype": "float32", "enforce_eager": True} if cpu else {"gpu_memory_utilization": 0.8}
-    asked = ordered(built_in(questions * rounds), mixed=True)
-    each = len(ASKED) * questions
-    wide.register()
+    tasks = ordered(built_in(questions * rounds), mixed=True)
+    per_round = len(ASKED) * questions
+    wide_nano.register()
     with tempfile.TemporaryDirectory() as folder:
-        model = wide.write_config(Path(folder, "nano-wide"), times, width)
+        model = wide_nano.write_config(Path(folder, "nano-wide"), times, width)
         engine = open_engine("vllm", str(model), policies=[Policy.parse(name) for name in RECOMMENDED], options=options)
         about = engine.about.record() | {"model": f"nano, {hidden} x {width}", "seed": 0, "batch": batch}
         results = Results(json, None, about | {"expert_mb": 3 * hidden * width * (4 if cpu else BYTES) / 1e6}, lists=())
         engine.count_all(False)
-        found: list[dict[str, tuple[Outcome, Row]]] = []
+        by_round: list[dict[str, tuple[Outcome, Row]]] = []
         try:
-            round_of(engine, asked[:batch], batch, 0, lambda done: None)  # compiles and warms up
-            with progress_bar("answers", rounds * each * len(ways(engine))) as advance:
+            round_of(engine, tasks[:batch], batch, 0, lambda done: None)  # compiles and warms up
+            with progress_bar("answers", rounds * per_round * len(ways(engine))) as advance:
                 for turn in range(rounds):
-                    found.append(round_of(engine, asked[turn * each : (turn + 1) * each], batch, turn, advance))
-                    results.rows = rows_of(found)
+                    by_round.append(
+                        round_of(engine, tasks[turn * per_round : (turn + 1) * per_round], batch, turn, advance)
+                    )
+                    results.rows = rows_of(by_round)
                     results.write()
         finally:
             engine.close()
     show(results.rows)
-    wide_console().print(f"small_result_files: {json}")
+    wide_console().print(f"results: {json}")
 
 
 def show(rows: list[Row]) -> None:

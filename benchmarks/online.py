@@ -1,16 +1,16 @@
-"""Requests that come and go: which share of the steps is acted on, and what is left of the gain?
+"""Requests that come and go: in what share of the steps does selection act, and what is left of the gain?
 
     python benchmarks/online.py [--json evidence/online.json]
 
-Steps that read a prompt are left alone, so the more often prompts come the less there is to gain. gpt-oss-120b's shape
-with random weights (`xshare_dummy`, routing `carried` of fit_routing.py: this measures speed, not quality) in one vLLM
-engine, at most 64 requests at a time; Poisson arrivals at several rates, answers of several lengths. Native routing,
-the control and `balanced` in turns on the same requests and arrivals, as `xshare bench --rate` does it. Where the
-engine cannot keep up (`inf`: all at once) it is as full as it gets.
+Prefill steps are left alone, so the more often prompts arrive, the less there is to gain. gpt-oss-120b's shape with
+random weights (`xshare_dummy`, routing `carried` of fit_routing.py: this measures speed, not quality) in one vLLM
+engine with at most 64 running requests; Poisson arrivals at several rates, answers of several lengths. Native routing,
+the control and `balanced` take turns on the same requests and arrivals, as in `xshare bench --rate`. Where the engine
+cannot keep up (`inf`: all requests at once) its batch is as full as it gets.
 
-A row has the rate, tokens of a prompt and of an answer, tokens a second in all and of a request, time to the first
-token, between tokens, the share of decode steps that were acted on and of all steps (`acted_all`: those that read
-prompts count), and ratios to native in pairs with their intervals.
+A row has the rate, tokens per prompt and per answer, tokens per second in all and per request, TTFT, ITL, the share of
+decode steps that were acted on and of all steps (`acted_all`, prefill included), and paired ratios to native with their
+intervals.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from fit_routing import EVIDENCE, fits
-from shapes import gpt_oss_120b, write
+from lib.model_shapes import gpt_oss_120b, write
+from lib.paths import EVIDENCE
+from lib.routing_fits import fits
 
 from xshare.bench.interleaved import Way, compare, control_of, variants
 from xshare.bench.summary import rows_of
@@ -39,7 +40,7 @@ CELL = ("rate", "tokens")
 
 
 def measure(engine: Engine, rate: float, tokens: int, seconds: float, repeats: int, tiny: bool) -> list[Row]:
-    """The rows of one cell: requests of about so many seconds, between 24 and 96 of them."""
+    """The rows of one cell: 24 to 96 requests, which arrive over about `seconds` seconds."""
     requests = 96 if rate == inf else max(24, min(96, round(rate * seconds)))
     batch, prompt = (8, 32) if tiny else (BATCH, PROMPT)
     workload = Workload(batch, requests, None if rate == inf else rate, prompt, tokens, "random", 0)
@@ -53,13 +54,13 @@ def measure(engine: Engine, rate: float, tokens: int, seconds: float, repeats: i
 
 def main(
     rate: Annotated[
-        list[float] | None, typer.Option(help="Requests a second; may be repeated; inf: all at once.")
+        list[float] | None, typer.Option(help="Requests per second; may be repeated; inf: all at once.")
     ] = None,
-    tokens: Annotated[list[int] | None, typer.Option(help="Of an answer; may be repeated.")] = None,
-    seconds: Annotated[float, typer.Option(help="That requests come for.")] = 6.0,
+    tokens: Annotated[list[int] | None, typer.Option(help="max_tokens of an answer; may be repeated.")] = None,
+    seconds: Annotated[float, typer.Option(help="Seconds over which requests arrive.")] = 6.0,
     repeats: Annotated[int, typer.Option(help="Pairs of each.")] = 4,
     layers: Annotated[int | None, typer.Option(help="36 by default, which is all.")] = None,
-    json: Annotated[Path, typer.Option(help="Results; cells that are there are left.")] = EVIDENCE / "online.json",
+    json: Annotated[Path, typer.Option(help="Results; cells already in it are skipped.")] = EVIDENCE / "online.json",
     tiny: Annotated[bool, typer.Option("--tiny", help="A small shape, for a machine without a GPU.")] = False,
 ) -> None:
     layers = layers or (4 if tiny else 36)
@@ -73,15 +74,15 @@ def main(
         results = Results(json, {"tiny": tiny, "layers": layers, "regime": "carried"}, about, lists=())
         try:
             for length in tokens or ((16,) if tiny else LENGTHS):
-                for each in rate or ((4.0, inf) if tiny else RATES):
-                    known = {tuple(row[name] for name in CELL) for row in results.rows}
-                    if (None if each == inf else each, length) not in known:
-                        results.put(measure(engine, each, length, seconds, repeats, tiny), CELL)
+                for per_second in rate or ((4.0, inf) if tiny else RATES):
+                    measured = {tuple(row[name] for name in CELL) for row in results.rows}
+                    if (None if per_second == inf else per_second, length) not in measured:
+                        results.put(measure(engine, per_second, length, seconds, repeats, tiny), CELL)
                         results.write()
         finally:
             engine.close()
     show(results.rows)
-    wide_console().print(f"small_result_files: {json}")
+    wide_console().print(f"results: {json}")
 
 
 def show(rows: list[Row]) -> None:

@@ -12,11 +12,11 @@ it on one device (`max_load`: of S), `mass` the native gating weight kept; means
                closed form at 8 / 16 / 32 / 64 rows; real tokens of gpt-oss-20b load 0.96 / 0.91 / 0.85 / 0.81 of it at
                the same rows * k / N (evidence/curve.json). Rows stand for different requests: nothing else is shared.
 
-Timing (GPU): ep_layer.py, device by device on one GPU, bfloat16 (R1 is served in fp8: half the bytes) and random
-weights: speed, not quality. `layer_us` is the slowest device, median over steps; `ratio` is native over it, paired by
-step. Not in it: selection (benchmarks/kernel.py; hence no no-op control here), the exchange between devices, shared
-experts. `gbps` is what the slowest device loads over its time, `copy_share` that over the card's own copy bandwidth:
-near one the weights decide, well below it torch's grouped product does.
+Timing (GPU): lib/expert_parallel_layer.py, device by device on one GPU, in bfloat16 (R1 is served in fp8: half the
+bytes) with random weights: speed, not quality. `layer_us` is the slowest device, median over steps; `ratio` is
+native's time over it, paired by step. Left out are selection (benchmarks/kernel.py; hence no no-op control here), the
+exchange between devices and the shared experts. `gbps` is what the slowest device loads over its time, `copy_share`
+that over the card's own copy bandwidth: near one, loading weights decides; well below it, torch's grouped product does.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from typing import Annotated, NamedTuple
 
 import torch
 import typer
-from ep_layer import DEVICES, EXPERTS, HIDDEN, WIDTH, Layer, most_pairs, plans_of
+from lib.expert_parallel_layer import DEVICES, EXPERTS, HIDDEN, WIDTH, Layer, most_pairs, plans_of
 from torch import Tensor
 
 from xshare import BatchLayout, Placement, Policy, RouterSpec
@@ -61,10 +61,10 @@ class Choice(NamedTuple):
 
 def choices(score: str) -> list[Choice]:
     """By one of the two readings of the paper's score: `full` or `topk`."""
-    found = [Choice("native", None, Policy.parse("native"))]
+    every = [Choice("native", None, Policy.parse("native"))]
     for mg in BUDGETS:
-        found += [Choice(f, mg, Policy.parse(f"k0=1,m=0,mg={mg},fill={f},score={score}")) for f in FILLS]
-    return found
+        every += [Choice(f, mg, Policy.parse(f"k0=1,m=0,mg={mg},fill={f},score={score}")) for f in FILLS]
+    return every
 
 
 CHOICES = choices("full")
@@ -96,27 +96,27 @@ def route_all(logits: Tensor, router: RouterSpec, points: Sequence[Choice] = CHO
     """The steps at each of the `points`, as `xshare.route` has them; what policies share is computed once."""
     layout, placement = BatchLayout.one_per_row(logits.shape[1]), Placement.contiguous(EXPERTS, DEVICES)
     parts: list[list[Routed]] = [[] for _ in points]
-    for some in torch.split(logits, CHUNK):  # twice as fast as all at once: it stays in the caches
-        step = prepare_step(some, router, layout, placement)
+    for chunk in torch.split(logits, CHUNK):  # twice as fast as all at once: it stays in the caches
+        step = prepare_step(chunk, router, layout, placement)
         for part, choice in zip(parts, points, strict=True):
-            found = route_prepared(step, router, choice.policy)
-            loads = load(found.active, placement.devices, DEVICES)
-            part.append(Routed(found.ids, found.weights, loads, found.max_load, found.mass))
+            routing = route_prepared(step, router, choice.policy)
+            loads = load(routing.active, placement.devices, DEVICES)
+            part.append(Routed(routing.ids, routing.weights, loads, routing.max_load, routing.mass))
     return [Routed(*(torch.cat(column) for column in zip(*part, strict=True))) for part in parts]
 
 
-def counts(found: Routed, native: Routed, rounds: Routed | None) -> Row:
+def counts(routed: Routed, native: Routed, rounds: Routed | None) -> Row:
     """The columns that are counted. `rounds` is for `level`: the other fill at the same m_g."""
     row: Row = {}
-    for name, values in {"active": found.loads.sum(-1), "peak": found.peak, "mass": found.mass}.items():
+    for name, values in {"active": routed.loads.sum(-1), "peak": routed.peak, "mass": routed.mass}.items():
         low, high = interval(values.double().numpy())
         row |= {name: float(values.double().mean()), f"{name}_low": low, f"{name}_high": high}
-    row["max_load"] = float(found.max_load.double().mean())
+    row["max_load"] = float(routed.max_load.double().mean())
     whole = native.peak.double()
     row["peak_cut"] = float(whole.mean()) / row["peak"]
     row["peak_cut_low"] = interval(whole.numpy())[0] / row["peak_high"]  # both at the end that speaks against it
     for name in ("peak", "max_load"):  # in how many single steps
-        above = None if rounds is None else int((getattr(found, name) > getattr(rounds, name)).sum())
+        above = None if rounds is None else int((getattr(routed, name) > getattr(rounds, name)).sum())
         row[f"{name}_above_rounds"] = above
     return row
 
@@ -139,11 +139,11 @@ def paper(rows: int, mg: int | None) -> Row:
     return {"paper_active": active, "paper_peak": peak}
 
 
-def layer_times(layer: Layer, found: list[Routed], pairs: int, timed: bool) -> Tensor | None:
+def layer_times(layer: Layer, routings: list[Routed], pairs: int, timed: bool) -> Tensor | None:
     """Check the layer on two of the routings, and time it on all -> [points, steps, DEVICES]; None if not `timed`."""
-    plans = torch.stack([plans_of(at.ids, at.weights, pairs) for at in found])
+    plans = torch.stack([plans_of(at.ids, at.weights, pairs) for at in routings])
     for number in (0, -1):
-        layer.check(found[number].ids[0], found[number].weights[0], plans[number, 0])
+        layer.check(routings[number].ids[0], routings[number].weights[0], plans[number, 0])
     return layer.times_us(plans.to(layer.where)) if timed else None
 
 

@@ -1,25 +1,25 @@
-"""What every configuration of the paper, and every rival at as many experts, does to the answers.
+"""What do the paper's configurations, and rivals at as many experts, do to the answers?
 
     python benchmarks/paper_quality.py --jobs 2                                  nano, as shipped, on two cores
     python benchmarks/paper_quality.py --model FOLDER --jobs 12 \\
         --engine-args '{"device": "cuda", "dtype": "float32", "draft": "FOLDER"}'     another model, on a GPU
 
-Settings: batches of 16, and of 4 with 3 tokens a request and step from the real draft model; questions of different
-kinds mixed, and one kind at a time. The same questions in the same order for every policy, a new one as soon as one has
-ended, so that batches are full. The paper's budgets are for 128 experts: m is scaled by N/128, rounded half up, k0 and
-mr stay. Rivals take the knob at which they load about as many experts as a reference policy does, found by replaying
-native's routing; what they loaded when they decoded stands in their row.
+Settings: batches of 16, and of 4 requests with 3 tokens each per step from the real draft model; with mixed kinds of
+questions, and one kind at a time. Every policy gets the same questions in the same order; a new one starts as soon as
+one has ended, so that batches are full. The paper's budgets are for 128 experts: m is scaled by N/128, rounded half up;
+k0 and mr stay. Rivals use the knob at which they load about as many experts as a reference policy, found by replaying
+native's routing; their rows have what they loaded while decoding.
 
   accuracy   with Wilson's interval; change: against native on the same questions, with Agresti and Min's
   agreement  share of native's tokens decoded before the first that differs
-  kl         of native's next-token distribution, nats a token, over native's answers forced in full batches; with
-             drafts a step reads four tokens of each answer, as if all drafts were right
-  accepted   tokens a request and step, with drafts
+  kl         of native's next-token distribution, nats per token, over native's answers forced in full batches; with
+             drafts a step reads four tokens of each answer, as if all drafts were accepted
+  accepted   tokens per request and step, with drafts
   matched    rivals against their references: change on the same questions, KL of both
 
-Native, and a control that selects with a budget of N and must give native's tokens, come first, then the main policies;
-rivals after all of the paper's, and last its configurations with score=topk. Every cell is written when it is done; the
-same command goes on from there, and ends before a cell that does not fit into --seconds.
+The order: native; a control with a budget of N, which must give native's tokens; the main policies; the paper's others;
+rivals; the paper's configurations with score=topk. Every cell is written when it is done. The same command continues
+from there, and stops before a cell that does not fit into --seconds.
 """
 
 from __future__ import annotations
@@ -29,10 +29,11 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from answers import Bench, Job, Setting
-from kept import Kept
-from paper_policies import BATCH, DRAFTED, MAIN, REFERENCES, no_op, policy, rivals, spelled
-from study import CONTROL, KEY, LISTS, Cell, Study, Wanted, run, show, tasks_of
+from lib.answer_bench import Bench, Job, Setting
+from lib.cell_results import CellResults
+from lib.cells import CONTROL, KEY, LISTS, Cell, CellRunner, RivalKnobs, show, tasks_of
+from lib.command import run
+from lib.paper_policies import BATCH, DRAFTED, MAIN, REFERENCES, no_op, paper_name, policy, rivals
 
 from xshare.cli.output import engine_arguments
 from xshare.results import Row
@@ -49,38 +50,38 @@ def settings_of(drafts: bool) -> list[Setting]:
 
 def paper_cells(settings: list[Setting], experts: int) -> dict[Cell, str]:
     """In the order in which they are measured, each with what the paper calls it."""
-    found: dict[Cell, str] = {(setting, None): "native" for setting in settings}
-    found |= {(setting, no_op(experts)): CONTROL for setting in settings}
+    cells: dict[Cell, str] = {(setting, None): "native" for setting in settings}
+    cells |= {(setting, no_op(experts)): CONTROL for setting in settings}
     for part in (slice(MAIN), slice(MAIN, None)):
         for setting in settings:
             for numbers in (DRAFTED if setting.drafts else BATCH)[part]:
-                found.setdefault((setting, policy(numbers, experts)), spelled(numbers))
-    return found
+                cells.setdefault((setting, policy(numbers, experts)), paper_name(numbers))
+    return cells
 
 
-def rival_cells(settings: list[Setting], experts: int, top_k: int) -> Wanted:
-    references = [(how, policy(numbers, experts)) for how in settings for numbers in REFERENCES[how.drafts]]
+def rival_cells(settings: list[Setting], experts: int, top_k: int) -> RivalKnobs:
+    references = [(setting, policy(numbers, experts)) for setting in settings for numbers in REFERENCES[setting.drafts]]
     return {
-        (how, reference, name): policies
-        for how, reference in references
+        (setting, reference, name): policies
+        for setting, reference in references
         for name, policies in rivals(reference, experts, top_k).items()
     }
 
 
 def other_score_cells(settings: list[Setting], experts: int) -> dict[Cell, str]:
     """The paper's configurations with score=topk, where greedy has something to choose; in mixed batches."""
-    found: dict[Cell, str] = {}
-    for setting in (each for each in settings if each.mixed):
+    cells: dict[Cell, str] = {}
+    for setting in (setting for setting in settings if setting.mixed):
         for numbers in DRAFTED if setting.drafts else BATCH:
             which = policy(numbers, experts)
             if which.batch_budget or which.request_budget:
-                found[setting, which.model_copy(update={"score": "topk"})] = ""
-    return found
+                cells[setting, which.model_copy(update={"score": "topk"})] = ""
+    return cells
 
 
-def undrafted(kept: Kept, mixed: bool) -> Row:
+def undrafted(results: CellResults, mixed: bool) -> Row:
     """The share of native's answers that are the same without drafts, which must not change any."""
-    plain, drafted = (kept.native(Setting(*way, mixed))["answers"] for way in (PLAIN, DRAFTS))
+    plain, drafted = (results.native(Setting(*way, mixed))["answers"] for way in (PLAIN, DRAFTS))
     return {"mixed": mixed, "same": sum(a == b for a, b in zip(plain, drafted, strict=True)) / len(plain)}
 
 
@@ -90,42 +91,44 @@ def main(
     tasks: Annotated[int, typer.Option(min=1, help="Questions, as many of each kind.")] = 1000,
     file: Annotated[Path | None, typer.Option(help="Questions as JSON lines, instead of nano's own.")] = None,
     forced: Annotated[int, typer.Option(min=1, help="Answers that are forced, for the KL.")] = 320,
-    tokens: Annotated[int, typer.Option(min=1, help="Tokens of an answer, at most.")] = LONGEST,
-    jobs: Annotated[int, typer.Option(min=1, help="Processes, each with an engine of its own.")] = 1,
-    threads: Annotated[int | None, typer.Option(min=1, help="Threads of the CPU in each.")] = None,
-    together: Annotated[int, typer.Option(min=1, help="Sequences in a pass: batches, each with its own set.")] = 128,
-    seconds: Annotated[float | None, typer.Option(help="Begin nothing that would not be done by then.")] = None,
+    tokens: Annotated[int, typer.Option(min=1, help="max_tokens of an answer.")] = LONGEST,
+    jobs: Annotated[int, typer.Option(min=1, help="Worker processes, each with its own engine.")] = 1,
+    threads: Annotated[int | None, typer.Option(min=1, help="CPU threads per process.")] = None,
+    together: Annotated[
+        int, typer.Option(min=1, help="Sequences per forward pass: several batches, each with its own set.")
+    ] = 128,
+    seconds: Annotated[float | None, typer.Option(help="Start no cell that would not be done by then.")] = None,
     seed: Annotated[int, typer.Option(min=0, help="Other questions, in another order.")] = 0,
-    json: Annotated[Path, typer.Option(help="Results; a file that is there is continued.")] = Path(
+    json: Annotated[Path, typer.Option(help="Results; an existing file is continued.")] = Path(
         "evidence/paper_quality.json"
     ),
 ) -> None:
     options = engine_arguments(engine_args)
     drafts = model == "nano" or "draft" in options
-    asked, alone = tasks_of(file, tasks, seed), threads or (1 if jobs > 1 else None)
-    job = Job(model, options, asked, tokens, forced, seed, alone, together, drafts=3 if drafts else 0)
+    questions, alone = tasks_of(file, tasks, seed), threads or (1 if jobs > 1 else None)
+    job = Job(model, options, questions, tokens, forced, seed, alone, together, drafts=3 if drafts else 0)
     bench = Bench(job)
     about = bench.engine(0).about
-    kept = Kept(json, about.record(), job.setting(), KEY, [*LISTS, "undrafted"])
+    results = CellResults(json, about.record(), job.identity(), KEY, [*LISTS, "undrafted"])
     if not drafts:
         typer.echo('no draft model: settings with drafts are left out (--engine-args \'{"draft": "FOLDER"}\')')
-    if not kept.complete:
-        workers = Workers(bench.told if jobs == 1 else partial(Bench, job), jobs)
+    if not results.complete:
+        workers = Workers(bench.reporting_to if jobs == 1 else partial(Bench, job), jobs)
         try:
-            study, settings = Study(bench, workers, kept, seconds), settings_of(drafts)
-            complete = study.natives(settings)
+            runner, settings = CellRunner(bench, workers, results, seconds), settings_of(drafts)
+            complete = runner.natives(settings)
             if complete and drafts:
-                kept.lists["undrafted"] = [undrafted(kept, mixed) for mixed in (True, False)]
-                kept.write()
+                results.lists["undrafted"] = [undrafted(results, mixed) for mixed in (True, False)]
+                results.write()
             experts = about.experts
-            complete = complete and study.measure("policies", paper_cells(settings, experts))
-            complete = complete and study.measure("score=topk", other_score_cells(settings, experts))
-            if complete and study.matches(rival_cells(settings, experts, about.top_k), bench.recorded):
-                kept.finish()
+            complete = complete and runner.measure("policies", paper_cells(settings, experts))
+            complete = complete and runner.measure("score=topk", other_score_cells(settings, experts))
+            if complete and runner.matches(rival_cells(settings, experts, about.top_k), bench.recorded):
+                results.finish()
         finally:
             workers.close()
-    show(kept.rows, len(job.tasks))
-    typer.echo(f"small_result_files: {json}" + ("" if kept.complete else "; not all of it: the same command goes on"))
+    show(results.rows, len(job.tasks))
+    typer.echo(f"results: {json}" + ("" if results.complete else "; incomplete: run the same command to continue"))
 
 
 if __name__ == "__main__":

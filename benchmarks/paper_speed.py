@@ -1,4 +1,4 @@
-"""The paper's speed tables in vLLM, gpt-oss-120b shape: what it says, what is measured, what could at best be had.
+"""The paper's speed tables in vLLM, in gpt-oss-120b's shape: its numbers, measured ones, and the best possible.
 
     python benchmarks/fit_routing.py          # once: the regimes `fitted` and `carried`
     python benchmarks/paper_speed.py          # every piece; or some: paper_speed.py plain eagle3
@@ -6,35 +6,35 @@
 
 Two engines with the same random weights (`xshare_dummy`: this measures speed, not quality) stay loaded side by side:
 unmodified vLLM (`native`: the plugin is not loaded), and one with selection, whose policy is changed live. They decode
-in turns, so that a slow spell of the machine hits both. A decode is a fixed batch, timed over whole steps. Ratios are
-of step times, native's over the policy's: medians of the pairs with bootstrap 95 % intervals, which of fewer than six
-pairs are their range. The control (`noop`) is selection with a budget of N, bypasses off: it really runs, and keeps
-everything. With drafts acceptance is synthetic,
-2.5 tokens a step, so ratios of steps are ratios of tokens; `token_ratio` is as it happened to come out.
+in turns, so that a slow spell of the machine hits both. A decode is a fixed batch, timed over whole steps. A ratio is
+native's step time over the policy's: the median of the pairs with a bootstrap 95 % interval, or the range of fewer than
+six pairs. The control (`noop`) is selection with a budget of N and bypasses off: it runs, and keeps everything. With
+drafts, acceptance is synthetic, 2.5 tokens per step, so ratios of steps are ratios of tokens; `token_ratio` is the
+ratio of the tokens that were really decoded.
 
-The cells of a piece are regimes times batches, with so many layers. Pieces that want the same engines share one start
-of the two. All routing regimes are measured in one start, because routers, embedding and head are filled again where
-they are. Rows are written after every cell, and cells that are there already are skipped, so it may be stopped and run
-again; `--again` measures them once more. With all 36 layers an engine takes 62 GiB, so both fit on a card of 141 GB;
-fewer (`--layers`) on others.
+The cells of a piece are regimes times batches, with so many layers. Pieces with the same engines share one start of the
+two. All routing regimes are measured in one start: routers, embedding and head are refilled in place. Rows are written
+after every cell and measured cells are skipped, so a run may be stopped and repeated; `--again` measures them once
+more. With all 36 layers an engine takes 62 GiB, so both fit on a card of 141 GB; on smaller cards use fewer
+(`--layers`).
 
   plain, fixed, eagle3   the paper's policies with score=full: without drafts; with drafts that cost nothing but run on
                          the host; with a head of EAGLE-3's shape, on vLLM's V2 runner (eagle3-v1: on V1, 0.26's default
                          for this model)
   logit-sum              the rule of vLLM pull request 35551
   budgets                sets of exactly m experts, for many m: how straight the law is
-  presence               the plugin there and not used; presence-eagle3: with drafts
-  presets                what is recommended; presets-fixed, presets-eagle3: with drafts
+  presence               the plugin loaded and not used; presence-eagle3: with drafts
+  presets                the recommended presets; presets-fixed, presets-eagle3: with drafts
   contexts               the same with prompts of 1024 and 8192 tokens, as far as their keys and values fit
 
 Pieces from `presets` on have as many pairs of the control as of every policy, and may be measured in several starts of
-the engines (`--start 2`), which differ where pairs of one start do not; `pooled` in the file has the pairs of all of
-them together. Their rows say in how many steps selection acted, of those in which it should have: a control in which it
-did not is no control. Long prompts are read before the clock starts, and requests are gone on with from pair to pair
-until they have grown by a quarter.
+the engines (`--start 2`): starts differ more than pairs of one start. `pooled` in the file has the pairs of all starts.
+Their rows say in how many steps selection acted, of those in which it should act: a control in which it did not act is
+no control. Long prompts are prefilled before the clock starts; their requests continue from pair to pair until they
+have grown by a quarter.
 
-`predicted` is what `step = a + b * active experts` gives for the experts saved if selecting were free, with b from the
-control and the other policies. `floor_ms` is the time to read the active experts at the card's own copy bandwidth.
+`predicted` is the speedup by `step = a + b * active experts` if selection cost nothing, with b from the control and the
+other policies. `floor_ms` is the time to read the active experts at the card's own copy bandwidth.
 """
 
 from __future__ import annotations
@@ -49,18 +49,19 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from engine_pair import ACCEPTED, PROMPT, Engine
-from fit_routing import EVIDENCE, fits
-from shapes import Config, cache_bytes, expert_bytes, gpt_oss_120b
-from speed_rows import FULL, LOGIT_SUM, NOOP, PAPER, UNUSED, Bytes, Counted, pooled, rows_of, spelled, totals
+from lib.engine_process import ACCEPTED, PROMPT, Engine
+from lib.model_shapes import Config, cache_bytes, expert_bytes, gpt_oss_120b
+from lib.paths import EVIDENCE
+from lib.routing_fits import fits
+from lib.speed_rows import FULL, LOGIT_SUM, NOOP, PAPER, UNUSED, Bytes, Counted, pooled, row_text, rows_of, totals
 
 from xshare.errors import XShareError
 from xshare.policy import RECOMMENDED, Policy
 from xshare.results import Results, Row, provenance
 
 REGIMES = ("independent", "fitted", "carried")
-NEXT = ("carried", "independent", "fitted")  # as they matter
-CONTROLS = 3  # pairs of the control for one of a policy: it decides about one percent
+NEXT = ("carried", "independent", "fitted")  # in order of importance
+CONTROLS = 3  # pairs of the control per pair of a policy: its answer is a matter of one percent
 REPEATS = 5
 WARM = 4  # steps after a change of policy
 BESIDE = ["k0=1,m=24", "k0=0,m=24", "k0=1,m=0", "k0=2,m=0"]  # at other batches; the last two so that the law has points
@@ -93,7 +94,7 @@ class Piece:
 
     def cells(self) -> list[Cell]:
         """In the order in which they are measured."""
-        return [(each, size, prompt) for each in self.regimes for prompt in self.prompts for size in self.batches]
+        return [(regime, size, prompt) for regime in self.regimes for prompt in self.prompts for size in self.batches]
 
     def policies(self, batch: int, regime: str) -> list[str]:
         """What the second engine is measured with; the first is the control, where there is one."""
@@ -115,9 +116,9 @@ class Piece:
 
 
 def presets(name: str, batches: tuple[int, ...], drafter: str = "none", drafts: int = 0, runner: str = "V1") -> Piece:
-    """What is recommended, where routing is most like a model's; the control everywhere."""
-    own: Row = {"regimes": NEXT, "measured": PRESETS, "only": NEXT[:1], "pairs": 8}
-    return Piece(name, batches, drafter, drafts, runner=runner, **own)
+    """A piece of the presets, on the routing most like a model's; the control in all regimes."""
+    settings: Row = {"regimes": NEXT, "measured": PRESETS, "only": NEXT[:1], "pairs": 8}
+    return Piece(name, batches, drafter, drafts, runner=runner, **settings)
 
 
 PIECES = {
@@ -140,20 +141,20 @@ PIECES = {
 
 
 def cell_of(record: Row) -> tuple[Any, ...]:
-    """What a row or a run is known by. Those of before had one start, and rows short prompts."""
-    own = record.get("prompt_tokens", PROMPT), record.get("start", 1)
-    return *(record[name] for name in ("piece", "regime", "batch", "layers")), *own
+    """What a row or a run is known by. Older records have one start, and older rows short prompts."""
+    prompt_and_start = record.get("prompt_tokens", PROMPT), record.get("start", 1)
+    return *(record[name] for name in ("piece", "regime", "batch", "layers")), *prompt_and_start
 
 
 def say(text: str) -> None:
     print(f"[{time.perf_counter() - BEGAN:6.1f} s] {text}", flush=True)
 
 
-class Kept(Results):
+class SpeedResults(Results):
     """Rows, and for each cell a record of the run that measured it."""
 
     def __init__(self, path: Path, settings: Row) -> None:
-        """A file that was measured with other `settings` is left alone, and refused."""
+        """A file that was measured with other `settings` is refused."""
         self.settings = settings
         about = {"shape": "gpt-oss-120b", "weights": "xshare_dummy: speed, not quality", "seed": 0}
         super().__init__(path, settings, about, ("runs", "pooled"))
@@ -162,13 +163,13 @@ class Kept(Results):
         return set(map(cell_of, self.lists["runs"]))
 
     def add(self, rows: Sequence[Row], run: Row) -> None:
-        """In place of what is there of that cell; written at once."""
+        """Replace the records of that cell, and write the file."""
         for records, new in ((self.rows, rows), (self.lists["runs"], [run])):
             records[:] = [old for old in records if cell_of(old) != cell_of(run)]
             records += new
             records.sort(key=_place)
         started = [row for row in self.rows if "start" in row]
-        self.lists["pooled"] = pooled(started, [each for each in self.lists["runs"] if "start" in each])
+        self.lists["pooled"] = pooled(started, [one_run for one_run in self.lists["runs"] if "start" in one_run])
         self.write()
 
 
@@ -181,7 +182,7 @@ def _place(row: Row) -> tuple[int, ...]:
 
 @dataclass
 class Pair:
-    """Unmodified vLLM and the engine that is held against it."""
+    """Unmodified vLLM, and the engine that is compared with it."""
 
     native: Engine
     second: Engine
@@ -203,19 +204,19 @@ class Pair:
     ) -> tuple[dict[str, Any], dict[str, Counted]]:
         regime, batch, prompt = cell
         policies = piece.policies(batch, regime)
-        # The control decides about half a percent, and has two pairs a round.
+        # The control's answer is a matter of half a percent, so it gets two pairs per round.
         twice = policies[:1] if piece.pairs and prompt == PROMPT else []
         rounds = repeats if piece.pairs or piece.method == "logit-sum" else CONTROLS * repeats
         pairs: dict[str, list[Any]] = {policy: [] for policy in policies}
         counted: dict[str, list[Row]] = {policy: [] for policy in policies}
-        how: Row = {"batch": batch}
+        request: Row = {"batch": batch}
         last = rounds  # before requests are replaced by others
         if prompt == PROMPT:
             for engine in (self.native, self.second):
-                engine.ask("decode", **how, steps=2 * WARM, seed=0)
+                engine.ask("decode", **request, steps=2 * WARM, seed=0)
         else:
             long = Long.of(cell, len(policies), steps, repeats, layers, tiny)
-            how, last = how | {"prompt": prompt, "most": long.decoded}, long.rounds
+            request, last = request | {"prompt": prompt, "most": long.decoded}, long.rounds
         for repeat in range(rounds):
             order = policies if repeat % 2 == 0 else policies[::-1]
             seed = 2 + (repeat if prompt == PROMPT else repeat // last)
@@ -223,12 +224,14 @@ class Pair:
             for policy in [*order, *twice]:
                 if piece.method == "xshare":
                     self.second.ask("policy", policy=self.control if policy == NOOP else policy)
-                two = (self.native, self.second) if repeat % 2 == 0 else (self.second, self.native)
-                found = {engine: engine.ask("decode", **how, steps=steps, warm=WARM, seed=seed) for engine in two}
-                pairs[policy].append((found[self.native], found[self.second]))
+                engines = (self.native, self.second) if repeat % 2 == 0 else (self.second, self.native)
+                decoded = {
+                    engine: engine.ask("decode", **request, steps=steps, warm=WARM, seed=seed) for engine in engines
+                }
+                pairs[policy].append((decoded[self.native], decoded[self.second]))
                 if piece.method != "unused":
                     counted[policy].append(self.second.ask("counted", batch=batch))
-        return pairs, {policy: Counted.of(each) for policy, each in counted.items() if each}
+        return pairs, {policy: Counted.of(counts) for policy, counts in counted.items() if counts}
 
 
 @dataclass(frozen=True)
@@ -242,40 +245,42 @@ class Long:
     @classmethod
     def of(cls, cell: Cell, policies: int, steps: int, repeats: int, layers: int, tiny: bool) -> Long:
         _, batch, prompt = cell
-        each = policies * (1 + WARM + steps)
-        rounds = min(repeats, max(1, prompt // GROWTH // each))
-        decoded = rounds * each + -(-batch * prompt // CHUNK) + 8  # the first go on while the last are read
-        held = cache_bytes(gpt_oss_120b(layers, tiny), prompt + decoded, width=4 if tiny else 2)
-        return cls(rounds, decoded, int(1.1 * batch * held) + GIB // 8)  # and what is being read, and whole blocks
+        per_round = policies * (1 + WARM + steps)
+        rounds = min(repeats, max(1, prompt // GROWTH // per_round))
+        decoded = rounds * per_round + -(-batch * prompt // CHUNK) + 8  # the first go on while the last are read
+        bytes_each = cache_bytes(gpt_oss_120b(layers, tiny), prompt + decoded, width=4 if tiny else 2)
+        return cls(
+            rounds, decoded, int(1.1 * batch * bytes_each) + GIB // 8
+        )  # and what is being read, and whole blocks
 
 
 def room(shape: Config, tiny: bool) -> int:
-    """For the keys and values of one of two engines."""
+    """Bytes for the keys and values of one of two engines."""
     if tiny:
         return GIB // 4
-    left = (LAYERS - shape["num_hidden_layers"]) * shape["num_local_experts"] * expert_bytes(shape)
-    return int(CACHES / 2 + left)
+    freed = (LAYERS - shape["num_hidden_layers"]) * shape["num_local_experts"] * expert_bytes(shape)
+    return int(CACHES / 2 + freed)
 
 
 def decodes(pairs: dict[str, Any]) -> dict[str, list[list[float]]]:
-    """Every pair as it came: ms a step over the whole decode and of its median step, of either engine."""
+    """Every pair by policy: ms per step of the whole decode and of its median step, native's and the policy's."""
     return {
         policy: [
-            [round(1000 * ms, 4) for each in two for ms in (each["seconds"] / each["steps"], each["middle"])]
-            for two in all_pairs
+            [round(1000 * ms, 4) for decode in pair for ms in (decode["seconds"] / decode["steps"], decode["middle"])]
+            for pair in all_pairs
         ]
         for policy, all_pairs in pairs.items()
     }
 
 
 def start_options(tasks: list[Task], settings: Row, layers: int, steps: int) -> Row:
-    """What both engines are started with, so that all these cells can be measured."""
+    """Options of both engines, so that all these cells can be measured."""
     piece, tiny = tasks[0][0], settings["tiny"]
     options: Row = {"tiny": tiny, "layers": layers, "drafter": piece.drafter, "drafts": piece.drafts}
     options["runner"] = piece.runner
     # A drafting head runs on one row a request after its first pass.
     rows_each = {1 + piece.drafts} | ({1} if piece.drafter == "eagle3" else set())
-    options["sizes"] = sorted({batch * each for piece, *_ in tasks for batch in piece.batches for each in rows_each})
+    options["sizes"] = sorted({batch * rows for piece, *_ in tasks for batch in piece.batches for rows in rows_each})
     options["weights"] = settings["regimes"][tasks[0][1][0]]
     long = [
         (cell[2], Long.of(cell, len(piece.policies(cell[1], cell[0])), steps, pairs, layers, tiny))
@@ -283,16 +288,16 @@ def start_options(tasks: list[Task], settings: Row, layers: int, steps: int) -> 
         if cell[2] != PROMPT
     ]
     if long:
-        options["length"] = max(prompt + each.decoded for prompt, each in long)
-        options |= {"chunk": CHUNK, "cache": max(each.bytes for _, each in long)}
+        options["length"] = max(prompt + reading.decoded for prompt, reading in long)
+        options |= {"chunk": CHUNK, "cache": max(reading.bytes for _, reading in long)}
     return options
 
 
-def run_together(tasks: list[Task], layers: int, kept: Kept, steps: int, start: int) -> None:
+def run_together(tasks: list[Task], layers: int, results: SpeedResults, steps: int, start: int) -> None:
     """Start the two engines and measure these cells, one after another."""
-    tiny, regimes = kept.settings["tiny"], kept.settings["regimes"]
+    tiny, regimes = results.settings["tiny"], results.settings["regimes"]
     shape = gpt_oss_120b(layers, tiny)
-    options = start_options(tasks, kept.settings, layers, steps)
+    options = start_options(tasks, results.settings, layers, steps)
     names = " and ".join(dict.fromkeys(piece.name for piece, *_ in tasks))
     say(f"{names}: starting two engines of {layers} layers")
     with ExitStack() as stack:
@@ -303,16 +308,16 @@ def run_together(tasks: list[Task], layers: int, kept: Kept, steps: int, start: 
         say(f"{names}: started, {about}" + (f", copies at {bandwidth / 1e9:.0f} GB/s" if bandwidth else ""))
         pair = Pair(native, second, f"k0=1,m={shape['num_local_experts']}", tasks[0][1][0])
         moved = Bytes(layers * expert_bytes(shape), bandwidth)
-        for piece, each, repeats in tasks:
-            regime, batch, prompt = each
+        for piece, where, repeats in tasks:
+            regime, batch, prompt = where
             began = time.perf_counter()
             pair.reach(regime, regimes[regime])
-            pairs, counted = pair.measure(piece, each, steps, repeats, layers, tiny)
+            pairs, counted = pair.measure(piece, where, steps, repeats, layers, tiny)
             cell: Row = {"piece": piece.name, "regime": regime, "batch": batch, "layers": layers}
             cell |= {"start": start} if piece.pairs else {}
             setting = cell | {"drafts": piece.drafts, "drafter": piece.drafter}
             setting |= {"prompt_tokens": prompt} if prompt != PROMPT else {}
-            plain = [row for row in kept.rows if row["piece"] == "plain"] if piece.method == "logit-sum" else []
+            plain = [row for row in results.rows if row["piece"] == "plain"] if piece.method == "logit-sum" else []
             rows = rows_of(setting, pairs, counted, moved, plain)
             if piece.pairs:
                 rows = [row | counted.get(row["policy"], Counted()).steps() for row in rows]
@@ -321,26 +326,26 @@ def run_together(tasks: list[Task], layers: int, kept: Kept, steps: int, start: 
             run |= {"copy_gb_s": bandwidth / 1e9 if bandwidth else None, "seconds": time.perf_counter() - began}
             run["decodes"] = decodes(pairs)
             stamp = provenance()
-            kept.add(rows, run | {"command": " ".join(stamp["argv"]), "time": stamp["time"], "git": stamp["git"]})
+            results.add(rows, run | {"command": " ".join(stamp["argv"]), "time": stamp["time"], "git": stamp["git"]})
             for row in rows:
-                say(spelled(row))
+                say(row_text(row))
 
 
 def fitting(piece: Piece, cells: list[Cell], steps: int, repeats: int, layers: int, tiny: bool) -> list[Cell]:
-    """Those whose keys and values fit beside two engines; the others are named."""
-    found, most = [], room(gpt_oss_120b(layers, tiny), tiny)
+    """The cells whose keys and values fit beside two engines; the others are named on the terminal."""
+    fitting_cells, most = [], room(gpt_oss_120b(layers, tiny), tiny)
     for cell in cells:
         regime, batch, prompt = cell
         policies = len(piece.policies(batch, regime))
         need = 0 if prompt == PROMPT else Long.of(cell, policies, steps, repeats, layers, tiny).bytes
         if need <= most:
-            found.append(cell)
+            fitting_cells.append(cell)
         else:
             text = (
                 f"{piece.name}: left out, {batch} prompts of {prompt} tokens: keys and values of {need / GIB:.1f} GiB"
             )
             say(f"{text}, and with {layers} layers there is room for {most / GIB:.1f}; fewer (--layers) leave more")
-    return found
+    return fitting_cells
 
 
 def main(
@@ -358,8 +363,8 @@ def main(
     json: Annotated[Path, typer.Option(help="The result file; other cells in it are kept.")] = (
         EVIDENCE / "paper_speed.json"
     ),
-    again: Annotated[bool, typer.Option("--again", help="Measure cells that are there, too.")] = False,
-    summary: Annotated[bool, typer.Option("--summary", help="Only show what is there.")] = False,
+    again: Annotated[bool, typer.Option("--again", help="Measure cells that are in the file, too.")] = False,
+    summary: Annotated[bool, typer.Option("--summary", help="Only show the file's rows.")] = False,
     tiny: Annotated[bool, typer.Option("--tiny", help="A small shape, for a machine without a GPU.")] = False,
 ) -> None:
     for name in pieces or []:
@@ -372,29 +377,29 @@ def main(
     regimes: dict[str, Row] = {"independent": {"skew": 0.0, "correlation": 0.0}} | fits()
     layers = layers or (4 if tiny else LAYERS)
     try:
-        kept = Kept(json, {"tiny": tiny, "regimes": regimes})
+        results = SpeedResults(json, {"tiny": tiny, "regimes": regimes})
         together: dict[tuple[Any, ...], list[Task]] = {}
         for name in [] if summary else pieces or PIECES:
             piece = PIECES[name]
-            wanted = [
-                (each, size, tokens)
-                for each, size, tokens in piece.cells()
-                if (not regime or each in regime) and (not batch or size in batch) and (not prompt or tokens in prompt)
+            selected = [
+                (at, size, tokens)
+                for at, size, tokens in piece.cells()
+                if (not regime or at in regime) and (not batch or size in batch) and (not prompt or tokens in prompt)
             ]
-            own, done = start if piece.pairs else 1, kept.done()
-            cells = [(at, n, p) for at, n, p in wanted if again or (name, at, n, layers, p, own) not in done]
-            say(f"{name}: {len(cells)} cells to measure of {len(wanted)} that are asked for")
+            start_number, done = start if piece.pairs else 1, results.done()
+            cells = [(at, n, p) for at, n, p in selected if again or (name, at, n, layers, p, start_number) not in done]
+            say(f"{name}: {len(cells)} cells to measure of {len(selected)} that are asked for")
             pairs = repeats or piece.pairs or REPEATS
             cells = fitting(piece, cells, steps, pairs, layers, tiny)
             together.setdefault(piece.engines(), []).extend((piece, cell, pairs) for cell in cells)
         for tasks in filter(None, together.values()):
-            run_together(tasks, layers, kept, steps, start)
+            run_together(tasks, layers, results, steps, start)
     except XShareError as error:
         raise SystemExit(str(error)) from None
-    every = [row for row in kept.rows if "start" not in row] + kept.lists["pooled"]
+    every = [row for row in results.rows if "start" not in row] + results.lists["pooled"]
     for depth in dict.fromkeys(row["layers"] for row in every):
         rows = [row for row in every if row["layers"] == depth]
-        print("\n".join(["", f"All that is there of {depth} layers:", *map(spelled, rows), *totals(rows)]))
+        print("\n".join(["", f"All that is there of {depth} layers:", *map(row_text, rows), *totals(rows)]))
 
 
 if __name__ == "__main__":

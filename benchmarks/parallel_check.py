@@ -2,10 +2,10 @@
 
     python benchmarks/parallel_check.py [--json evidence/parallel_check.json]
 
-On a CPU, with the real vLLM over gloo, a tiny model of random weights, and what vLLM lacks there put in by
+On a CPU, with the real vLLM over gloo and a tiny model with random weights. What vLLM lacks on a CPU comes from
 tests/engines/vllm: collectives.py (data-parallel ranks) and rebalancing.py (EPLB). Each layout runs without the key and
-with it. `hashes` of a row are of S, by step and rank (all layers of a step together); null where the rank was left
-alone. "GPU's kernels" are the fused kernels in two halves, as they are on a GPU, under Triton's interpreter.
+with it. `hashes` of a row are of S, by step and rank (all layers of a step together); null where selection left the
+rank alone. "GPU's kernels" are the fused kernels in two halves, as on a GPU, under Triton's interpreter.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ from xshare.results import Results, Row
 
 HERE = Path(__file__).resolve().parent.parent / "tests" / "engines" / "vllm"
 ROUTER = xshare.RouterSpec.softmax(top_k=4)
-SECONDS = 280  # after which ranks that still run are taken to hang
+SECONDS = 280  # after which ranks that still run count as hung
 Sets = dict[tuple[int, int], dict[int, Any]]  # by step and layer, by rank
 
 
 def sets_hash(sets: list[list[int] | None]) -> str | None:
-    """Of all layers of a step."""
+    """A hash of the sets of all layers of a step."""
     return None if None in sets else hashlib.sha256(repr(sets).encode()).hexdigest()[:12]
 
 
-def hashes(found: Sets) -> list[list[str | None]]:
+def hashes(sets: Sets) -> list[list[str | None]]:
     """By step, by rank."""
     steps: dict[int, dict[int, list[list[int] | None]]] = {}
-    for (step, _), ranks in sorted(found.items()):
-        for rank, each in ranks.items():
-            steps.setdefault(step, {}).setdefault(rank, []).append(each.S)
+    for (step, _), ranks in sorted(sets.items()):
+        for rank, results in ranks.items():
+            steps.setdefault(step, {}).setdefault(rank, []).append(results.S)
     return [[sets_hash(ranks[rank]) for rank in sorted(ranks)] for ranks in steps.values()]
 
 
@@ -63,7 +63,7 @@ def layouts(scenes: Any) -> dict[str, Layout]:
 
 
 def data_parallel(name: str, layout: Layout, model: Path) -> list[Row]:
-    scenes, run_ranks = import_module("scenes"), import_module("ranked").run_ranks
+    scenes, run_ranks = import_module("rank_scenes"), import_module("rank_processes").run_ranks
     options, policies = layout.options, layout.policies
     moving, spread = "enable_eplb" in options, "enable_expert_parallel" in options
     contiguous = xshare.Placement.contiguous(32, 2) if spread else None
@@ -73,28 +73,28 @@ def data_parallel(name: str, layout: Layout, model: Path) -> list[Row]:
     places = set()  # of experts, by layer
     rows: list[Row] = []
 
-    def add(check: str, passed: bool, detail: str, **more: Any) -> None:
-        rows.append({"layout": name, "check": check, "passed": bool(passed), "detail": detail, **more})
+    def add(check: str, passed: bool, detail: str, **columns: Any) -> None:
+        rows.append({"layout": name, "check": check, "passed": bool(passed), "detail": detail, **columns})
 
-    same = [mine["everything"][0] == without for mine, without in zip(ranks, native, strict=True)]
+    same = [with_key["everything"][0] == without for with_key, without in zip(ranks, native, strict=True)]
     add("budget N: tokens of the same layout without the key", all(same), f"{len(same)} ranks, two scenes")
     for policy in (*policies, "busy"):
         rule = xshare.Policy.parse(policies[-1] if policy == "busy" else policy)
-        found: Sets = scenes.together([rank[policy][1] for rank in ranks])
-        acted = [each for each in found.values() if any(rank.S is not None for rank in each.values())]
-        equal = [len({tuple(rank.S) for rank in each.values() if rank.S is not None}) == 1 for each in acted]
+        sets: Sets = scenes.together([rank[policy][1] for rank in ranks])
+        acted = [by_rank for by_rank in sets.values() if any(rank.S is not None for rank in by_rank.values())]
+        equal = [len({tuple(rank.S) for rank in by_rank.values() if rank.S is not None}) == 1 for by_rank in acted]
         right = []
-        for each in acted:
-            placement: Any = scenes.places_of(each) if moving else contiguous
+        for by_rank in acted:
+            placement: Any = scenes.places_of(by_rank) if moving else contiguous
             if moving:
-                places.add((next(iter(each.values())).layer, tuple(placement.devices.tolist())))
-            S = scenes.wanted(each, ROUTER, rule, placement)
-            right.append(S in [rank.S for rank in each.values() if rank.S is not None])
-        joined = all(len(each) == 2 for each in found.values())
-        said = f"{rule}, requests come and go on one rank" if policy == "busy" else policy
+                places.add((next(iter(by_rank.values())).layer, tuple(placement.devices.tolist())))
+            S = scenes.wanted(by_rank, ROUTER, rule, placement)
+            right.append(S in [rank.S for rank in by_rank.values() if rank.S is not None])
+        joined = all(len(by_rank) == 2 for by_rank in sets.values())
+        label = f"{rule}, requests come and go on one rank" if policy == "busy" else policy
         detail = f"{len(acted)} layers of steps, {sum(right)} as xshare.route on the rows of all ranks"
         passed = bool(acted) and all(equal) and all(right) and joined
-        add(f"one set: {said}", passed, detail, hashes=hashes(found))
+        add(f"one set: {label}", passed, detail, hashes=hashes(sets))
     if moving:
         counts = [sum(layer == which for layer, _ in places) for which in (0, 1)]
         detail = f"{counts} placements by layer, the same on all ranks, each where vLLM holds a replica"
@@ -102,23 +102,23 @@ def data_parallel(name: str, layout: Layout, model: Path) -> list[Row]:
     busy = [rank["busy"][0] for rank in ranks]
     whole = [len(busy[0][f"0-{i}"]) == 18 + i for i in range(6)] + [len(busy[1][f"1-{i}"]) == 3 for i in range(3, 6)]
     add("no request is lost where others join, end and abort", all(whole), f"{sum(whole)} of {len(whole)} requests")
-    found = scenes.together([rank["changing"][1] for rank in ranks])
+    sets = scenes.together([rank["changing"][1] for rank in ranks])
     mixed = [
-        each
-        for each in found.values()
-        if (voting := [rank.S for rank in each.values() if rank.voted]) and any(voting[0] != S for S in voting)
+        by_rank
+        for by_rank in sets.values()
+        if (voting := [rank.S for rank in by_rank.values() if rank.voted]) and any(voting[0] != S for S in voting)
     ]
-    left = [rank["after"]["steps_bypassed"].get("changing", 0) for rank in ranks]
+    changing_steps = [rank["after"]["steps_bypassed"].get("changing", 0) for rank in ranks]
     ended = all(len(tokens) == 22 for rank in ranks for tokens in rank["changing"][0].values())
-    passed = not mixed and all(left) and ended
-    detail = f"left alone while ranks differ: {left} steps, then acted on by all"
-    add("a live change acts on all ranks at once", passed, detail, hashes=hashes(found))
+    passed = not mixed and all(changing_steps) and ended
+    detail = f"left alone while ranks differ: {changing_steps} steps, then acted on by all"
+    add("a live change acts on all ranks at once", passed, detail, hashes=hashes(sets))
     return rows
 
 
 def pipeline(model: Path) -> list[Row]:
-    forked, models = import_module("forking").forked, import_module("models")
-    asked, lengths = models.prompts(12), [6 + i for i in range(12)]
+    forked, models = import_module("forked_workers").forked, import_module("tiny_vllm_models")
+    prompts, lengths = models.prompts(12), [6 + i for i in range(12)]
     options = {
         "pipeline_parallel_size": 2,
         "distributed_executor_backend": "mp",
@@ -130,12 +130,12 @@ def pipeline(model: Path) -> list[Row]:
         for key in (None, {"policy": "k0=1,m=32", "gates": {"bypass": False}}):
             llm = models.engine(model, key, **options)
             llm.collective_rpc("make_room")
-            tokens[key is None] = models.generate(llm, asked, lengths)
+            tokens[key is None] = models.generate(llm, prompts, lengths)
             if key is not None:
                 llm.collective_rpc("xshare_set", args=(policy,))
                 llm.reset_prefix_cache()
                 llm.collective_rpc("watch")
-                models.generate(llm, asked, lengths)
+                models.generate(llm, prompts, lengths)
                 decided, stats = llm.collective_rpc("decisions"), llm.collective_rpc("xshare_stats")
             llm.llm_engine.engine_core.shutdown()
             del llm
@@ -148,13 +148,13 @@ def pipeline(model: Path) -> list[Row]:
     ]
     steps = [len(stage) for stage in decided]
     digests = [[sets_hash([S]) for _, S in step] for step in zip(*decided, strict=True)]
-    layers = [name for each in stats for name in each["layers"]]
+    layers = [name for stats_of_stage in stats for name in stats_of_stage["layers"]]
     return [
         {
             "layout": "PP 2",
             "check": "budget N: tokens of the same layout without the key",
             "passed": tokens[True] == tokens[False],
-            "detail": f"{len(asked)} requests",
+            "detail": f"{len(prompts)} requests",
         },
         {
             "layout": "PP 2",
@@ -169,12 +169,12 @@ def pipeline(model: Path) -> list[Row]:
 def main(json: Annotated[Path | None, typer.Option(help="Write the rows here.")] = None) -> None:
     os.environ["TRITON_INTERPRET"] = "1"  # before anybody imports Triton
     sys.path.insert(0, str(HERE))
-    models = import_module("models")
+    models = import_module("tiny_vllm_models")
     import vllm
 
     results = Results(json, None, {"vllm": vllm.__version__, "device": "cpu", "seed": 0}, lists=())
     with tempfile.TemporaryDirectory() as folder:
-        for name, layout in layouts(import_module("scenes")).items():
+        for name, layout in layouts(import_module("rank_scenes")).items():
             results.rows += data_parallel(name, layout, models.make("qwen3", Path(folder)))
             results.write()
         results.rows += pipeline(models.make("partly_dense", Path(folder)))

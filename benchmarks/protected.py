@@ -1,21 +1,21 @@
-"""A protected request among native neighbours and among pruned ones: does it say the same?
+"""Does a protected request answer the same among pruned neighbours as among native ones?
 
     python benchmarks/protected.py --engine transformers
     python benchmarks/protected.py --engine vllm --json evidence/protected_vllm.json
 
 Fixed batches of questions, on a CPU in float32: all requests of a batch begin together and are decoded to the same
-length, so that no step has another number of rows than natively. Each batch is decoded
+length, so that every step has as many rows as under native routing. Each batch is decoded
 
-  native     with XShare off, which all others are held against
+  native     with XShare off: all others are compared with it
   halves     with XShare off, in two batches of half the size: what batch size alone changes
   some       under the policy, with a share of its requests protected, other ones in every batch
-  everybody  under the policy, with all of them protected
-  nobody     under the policy, with all of them asking to be shared
-  plain      under the policy, with nobody asking for anything: what `nobody` must be
+  everybody  under the policy, all requests protected
+  nobody     under the policy, all requests with `xshare: shared`
+  plain      under the policy, requests that set nothing: `nobody` must equal it
 
-A row is an engine's: of how many batches all protected answers (`some`), all answers (`everybody`, `halves`) are
-native's token for token, all answers of `nobody` are plain's, and how many of the other answers moved, which shows that
-the policy acted.
+A row per engine: in how many batches all protected answers (`some`) and all answers (`everybody`, `halves`) equal
+native's token for token, in how many all answers of `nobody` equal plain's, and how many of the other answers changed,
+which shows that the policy acted.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from lib.paths import EVIDENCE
 
 from xshare.bench.workload import Workload
 from xshare.cli.output import number_table, progress_bar, wide_console
@@ -34,60 +35,63 @@ from xshare.policy import Policy
 from xshare.progress import Advance
 from xshare.results import Results, Row
 
-EVIDENCE = Path(__file__).resolve().parent.parent / "evidence"
-BLOCK = 20  # batches that are decoded one way before the next
+BLOCK = 20  # batches decoded one way before the next way
 PROMPT = 24  # tokens
 OPTIONS: dict[str, Row] = {
     "transformers": {"dtype": "float32"},
     "vllm": {"dtype": "float32", "enforce_eager": True, "max_model_len": 256, "kv_cache_memory_bytes": 64 << 20},
 }
-Tokens = list[list[int]]  # of each answer in a batch
+Tokens = list[list[int]]  # per answer of a batch
 
 
 def guarded(number: int, batch: int, share: float) -> set[int]:
-    """Who is protected in a batch."""
+    """Places of the protected requests in a batch."""
     return set(random.Random(number).sample(range(batch), max(1, round(share * batch))))
 
 
 def decode(engine: Engine, workload: Workload, number: int, way: str, share: float) -> Tokens:
     prompts, batch = workload.prompts_of(engine, number), workload.batch
-    asked = {"some": guarded(number, batch, share), "everybody": set(range(batch)), "nobody": set[int]()}.get(way)
+    protected_places = {
+        "some": guarded(number, batch, share),
+        "everybody": set(range(batch)),
+        "nobody": set[int](),
+    }.get(way)
     size = batch // 2 if way == "halves" else batch
-    found = []
+    tokens = []
     for start in range(0, batch, size):
-        some = prompts[start : start + size]
-        run = engine.run(some, limit=workload.tokens, batch=size, to_the_end=True, protected=asked)
-        found += [answer.tokens for answer in run.answers]
-    return found
+        batch_prompts = prompts[start : start + size]
+        run = engine.run(batch_prompts, limit=workload.tokens, batch=size, to_the_end=True, protected=protected_places)
+        tokens += [answer.tokens for answer in run.answers]
+    return tokens
 
 
 def block(
     engine: Engine, policy: Policy, workload: Workload, numbers: range, share: float, advance: Advance
 ) -> list[Row]:
-    """A record of each of these batches."""
-    found: dict[str, list[Tokens]] = {}
+    """One record per batch of these numbers."""
+    by_way: dict[str, list[Tokens]] = {}
     experts: Row = {}
     for way in ("native", "halves", "some", "everybody", "nobody", "plain"):
         engine.use(None if way in ("native", "halves") else policy)
-        found[way] = []
+        by_way[way] = []
         for number in numbers:
-            found[way].append(decode(engine, workload, number, way, share))
+            by_way[way].append(decode(engine, workload, number, way, share))
             advance(1)
         mean = engine.stats().mean
         if way in ("some", "nobody"):
             experts |= {f"active_{way}": mean["experts_active"], "active_native": mean["experts_native"]}
     rows = []
     for place, number in enumerate(numbers):
-        native, halves, some, everybody, nobody, plain = (tokens[place] for tokens in found.values())
+        native, halves, partly, everybody, nobody, plain = (tokens[place] for tokens in by_way.values())
         exact = guarded(number, workload.batch, share)
-        others = [who for who in range(workload.batch) if who not in exact]
+        shared = [request for request in range(workload.batch) if request not in exact]
         rows.append(
             {
                 "engine": engine.about.engine,
                 "number": number,
                 "protected": sorted(exact),
-                "protected_same": all(some[who] == native[who] for who in exact),
-                "others_moved": sum(some[who] != native[who] for who in others),
+                "protected_same": all(partly[request] == native[request] for request in exact),
+                "others_moved": sum(partly[request] != native[request] for request in shared),
                 "everybody_same": everybody == native,
                 "nobody_same": nobody == plain,
                 "halves_same": halves == native,
@@ -98,11 +102,15 @@ def block(
 
 
 def row_of(samples: list[Row], about: Row, policy: str, workload: Workload, share: float) -> Row:
-    """An engine's."""
+    """All samples of one engine as one row."""
     batches = len(samples)
-    exact = sum(len(each["protected"]) for each in samples)
-    counts = {name: sum(each[name] for each in samples) for name in samples[0] if name.endswith(("_same", "_moved"))}
-    means = {name: sum(each[name] for each in samples) / batches for name in samples[0] if name.startswith("active_")}
+    exact = sum(len(sample["protected"]) for sample in samples)
+    counts = {
+        name: sum(sample[name] for sample in samples) for name in samples[0] if name.endswith(("_same", "_moved"))
+    }
+    means = {
+        name: sum(sample[name] for sample in samples) / batches for name in samples[0] if name.startswith("active_")
+    }
     row: Row = {name: about[name] for name in ("engine", "version", "model", "device", "dtype") if name in about}
     row |= {"policy": policy, "batch": workload.batch, "tokens": workload.tokens, "share": share, "batches": batches}
     row |= {"answers_protected": exact, "answers_others": batches * workload.batch - exact}
@@ -117,8 +125,7 @@ def main(
     batches: Annotated[int, typer.Option(min=1, help="How many.")] = 100,
     batch: Annotated[int, typer.Option(min=2, help="Requests of a batch.")] = 8,
     tokens: Annotated[int, typer.Option(min=2, help="Of an answer.")] = 24,
-    json: Annotated[Path, typer.Option(help="Results; a file that is there is continued.")] = EVIDENCE
-    / "protected.json",
+    json: Annotated[Path, typer.Option(help="Results; an existing file is continued.")] = EVIDENCE / "protected.json",
 ) -> None:
     chosen = Policy.parse(policy)
     workload = Workload(batch, batch, None, PROMPT, tokens)
@@ -127,18 +134,18 @@ def main(
     try:
         about = opened.about.record()
         results = Results(json, setting | {"model": about["model"]}, about)
-        mine = [each for each in results.samples if each["engine"] == about["engine"]]
-        with progress_bar("runs", 6 * (batches - len(mine))) as advance:
-            for first in range(len(mine), batches, BLOCK):
+        samples = [sample for sample in results.samples if sample["engine"] == about["engine"]]
+        with progress_bar("runs", 6 * (batches - len(samples))) as advance:
+            for first in range(len(samples), batches, BLOCK):
                 numbers = range(first, min(first + BLOCK, batches))
-                mine += (more := block(opened, chosen, workload, numbers, share, advance))
-                results.samples.extend(more)
-                results.put([row_of(mine, about, str(chosen), workload, share)], by=("engine",))
+                samples += (block_samples := block(opened, chosen, workload, numbers, share, advance))
+                results.samples.extend(block_samples)
+                results.put([row_of(samples, about, str(chosen), workload, share)], by=("engine",))
                 results.write()
     finally:
         opened.close()
     show(results.rows)
-    wide_console().print(f"small_result_files: {json}")
+    wide_console().print(f"results: {json}")
 
 
 def show(rows: list[Row]) -> None:

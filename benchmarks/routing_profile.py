@@ -1,12 +1,12 @@
-"""What does routing take of a decode step, by the path that a model takes in vLLM, without us and with us?
+"""How much of a decode step is routing in vLLM, without XShare and with it, by the path that a model takes?
 
     python benchmarks/routing_profile.py [--json evidence/routing_profile.json]
 
 Needs a GPU. For each shape two engines of a few layers with random weights, one after another, each in a process of its
-own: unmodified vLLM, and one with the no-op control. Kernels of decode steps are timed by torch's profiler and put into
-parts by their names: `routing` is what lies between the router's product and the experts' first, `selection` is ours.
-A row: shape, who, batch, part, kernel, launches and microseconds a layer and step. Gaps between launches are not in it,
-so each launch that goes saves about a microsecond more.
+own: unmodified vLLM, and one with the no-op control. torch's profiler times the kernels of decode steps; their names
+decide to which part they belong. `routing` is what runs between the router's product and the experts' first product,
+`selection` is XShare's. A row has shape, who, batch, part, kernel, and launches and microseconds per layer and step.
+Gaps between launches are not counted, so each launch saved gains about a microsecond more.
 """
 
 from __future__ import annotations
@@ -22,14 +22,15 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from fit_routing import EVIDENCE, fits
-from shapes import SHAPES, write
+from lib.model_shapes import SHAPES, write
+from lib.paths import EVIDENCE
+from lib.routing_fits import fits
 
 from xshare.cli.output import number_table, wide_console
 from xshare.results import Results, Row
 
 LAYERS, STEPS = 8, 32
-# By the first pattern that a kernel's name has.
+# A kernel belongs to the first part whose pattern its name matches.
 PARTS = {
     "selection": r"select_in_|reroute_rows|count_step",
     "routing": r"topk|bitmatrix|combined_routing|moe_align|align_block_size|count_and_sort|grouped_topk|expt_data",
@@ -43,7 +44,7 @@ def part_of(kernel: str) -> str:
 
 
 def decoded(shape: str, control: bool, batches: list[int], folder: str) -> list[Row]:
-    """In a process of its own: the kernels of decode steps."""
+    """Rows of the kernels of decode steps. Runs in a process of its own."""
     os.environ |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_LOGGING_STREAM": "ext://sys.stderr"}
     import torch
     from vllm import LLM, SamplingParams
@@ -78,10 +79,10 @@ def decoded(shape: str, control: bool, batches: list[int], folder: str) -> list[
         decode(batch, STEPS)
         launches, micros = Counter[str](), Counter[str]()
         for sign, tokens in ((-1, 1), (1, STEPS + 1)):  # less a run that only reads the prompts
-            with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as seen:
+            with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
                 decode(batch, tokens)
                 torch.cuda.synchronize()
-            for event in seen.events():
+            for event in profile.events():
                 if str(event.device_type).endswith("CUDA"):
                     launches[event.name] += sign
                     micros[event.name] += sign * event.device_time
@@ -113,9 +114,9 @@ def main(
     results = Results(json, None, about | {"layers": LAYERS, "steps": STEPS}, lists=())
     for name in shape or SHAPES:
         for who in ("native", "control"):
-            asked = [option for size in batches for option in ("--batch", str(size))]
+            batch_options = [option for size in batches for option in ("--batch", str(size))]
             environment = os.environ | ({} if who == "control" else {"VLLM_PLUGINS": ""})
-            command = [sys.executable, __file__, "--one", f"{name} {who}", *asked]
+            command = [sys.executable, __file__, "--one", f"{name} {who}", *batch_options]
             ran = subprocess.run(command, stdout=subprocess.PIPE, text=True, env=environment, check=True)
             line = next(line for line in ran.stdout.splitlines() if line.startswith("RESULT "))
             results.rows += json_format.loads(line.removeprefix("RESULT "))
@@ -127,9 +128,9 @@ def show(rows: list[Row]) -> None:
     table = number_table("a layer and step", "shape", "who", "batch", *(f"{part}, us" for part in (*PARTS, "other")),
                          "routing launches")  # fmt: skip
     for cell in dict.fromkeys((row["shape"], row["who"], row["batch"]) for row in rows):
-        mine = [row for row in rows if (row["shape"], row["who"], row["batch"]) == cell]
-        times = [sum(row["us"] for row in mine if row["part"] == part) for part in (*PARTS, "other")]
-        launches = sum(row["launches"] for row in mine if row["part"] in ("routing", "selection"))
+        cell_rows = [row for row in rows if (row["shape"], row["who"], row["batch"]) == cell]
+        times = [sum(row["us"] for row in cell_rows if row["part"] == part) for part in (*PARTS, "other")]
+        launches = sum(row["launches"] for row in cell_rows if row["part"] in ("routing", "selection"))
         table.add_row(*map(str, cell), *(f"{time:.2f}" for time in times), f"{launches:.1f}")
     wide_console().print(table)
 

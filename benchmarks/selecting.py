@@ -2,9 +2,9 @@
 
     python benchmarks/selecting.py [--json evidence/select.json]
 
-Times are ratios to torch's softmax + topk on the same tensor, the least any router does, taken in turns in one
-process: medians of paired ratios. `growth` is the factor by which the time itself rises for 16 times the rows, and
-`growth_router` the same for softmax + topk: linear is 16, and both feel where the caches end.
+Times are ratios to torch's softmax + topk on the same tensor, which is the least any router does: medians of paired
+ratios, taken in turns in one process. `growth` is the factor by which the time itself rises for 16 times the rows, and
+`growth_router` the same for softmax + topk. Linear growth is 16; both rise faster where caches end.
 """
 
 from __future__ import annotations
@@ -87,10 +87,10 @@ def main(json: Annotated[Path | None, typer.Option(help="Write the rows here.")]
         del row["seconds"]  # absolute times of a shared machine say nothing
     columns = {"n": "n", "experts": "N", "requests": "requests", "ratio": "x softmax+topk"}
     for question in ("rows", "experts", "requests"):
-        shown = columns | ({"growth": "growth", "growth_router": "of the router"} if question == "rows" else {})
-        table = number_table(f"cost against {question}", "policy", *shown.values())
+        titles = columns | ({"growth": "growth", "growth_router": "of the router"} if question == "rows" else {})
+        table = number_table(f"cost against {question}", "policy", *titles.values())
         for row in (row for row in rows if row["question"] == question):
-            cells = [row.get(name, "") for name in shown]
+            cells = [row.get(name, "") for name in titles]
             table.add_row(row["policy"], *(f"{x:.1f}" if isinstance(x, float) else str(x) for x in cells))
         wide_console().print(table)
     results = Results(json, None, {"seed": 0, "threads": 1}, lists=())

@@ -51,24 +51,32 @@ CASES: dict[str, dict[str, Any]] = {
 
 def arguments(case: dict[str, Any]) -> dict[str, Any]:
     """Of sglang.Engine."""
-    found: dict[str, Any] = {"max_running_requests": 64, "max_total_tokens": 32768, "skip_server_warmup": True}
+    options: dict[str, Any] = {
+        "max_running_requests": 64,
+        "max_total_tokens": 32768,
+        "skip_server_warmup": True,
+    }
     if not GPU:
-        found |= {"device": "cpu", "dtype": "float32", "attention_backend": "torch_native"}
-        found |= {"sampling_backend": "pytorch", "mem_fraction_static": 0.5, "disable_cuda_graph": True}
-        return found | {"log_level": "warning"}
+        options |= {"device": "cpu", "dtype": "float32", "attention_backend": "torch_native"}
+        options |= {"sampling_backend": "pytorch", "mem_fraction_static": 0.5, "disable_cuda_graph": True}
+        return options | {"log_level": "warning"}
     if case.get("drafts"):
         rows = 1 + case["drafts"]
-        found |= {"speculative_algorithm": "NGRAM", "speculative_num_draft_tokens": rows}
-    found |= {"attention_backend": "triton", "sampling_backend": "pytorch", "grammar_backend": "none"}
-    found |= {"cuda_graph_backend_prefill": case.get("prefill", "disabled")}
-    found |= {"moe_runner_backend": case.get("moe_runner_backend", "triton")}
+        options |= {"speculative_algorithm": "NGRAM", "speculative_num_draft_tokens": rows}
+    options |= {"attention_backend": "triton", "sampling_backend": "pytorch", "grammar_backend": "none"}
+    options |= {"cuda_graph_backend_prefill": case.get("prefill", "disabled")}
+    options |= {"moe_runner_backend": case.get("moe_runner_backend", "triton")}
     # The log says of every decode step whether it was a graph's.
-    return found | {"disable_cuda_graph": bool(case.get("eager")), "log_level": "info", "decode_log_interval": 1}
+    return options | {
+        "disable_cuda_graph": bool(case.get("eager")),
+        "log_level": "info",
+        "decode_log_interval": 1,
+    }
 
 
 def model(name: str, folder: Path) -> tuple[Path, dict[str, Any]]:
     """Its folder, and how it is loaded."""
-    from shapes import gpt_oss_120b, qwen3_30b_a3b, write
+    from lib.model_shapes import gpt_oss_120b, qwen3_30b_a3b, write
 
     if name.startswith("nano"):
         return write_untied_copy(models.folder("nano"), folder / "nano"), {}
@@ -83,8 +91,8 @@ def prompts(name: str, folder: Path, count: int) -> list[list[int]]:
     from tokenizers import Tokenizer
 
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    asked = [tokenizer.encode(task.prompt).ids for task in built_in(5)]
-    return [asked[i % len(asked)] for i in range(count)]
+    questions = [tokenizer.encode(task.prompt).ids for task in built_in(5)]
+    return [questions[i % len(questions)] for i in range(count)]
 
 
 def run_case(name: str) -> None:
@@ -95,42 +103,42 @@ def run_case(name: str) -> None:
     os.environ["XSHARE"] = json_format.dumps(settings)
     import sglang
 
-    def check(what: str, passed: bool, detail: str, **more: Any) -> None:
-        row = {"check": f"{name}: {what}", "passed": bool(passed), "detail": detail, **more}
+    def check(what: str, passed: bool, detail: str, **columns: Any) -> None:
+        row = {"check": f"{name}: {what}", "passed": bool(passed), "detail": detail, **columns}
         print("RESULT " + json_format.dumps(row), flush=True)
 
-    with tempfile.TemporaryDirectory() as made:
-        folder, loading = model(name, Path(made))
+    with tempfile.TemporaryDirectory() as temporary:
+        folder, loading = model(name, Path(temporary))
         engine = sglang.Engine(model_path=str(folder), **arguments(case), **loading)
 
-        def told() -> dict[str, Any]:
-            found: dict[str, Any] = engine.get_server_info()["internal_states"][0]["xshare"]
-            return found
+        def xshare_stats() -> dict[str, Any]:
+            stats: dict[str, Any] = engine.get_server_info()["internal_states"][0]["xshare"]
+            return stats
 
         def generate(count: int, kinds: list[str] | None = None) -> list[tuple[int, ...]]:
-            each = kinds or ["shared"] * count
+            request_kinds = kinds or ["shared"] * count
             params = [
                 {"temperature": 0, "max_new_tokens": TOKENS, "ignore_eos": True, "custom_params": {"xshare": kind}}
-                for kind in each
+                for kind in request_kinds
             ]
-            found = engine.generate(input_ids=prompts(name, folder, count), sampling_params=params)
-            return [tuple(answer["output_ids"]) for answer in found]
+            outputs = engine.generate(input_ids=prompts(name, folder, count), sampling_params=params)
+            return [tuple(answer["output_ids"]) for answer in outputs]
 
         def answers(count: int) -> list[set[tuple[int, ...]]]:
             """Of each prompt, all that were given in a few tries."""
-            return [set(given) for given in zip(*(generate(count) for _ in range(TRIES)), strict=True)]
+            return [set(texts) for texts in zip(*(generate(count) for _ in range(TRIES)), strict=True)]
 
         def witnessed(what: str, count: int, kinds: list[str] | None = None) -> None:
             engine.flush_cache()
             engine.collective_rpc("xshare_check", on=True)
             generate(count, kinds)
-            found = told()["checked"]
-            detail = f"{found['compared']} sets over {found['steps']} decode steps, {found['differ']} differ"
-            hashes = {"sha256": found["sha256"], "sha256_reference": found["sha256_reference"]}
-            check(what, found["compared"] > 0 and not found["differ"], detail, **hashes)
+            counts = xshare_stats()["checked"]
+            detail = f"{counts['compared']} sets over {counts['steps']} decode steps, {counts['differ']} differ"
+            hashes = {"sha256": counts["sha256"], "sha256_reference": counts["sha256_reference"]}
+            check(what, counts["compared"] > 0 and not counts["differ"], detail, **hashes)
 
         try:
-            state = told()
+            state = xshare_stats()
             layers = 6 if name.startswith("nano") else 4
             check("attached", len(state["layers"]) == layers, f"{len(state['layers'])} of {layers} layers")
             for batch in BATCHES:
@@ -169,21 +177,21 @@ def rows_of(name: str, seconds: float) -> Iterator[Row]:
     assert child.stdout is not None
     late = threading.Timer(seconds, os.killpg, (child.pid, signal.SIGKILL))
     late.start()
-    said: deque[str] = deque(maxlen=60)
+    last_lines: deque[str] = deque(maxlen=60)
     replayed, eager = set[int](), set[int]()
     for line in child.stdout:
         if line.startswith("RESULT "):
             yield json_format.loads(line.removeprefix("RESULT "))
             continue
-        said.append(line.rstrip())
+        last_lines.append(line.rstrip())
         if step := re.search(r"Decode batch.*#running-req: (\d+).*graph: (True|False)", line):
             (replayed if step[2] == "True" else eager).add(int(step[1]))
     ended_in_time = late.is_alive()
     late.cancel()
     if child.wait() != 0 or not ended_in_time:
-        print(*said, sep="\n", file=sys.stderr)
+        print(*last_lines, sep="\n", file=sys.stderr)
         why = f"exit code {child.returncode}" if ended_in_time else f"not done in {seconds:.0f} seconds"
-        error = next((line for line in reversed(said) if "Error" in line or line.startswith("xshare")), "")
+        error = next((line for line in reversed(last_lines) if "Error" in line or line.startswith("xshare")), "")
         yield {"check": f"{name}: ran to the end", "passed": False, "detail": f"{why}: {error}"[:400]}
     elif GPU:
         as_asked = eager and not replayed if CASES[name].get("eager") else replayed and not eager

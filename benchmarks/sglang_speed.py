@@ -2,7 +2,7 @@
 
     python benchmarks/sglang_speed.py [--json evidence/sglang_speed.json] [--shape qwen3] [--batch 16]
 
-Runs in an environment with SGLang. A server with random weights (sglang_weights.py, routing `carried` of
+Runs in an environment with SGLang. A server with random weights (lib/sglang_dummy_weights.py, routing `carried` of
 fit_routing.py: this measures speed, not quality) in the shape of Qwen3-30B-A3B or gpt-oss-120b is started, and
 `xshare bench` measures it by its address: that is paired, and writes every repeat as it comes. The vocabulary is
 nano's, whose tokenizer it has; without a GPU all of it is small, and shows that the command runs.
@@ -24,8 +24,8 @@ from typing import Annotated
 
 import torch
 import typer
-from fit_routing import fits
-from sglang_weights import VARIABLE, written
+from lib.routing_fits import fits
+from lib.sglang_dummy_weights import VARIABLE, write_plugin
 
 from xshare import models
 from xshare.cli import main as xshare
@@ -57,7 +57,7 @@ def command(folder: Path, port: int) -> list[str]:
 
 
 def model(shape: str, layers: int, folder: Path) -> Path:
-    from shapes import gpt_oss_120b, qwen3_30b_a3b, write
+    from lib.model_shapes import gpt_oss_120b, qwen3_30b_a3b, write
 
     nano = models.folder("nano")
     config = gpt_oss_120b(layers, tiny=not GPU) if shape == "gpt-oss" else qwen3_30b_a3b(layers, tiny=not GPU)
@@ -94,16 +94,16 @@ def main(
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     http = Http(f"http://127.0.0.1:{port}", 120)
-    with tempfile.TemporaryDirectory() as made:
-        env = os.environ | written(Path(made, "plugin"))
+    with tempfile.TemporaryDirectory() as temporary:
+        env = os.environ | write_plugin(Path(temporary, "plugin"))
         env |= {"XSHARE": json_format.dumps(SETTINGS), VARIABLE: json_format.dumps(fits()["carried"])}
-        folder = model(shape, layers, Path(made, shape))
+        folder = model(shape, layers, Path(temporary, shape))
         server = subprocess.Popen(command(folder, port), env=env, stdout=sys.stderr, start_new_session=True)
         try:
             wait(http, server, seconds)
-            given = ["xshare", "bench", "--engine", http.url, "--batch", str(batch), "--tokens", str(tokens)]
-            given += ["--repeats", str(repeats), "--prompt-tokens", "32"]
-            sys.argv = given + [word for preset in PRESETS for word in ("--policy", preset)]
+            bench = ["xshare", "bench", "--engine", http.url, "--batch", str(batch), "--tokens", str(tokens)]
+            bench += ["--repeats", str(repeats), "--prompt-tokens", "32"]
+            sys.argv = bench + [word for preset in PRESETS for word in ("--policy", preset)]
             sys.argv += ["--out", str(json)] if json is not None else []
             xshare()
         finally:

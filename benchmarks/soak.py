@@ -5,9 +5,9 @@
 A real vLLM server of nano on the CPU, with XShare, and real clients over HTTP: requests that join, end, hang up in the
 middle, are cancelled, are protected, or are refused; the policy changes all along, and /metrics is scraped. In the end
 the engine is killed under load. Counted are requests that were lost or answered wrongly, metrics that do not add up,
-tracebacks in the log, and how much memory each process has grown by after a warm-up. The exit status is 1 if anything
-fails that must hold. `--without` serves the same load by vLLM alone: what it does there is not XShare's. Whatever
-follows `--` goes to vLLM.
+tracebacks in the log, and how much each process's memory grows after a warm-up. The exit status is 1 if any check
+fails. `--without` puts the same load on vLLM alone: what goes wrong there is not XShare's doing. Options after `--` go
+to vLLM.
 """
 
 from __future__ import annotations
@@ -23,10 +23,19 @@ from typing import Annotated, Any
 
 import httpx
 import typer
-from soak_checks import MOST_GROWTH, Scrapes, check, grown, growth, listed, steps_of, sums
-from soak_load import Outcomes, clients, outlive, switch
-from soak_requests import Asking, Counted, Wrong, kinds, native_answers
-from soak_server import Metrics, Server, read_metrics
+from lib.soak_checks import (
+    MOST_GROWTH,
+    Scrapes,
+    check_row,
+    counter_mismatches,
+    growth,
+    increase,
+    problems_text,
+    steps_of,
+)
+from lib.soak_load import Outcomes, kill_engine_under_load, run_clients, switch
+from lib.soak_requests import Counted, Session, WrongAnswer, kinds, native_answers
+from lib.soak_server import Metrics, Server, read_metrics
 
 from xshare import models
 from xshare.cli.output import number_table, wide_console
@@ -40,7 +49,7 @@ LEAST_SECONDS = 300  # of load after which memory is judged: a server that has j
 
 
 @dataclass
-class Seen:
+class LoadRecord:
     """What a campaign has seen."""
 
     outcomes: Outcomes = field(default_factory=Outcomes)  # of requests, by kind
@@ -50,128 +59,133 @@ class Seen:
     compared: int = 0  # prompts whose native answer is known
 
 
-async def load(server: Server, seconds: float, seed: int, seen: Seen) -> None:
+async def load(server: Server, seconds: float, seed: int, record: LoadRecord) -> None:
     """Everything that clients do, for so long."""
     with_xshare, limits = server.key is not None, httpx.Limits(max_connections=None)  # nobody waits for another
     prompts = [task.prompt for task in built_in(PROMPTS, seed)]
     async with httpx.AsyncClient(base_url=server.url, timeout=120, limits=limits) as client:
-        asking = Asking(client, random.Random(seed), prompts, counted=seen.counted)
+        session = Session(client, random.Random(seed), prompts, counted=record.counted)
         if with_xshare:
             await switch(client, False)
-        asking.native = await native_answers(asking)
-        seen.compared = len(asking.native)
+        session.native = await native_answers(session)
+        record.compared = len(session.native)
         if with_xshare:
             await switch(client, True)
-        watching = asyncio.create_task(watch(server, client, seen))
-        await clients(asking, kinds(with_xshare), seconds, seen.outcomes, with_xshare)
+        watching = asyncio.create_task(watch(server, client, record))
+        await run_clients(session, kinds(with_xshare), seconds, record.outcomes, with_xshare)
         watching.cancel()
         await asyncio.gather(watching, return_exceptions=True)
 
 
-async def watch(server: Server, client: httpx.AsyncClient, seen: Seen) -> None:
-    """Scrape and weigh it, until this is cancelled."""
+async def watch(server: Server, client: httpx.AsyncClient, record: LoadRecord) -> None:
+    """Scrape /metrics and read the memory of the server's processes, until this is cancelled."""
     begun = time.monotonic()
     while True:
         try:
             answer = await client.get("/metrics")
-            seen.scrapes.add(read_metrics(answer.text), server.key is not None)
+            record.scrapes.add(read_metrics(answer.text), server.key is not None)
         except httpx.HTTPError as error:
-            seen.scrapes.problems.append(f"/metrics: {type(error).__name__}")
-        seen.memory.append({"seconds": round(time.monotonic() - begun, 1)} | server.memory())
+            record.scrapes.problems.append(f"/metrics: {type(error).__name__}")
+        record.memory.append({"seconds": round(time.monotonic() - begun, 1)} | server.memory())
         await asyncio.sleep(EVERY)
 
 
-def judge(server: Server, before: Metrics, seen: Seen) -> list[Row]:
+def load_checks(server: Server, before: Metrics, record: LoadRecord) -> list[Row]:
     """What must hold after the load, before the engine is killed."""
-    outcomes, scrapes, counted = seen.outcomes, seen.scrapes, seen.counted
+    outcomes, scrapes, counted = record.outcomes, record.scrapes, record.counted
     requests = f"{outcomes.sum('sent')} requests and calls"
-    refusing, others = server.tracebacks()
+    refusing, unexpected = server.tracebacks()
     checks = [
-        check("no request is lost", not outcomes.sum("lost"), f"{outcomes.sum('lost')} of {requests}"),
-        check("no answer is wrong", not outcomes.sum("wrong"), f"{outcomes.sum('wrong')} of {requests}"),
-        check("protected answers were held against native's", counted.compared > 0,
-              f"{counted.compared} answers to {seen.compared} prompts without a near tie"),
-        check("counters never fall, gauges stay in range", not scrapes.problems and scrapes.count > 0,
-              listed(scrapes.problems, f"{scrapes.count} scrapes")),
-        check("no traceback in the log", not others,
-              f"{others}, and {refusing} of bodies that vLLM refuses, which it logs so"),
+        check_row("no request is lost", not outcomes.sum("lost"), f"{outcomes.sum('lost')} of {requests}"),
+        check_row("no answer is wrong", not outcomes.sum("wrong"), f"{outcomes.sum('wrong')} of {requests}"),
+        check_row("protected answers were held against native's", counted.compared > 0,
+              f"{counted.compared} answers to {record.compared} prompts without a near tie"),
+        check_row("counters never fall, gauges stay in range", not scrapes.problems and scrapes.count > 0,
+              problems_text(scrapes.problems, f"{scrapes.count} scrapes")),
+        check_row("no traceback in the log", not unexpected,
+              f"{unexpected}, and {refusing} of bodies that vLLM refuses, which it logs so"),
     ]  # fmt: skip
     try:
         now = server.settled()
         checks.append(
-            check("vLLM's counters agree with the clients'", not (wrong := sums(before, now, counted)),
-                  listed(wrong, f"{counted.ended} answers of {counted.tokens} tokens, {counted.given_up} given up"))
-        )  # fmt: skip
-        return checks + (steps_checked(server, before, now) if server.key is not None else [])
+            check_row(
+                "vLLM's counters agree with the clients'",
+                not (wrong := counter_mismatches(before, now, counted)),
+                problems_text(
+                    wrong, f"{counted.ended} answers of {counted.tokens} tokens, {counted.given_up} given up"
+                ),
+            )
+        )
+        return checks + (step_checks(server, before, now) if server.key is not None else [])
     except httpx.HTTPError as error:
-        return [*checks, check("the server serves to the end", False, f"{type(error).__name__}: {error}")]
+        return [*checks, check_row("the server serves to the end", False, f"{type(error).__name__}: {error}")]
 
 
-def steps_checked(server: Server, before: Metrics, now: Metrics) -> list[Row]:
-    ran, shown, stats = int(server.rpc("steps_seen")), steps_of(now) - steps_of(before), server.rpc("xshare_stats")
+def step_checks(server: Server, before: Metrics, now: Metrics) -> list[Row]:
+    ran, by_metrics, stats = int(server.rpc("steps_seen")), steps_of(now) - steps_of(before), server.rpc("xshare_stats")
     mismatched = stats["steps_bypassed"].get("mismatch", 0)
-    known = stats["steps_pruned"] + sum(stats["steps_bypassed"].values()) - mismatched - steps_of(before)
-    acted = grown(before, now, "xshare:steps_pruned_total")
+    by_stats = stats["steps_pruned"] + sum(stats["steps_bypassed"].values()) - mismatched - steps_of(before)
+    acted = increase(before, now, "xshare:steps_pruned_total")
     return [
-        check("steps acted on and left alone are all steps", ran == shown == known,
-              f"{ran} ran, {shown} in /metrics, {known} by xshare_stats"),
-        check("selection has acted", acted > 0, f"in {acted} of {ran} steps"),
-        check("every layer had the rows of its step", mismatched == 0, f"{mismatched} had others"),
+        check_row("steps acted on and left alone are all steps", ran == by_metrics == by_stats,
+              f"{ran} ran, {by_metrics} in /metrics, {by_stats} by xshare_stats"),
+        check_row("selection has acted", acted > 0, f"in {acted} of {ran} steps"),
+        check_row("every layer had the rows of its step", mismatched == 0, f"{mismatched} had others"),
     ]  # fmt: skip
 
 
-def killed(server: Server, prompt: str) -> list[Row]:
+def killed_engine_checks(server: Server, prompt: str) -> list[Row]:
     """The engine's process ends under load: clients see an error, and the server ends too."""
-    seen = asyncio.run(outlive(server.url, prompt, server.kill_engine))
-    bad = [each for each in seen if each not in ("an error", "a connection that was dropped")]
+    outcomes = asyncio.run(kill_engine_under_load(server.url, prompt, server.kill_engine))
+    bad = [outcome for outcome in outcomes if outcome not in ("an error", "a connection that was dropped")]
     begun = time.monotonic()
     ended = server.ended(60)
     after = f"after {time.monotonic() - begun:.1f} s, status {server.process.poll()}" if ended else "it goes on"
     return [
-        check("clients of a killed engine see an error", not bad, listed(bad, f"all {len(seen)}")),
-        check("the server of a killed engine ends", ended, after),
+        check_row("clients of a killed engine see an error", not bad, problems_text(bad, f"all {len(outcomes)}")),
+        check_row("the server of a killed engine ends", ended, after),
     ]
 
 
-def soak(model: Path, seconds: float, key: Row | None, more: Sequence[str], log: Path, seed: int = 0) -> Row:
+def soak(model: Path, seconds: float, key: Row | None, options: Sequence[str], log: Path, seed: int = 0) -> Row:
     """-> `checks`, `requests`, `memory` with its `samples`, and `examples` of what went wrong."""
-    server, seen = Server(model, log, key, more), Seen()
+    server, record = Server(model, log, key, options), LoadRecord()
     try:
         server.wait_until_ready()
         before = server.settled()
-        broken = broken_by(load(server, seconds, seed, seen))
-        checks = judge(server, before, seen)
-        memory = growth(seen.memory, seconds)
+        broken = load_error(load(server, seconds, seed, record))
+        checks = load_checks(server, before, record)
+        memory = growth(record.memory, seconds)
         if seconds >= LEAST_SECONDS and memory:
-            checks.append(memory_checked(memory))
+            checks.append(memory_check(memory))
         if broken is not None:
-            checks.append(check("the load goes to its end", False, broken))
+            checks.append(check_row("the load goes to its end", False, broken))
         elif server.process.poll() is None:
-            checks += killed(server, built_in(1, seed)[0].prompt)
+            checks += killed_engine_checks(server, built_in(1, seed)[0].prompt)
     finally:
         server.stop()
-    found: Row = {"checks": checks, "requests": [*seen.outcomes.rows.values()], "memory": memory}
-    return found | {"samples": seen.memory, "examples": seen.outcomes.examples}
+    campaign: Row = {"checks": checks, "requests": [*record.outcomes.rows.values()], "memory": memory}
+    return campaign | {"samples": record.memory, "examples": record.outcomes.examples}
 
 
-def broken_by(load: Coroutine[Any, Any, None]) -> str | None:
-    """What has ended it, if anything has: clients go on after an error, those who prepare for them do not."""
+def load_error(load: Coroutine[Any, Any, None]) -> str | None:
+    """The error that ended the load, or None. Clients continue after an error; what prepares for them does not."""
     try:
         asyncio.run(load)
-    except (Wrong, httpx.HTTPError) as error:
+    except (WrongAnswer, httpx.HTTPError) as error:
         return f"{type(error).__name__}: {error}"
     return None
 
 
-def memory_checked(memory: Sequence[Row]) -> Row:
-    each = (f"{row['process']} {row['growth']:+.2%} of {row['bytes_warm'] / 2**20:.0f} MiB" for row in memory)
+def memory_check(memory: Sequence[Row]) -> Row:
+    growths = (f"{row['process']} {row['growth']:+.2%} of {row['bytes_warm'] / 2**20:.0f} MiB" for row in memory)
     most = max(row["growth"] for row in memory)
-    return check(f"no process grows by {MOST_GROWTH:.0%} after its warm-up", most < MOST_GROWTH, ", ".join(each))
+    return check_row(f"no process grows by {MOST_GROWTH:.0%} after its warm-up", most < MOST_GROWTH, ", ".join(growths))
 
 
 def main(
     more: Annotated[list[str] | None, typer.Argument(help="Options of vLLM's, after --.")] = None,
-    minutes: Annotated[float, typer.Option(help="Of load.")] = 10.0,
+    minutes: Annotated[float, typer.Option(help="Minutes of load.")] = 10.0,
     without: Annotated[bool, typer.Option("--without", help="vLLM alone, without the xshare key.")] = False,
     model: Annotated[Path | None, typer.Option(help="A folder; nano by default.")] = None,
     log: Annotated[Path | None, typer.Option(help="Where the server's log goes.")] = None,
@@ -185,27 +199,27 @@ def main(
     results = Results(json, None, about, lists=("requests", "memory", "samples"))
     log = log or Path(tempfile.mkdtemp(prefix="xshare-soak-"), "server.log")
     print(f"{minutes:g} minutes of load, and the start of a server; its log: {log}", flush=True)
-    found = soak(model or models.folder("nano"), 60 * minutes, None if without else KEY, more or [], log, seed)
-    results.rows[:] = found["checks"]
+    campaign = soak(model or models.folder("nano"), 60 * minutes, None if without else KEY, more or [], log, seed)
+    results.rows[:] = campaign["checks"]
     for name, records in results.lists.items():
-        records[:] = found[name]
-    failed = [row["check"] for row in found["checks"] if not row["passed"]]
-    verdict = f"fails: {'; '.join(failed)}" if failed else f"all {len(found['checks'])} checks hold"
+        records[:] = campaign[name]
+    failed = [row["check"] for row in campaign["checks"] if not row["passed"]]
+    verdict = f"fails: {'; '.join(failed)}" if failed else f"all {len(campaign['checks'])} checks hold"
     results.write(verdict=verdict)
-    show(found)
+    show(campaign)
     print(verdict)
     raise typer.Exit(bool(failed))
 
 
-def show(found: Row) -> None:
+def show(campaign: Row) -> None:
     console = wide_console()
     table = number_table("requests and calls", "kind", "sent", "right", "lost", "wrong")
-    for row in found["requests"]:
+    for row in campaign["requests"]:
         table.add_row(row["kind"], *(str(row[name]) for name in ("sent", "right", "lost", "wrong")))
     console.print(table)
-    for sentence in found["examples"]:
+    for sentence in campaign["examples"]:
         console.print(f"  {sentence}", markup=False)
-    for row in found["checks"]:
+    for row in campaign["checks"]:
         console.print(f"{'holds' if row['passed'] else 'FAILS'}  {row['check']}: {row['detail']}", markup=False)
 
 

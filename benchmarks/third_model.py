@@ -1,4 +1,4 @@
-"""A model that learnt language: what do policies do to the texts of smol (recipes/smol), and is it a healthy mixture?
+"""What do policies do to a model that learnt language (smol, recipes/smol), and is it a healthy mixture?
 
     recipes/smol/measure.sh CORPUS PACKAGE OUT                                    makes the model, and runs this
     python benchmarks/third_model.py OUT/smol OUT/texts.jsonl --questions OUT/smol.jsonl \\
@@ -7,17 +7,17 @@
 
 Lists of the result file:
 
-  rows         columns of frontier.json and a few more. `set: texts`: held-out texts are forced as they go on, 16 and 32
-               at a time, of several languages (mixed) or of one: `kl` of the next token from native's, `perplexity` of
-               the text under the policy and `perplexity_native`, of all and by language. The model also goes on by
-               itself from each text's beginning: that is what `agreement` and `diverged` are about. `set: questions`:
-               answers as in frontier.json, KL and perplexities over native's answers
+  rows         columns of frontier.json and a few more. `set: texts`: held-out texts are teacher-forced, 16 and 32 at a
+               time, of several languages (mixed) or of one: `kl` of the next token from native's, `perplexity` of the
+               text under the policy and `perplexity_native`, of all and by language. The model also continues each
+               text's beginning freely: `agreement` and `diverged` compare that. `set: questions`: answers as in
+               frontier.json, KL and perplexities over native's answers
   calibration  rivals, and the knob at which they load as many experts as a reference
   perplexity   the same texts under the mixture and under the models beside it, routed natively
   load, overlap   of the mixture's routers, from a trace of what it says after the texts' beginnings
 
 Native and a control that must give native's tokens come first, then presets, the paper's policies by both readings of
-its score, and rivals. Every cell is written when it is done; the same command goes on.
+its score, and rivals. Every cell is written when it is done; the same command continues.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from typing import Annotated, Any
 
 import torch
 import typer
-from answers import Bench, Job, Setting
-from frontier import weights_of
-from kept import Kept
-from paper_policies import no_op, policy, rivals, spelled
-from study import CONTROL, KEY, Cell, Study, Wanted, run, tasks_of
+from lib.answer_bench import Bench, Job, Setting
+from lib.cell_results import CellResults, weights_hash
+from lib.cells import CONTROL, KEY, Cell, CellRunner, RivalKnobs, tasks_of
+from lib.command import run
+from lib.paper_policies import no_op, paper_name, policy, rivals
 from torch.nn.utils.rnn import pad_sequence
 
 from xshare.cli.output import engine_arguments, number_table, wide_console
@@ -51,18 +51,18 @@ from xshare.workers import Workers
 
 SETTINGS = [Setting(batch, 0, mixed) for batch in (16, 32) for mixed in (True, False)]
 PAPER = [(24, 1), (0, 1), (0, 2), (12, 1), (12, 2)]  # its (m, k0), by both scores
-RIVALED: list[tuple[int, int] | str] = [(24, 1), "balanced"]  # what rivals are held against
-AT_ONCE = 16  # texts of a pass, where nobody decodes
+RIVALED: list[tuple[int, int] | str] = [(24, 1), "balanced"]  # the references of rivals
+AT_ONCE = 16  # texts per pass of plain perplexity
 REPLAYED = 25  # batches, to count experts in advance: smol has five times nano's layers
 LISTS = ("calibration", "perplexity", "load", "overlap")
 UNKNOWN = ("accuracy", "accuracy_low", "accuracy_high", "change", "change_low", "change_high", "p", "lost", "won")
 
 
-class Asking(Bench):
+class QuestionBench(Bench):
     """Questions, and the perplexity of native's answers to them."""
 
     def forced(self, setting: Setting, native: Row) -> Row:
-        """What is forced, as `answers`."""
+        """The texts to force, under `answers`."""
         return native
 
     def cell(self, setting: Setting, policy: Policy | None, native: Row) -> tuple[Row, list[bool]]:
@@ -76,19 +76,19 @@ class Asking(Bench):
         return self.kl_row(setting, texts) | self.perplexities(setting, texts)
 
     def perplexities(self, setting: Setting, texts: dict[int, Compared]) -> Row:
-        """Of all, and with the KL of each kind."""
+        """Perplexities of all texts and per kind, with the KL per kind."""
         kinds = [task.kind for task in self.tasks(setting)]
         row: Row = _perplexity(list(texts.values()))
         for kind in dict.fromkeys(task.kind for task in self.job.tasks):
-            mine = [text for place, text in texts.items() if kinds[place] == kind]
-            if mine:
-                row |= {f"{name} {kind}": value for name, value in _perplexity(mine).items()}
-                row[f"kl {kind}"] = _mean([text.kl for text in mine])
+            of_kind = [text for place, text in texts.items() if kinds[place] == kind]
+            if of_kind:
+                row |= {f"{name} {kind}": value for name, value in _perplexity(of_kind).items()}
+                row[f"kl {kind}"] = _mean([text.kl for text in of_kind])
         return row
 
 
-class Reading(Asking):
-    """Texts, forced as they really go on: nobody asks whether what the model says is right."""
+class TextBench(QuestionBench):
+    """Held-out texts, forced as written: there is no right or wrong answer."""
 
     def forced(self, setting: Setting, native: Row) -> Row:
         engine = self.engine(setting.drafts)
@@ -116,12 +116,12 @@ def cells_of(settings: list[Setting], experts: int) -> dict[Cell, str]:
     for numbers in PAPER:
         full = policy(numbers, experts)
         both = [full, full.model_copy(update={"score": "topk"})] if full.batch_budget else [full]
-        cells |= {(setting, each): spelled(numbers) for setting in settings for each in both}
+        cells |= {(setting, which): paper_name(numbers) for setting in settings for which in both}
     return cells
 
 
-def rival_cells(settings: list[Setting], experts: int, top_k: int) -> Wanted:
-    references = [Policy.parse(one) if isinstance(one, str) else policy(one, experts) for one in RIVALED]
+def rival_cells(settings: list[Setting], experts: int, top_k: int) -> RivalKnobs:
+    references = [Policy.parse(form) if isinstance(form, str) else policy(form, experts) for form in RIVALED]
     return {
         (setting, reference, name): policies
         for setting in settings
@@ -133,7 +133,7 @@ def rival_cells(settings: list[Setting], experts: int, top_k: int) -> Wanted:
 
 @torch.inference_mode()
 def held_out_rows(name: str, folder: str, job: Job) -> list[Row]:
-    """How well a model, dense or not, foresees the texts: the tokens that policies are measured on."""
+    """Perplexity of a model, dense or not, on the tokens that policies are measured on, per kind and of all."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     dtype = getattr(torch, job.options.get("dtype", "float32"))
@@ -141,40 +141,42 @@ def held_out_rows(name: str, folder: str, job: Job) -> list[Row]:
     model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).to(job.options.get("device", "cpu")).eval()
     surprise: dict[str | None, list[torch.Tensor]] = {}
     for start in range(0, len(job.tasks), AT_ONCE):
-        some = job.tasks[start : start + AT_ONCE]
-        prompts = [words(task.prompt).input_ids for task in some]
+        batch = job.tasks[start : start + AT_ONCE]
+        prompts = [words(task.prompt).input_ids for task in batch]
         rows = [
             torch.tensor(prompt + words(task.answer).input_ids[: job.limit])
-            for prompt, task in zip(prompts, some, strict=True)
+            for prompt, task in zip(prompts, batch, strict=True)
         ]
         hidden = model.model(input_ids=pad_sequence(rows, batch_first=True).to(model.device), use_cache=False)[0]
-        for task, prompt, ids, states in zip(some, prompts, rows, hidden, strict=True):  # nothing sees what is after it
+        for task, prompt, ids, states in zip(
+            batch, prompts, rows, hidden, strict=True
+        ):  # nothing sees what is after it
             logits = model.lm_head(states[len(prompt) : len(ids) - 1]).double()
-            found = torch.nn.functional.cross_entropy(
+            losses = torch.nn.functional.cross_entropy(
                 logits, ids[len(prompt) + 1 :].to(logits.device), reduction="none"
             )
-            surprise.setdefault(task.kind, []).append(found.cpu())
+            surprise.setdefault(task.kind, []).append(losses.cpu())
     parameters = sum(weight.numel() for weight in model.parameters())
-    about: Row = {"model": name, "weights": weights_of(folder), "parameters": parameters}
+    about: Row = {"model": name, "weights": weights_hash(folder), "parameters": parameters}
     kinds = surprise | {None: [text for texts in surprise.values() for text in texts]}
     return [
-        about | {"kind": kind, "tokens": sum(map(len, some)), "perplexity": math.exp(_mean(some))}
-        for kind, some in kinds.items()
+        about | {"kind": kind, "tokens": sum(map(len, batch)), "perplexity": math.exp(_mean(batch))}
+        for kind, batch in kinds.items()
     ]
 
 
-def describe(bench: Bench, kept: Kept, beside: dict[str, str], recorded: Callable[..., Trace]) -> None:
-    """Everything that needs no policy."""
+def describe(bench: Bench, results: CellResults, beside: dict[str, str], recorded: Callable[..., Trace]) -> None:
+    """Add what needs no policy: perplexities, expert load and overlap."""
     for name, folder in {"smol": bench.job.model, **beside}.items():
         if not (Path(folder) / "config.json").is_file():
             typer.echo(f"{name} is not in {folder}: its perplexity is left out")
-        elif not any(row["model"] == name for row in kept.lists["perplexity"]):
-            kept.lists["perplexity"] += held_out_rows(name, folder, bench.job)
-            kept.write()
-    if not kept.lists["load"]:
-        kept.lists["load"] = load_rows(recorded())
-        kept.lists["overlap"] = overlap(recorded())
-        kept.write()
+        elif not any(row["model"] == name for row in results.lists["perplexity"]):
+            results.lists["perplexity"] += held_out_rows(name, folder, bench.job)
+            results.write()
+    if not results.lists["load"]:
+        results.lists["load"] = load_rows(recorded())
+        results.lists["overlap"] = overlap(recorded())
+        results.write()
 
 
 def main(
@@ -185,60 +187,66 @@ def main(
     engine_args: Annotated[str, typer.Option(help="device and dtype, as a JSON object.")] = "{}",
     count: Annotated[int, typer.Option(min=1, help="Texts, and questions, as many of each kind.")] = 320,
     tokens: Annotated[int, typer.Option(min=2, help="Tokens of a text.")] = 96,
-    answer_tokens: Annotated[int, typer.Option(min=1, help="Tokens of an answer, at most.")] = LONGEST,
-    jobs: Annotated[int, typer.Option(min=1, help="Processes, each with an engine of its own.")] = 1,
-    threads: Annotated[int | None, typer.Option(min=1, help="Threads of the CPU in each.")] = None,
-    together: Annotated[int, typer.Option(min=1, help="Sequences in a pass: batches, each with its own set.")] = 320,
-    seconds: Annotated[float | None, typer.Option(help="Begin nothing that would not be done by then.")] = None,
-    json: Annotated[Path, typer.Option(help="Results; a file that is there is continued.")] = Path(
+    answer_tokens: Annotated[int, typer.Option(min=1, help="max_tokens of an answer.")] = LONGEST,
+    jobs: Annotated[int, typer.Option(min=1, help="Worker processes, each with its own engine.")] = 1,
+    threads: Annotated[int | None, typer.Option(min=1, help="CPU threads per process.")] = None,
+    together: Annotated[
+        int, typer.Option(min=1, help="Sequences per forward pass: several batches, each with its own set.")
+    ] = 320,
+    seconds: Annotated[float | None, typer.Option(help="Start no cell that would not be done by then.")] = None,
+    json: Annotated[Path, typer.Option(help="Results; an existing file is continued.")] = Path(
         "evidence/third_model.json"
     ),
 ) -> None:
-    options, alone, weights = engine_arguments(engine_args), threads or (1 if jobs > 1 else None), weights_of(model)
+    options, alone, weights = engine_arguments(engine_args), threads or (1 if jobs > 1 else None), weights_hash(model)
     began, complete, rows = time.monotonic(), True, []
-    sets: list[tuple[str, type[Asking], list[Task], int]] = [("texts", Reading, tasks_of(texts, count, 0), tokens)]
+    sets: list[tuple[str, type[QuestionBench], list[Task], int]] = [
+        ("texts", TextBench, tasks_of(texts, count, 0), tokens)
+    ]
     if questions is not None and questions.is_file() and questions.stat().st_size:
-        sets.append(("questions", Asking, tasks_of(questions, count, 0), answer_tokens))
-    for name, kind, asked, limit in sets:
-        job = Job(model, options, asked, limit, len(asked), 0, alone, together)
+        sets.append(("questions", QuestionBench, tasks_of(questions, count, 0), answer_tokens))
+    for name, kind, tasks, limit in sets:
+        job = Job(model, options, tasks, limit, len(tasks), 0, alone, together)
         bench = kind(job)
         about = bench.engine(0).about
         part: Row = {"model": about.model, "weights": weights, "device": about.device, "dtype": about.dtype}
-        kept = Kept(
-            json, about.record(), job.setting(), KEY, LISTS, part | {"set": name, "tasks": job.setting()["tasks"]}
+        results = CellResults(
+            json, about.record(), job.identity(), KEY, LISTS, part | {"set": name, "tasks": job.identity()["tasks"]}
         )
         settings = SETTINGS if name == "texts" else SETTINGS[:1]
-        found: list[Trace] = []
+        traces: list[Trace] = []
 
-        def recorded(*_: Any, bench: Bench = bench, found: list[Trace] = found) -> Trace:
-            """Once."""
-            found += [] if found else [bench.recorded()]
-            return found[0]
+        def recorded(*_: Any, bench: Bench = bench, traces: list[Trace] = traces) -> Trace:
+            """Recorded at the first call only."""
+            traces += [] if traces else [bench.recorded()]
+            return traces[0]
 
         if name == "texts":
-            describe(bench, kept, dict(each.split("=", 1) for each in beside or []), recorded)
-        workers = Workers(bench.told if jobs == 1 else partial(kind, job), jobs)
+            describe(bench, results, dict(pair.split("=", 1) for pair in beside or []), recorded)
+        workers = Workers(bench.reporting_to if jobs == 1 else partial(kind, job), jobs)
         try:
-            left = None if seconds is None else seconds - (time.monotonic() - began)
-            study = Study(bench, workers, kept, left, REPLAYED)
-            all_ = study.natives(settings) and study.measure(name, cells_of(settings, about.experts), kind.cell)
-            if name == "texts" and all_:
-                wanted = rival_cells(settings, about.experts, about.top_k)
-                all_ = study.matches(wanted, recorded, kind.cell)
-            if all_:
-                kept.finish()
-            complete = complete and all_
+            seconds_left = None if seconds is None else seconds - (time.monotonic() - began)
+            runner = CellRunner(bench, workers, results, seconds_left, REPLAYED)
+            all_measured = runner.natives(settings) and runner.measure(
+                name, cells_of(settings, about.experts), kind.cell
+            )
+            if name == "texts" and all_measured:
+                knobs = rival_cells(settings, about.experts, about.top_k)
+                all_measured = runner.matches(knobs, recorded, kind.cell)
+            if all_measured:
+                results.finish()
+            complete = complete and all_measured
         finally:
             workers.close()
-        rows = kept.rows
+        rows = results.rows
     show(rows)
-    typer.echo(f"results: {json}" + ("" if complete else "; not all of it: the same command goes on"))
+    typer.echo(f"results: {json}" + ("" if complete else "; incomplete: run the same command to continue"))
 
 
 def show(rows: list[Row]) -> None:
     for place in dict.fromkeys((row["set"], Setting.of(row)) for row in rows):
-        name, how = place
-        title = f"{name}, {how.batch} together, {'mixed' if how.mixed else 'one kind at a time'}"
+        name, setting = place
+        title = f"{name}, {setting.batch} together, {'mixed' if setting.mixed else 'one kind at a time'}"
         table = number_table(title, "policy", "experts", "KL", "perplexity", "agreement", "accuracy")
         for row in (row for row in rows if (row["set"], Setting.of(row)) == place):
             table.add_row(

@@ -29,8 +29,8 @@ from xshare.results import Results, Row
 
 BATCHES = (16, 13, 9, 32, 27)  # on the grid of captured sizes, and off it
 PROTECTED = 4  # requests of 16
-# Pairs that run the same kernels, so that their tokens must be alike. Compilation changes roundings, so an eager engine
-# is held against graphs of uncompiled code, and kinds of graph against each other.
+# Pairs that run the same kernels, so that their tokens must be equal. Compilation changes roundings, so an eager engine
+# is compared with graphs of uncompiled code, and kinds of graphs with each other.
 SAME = [
     ("V1 eager", "V1 full, not compiled"),
     ("V1 full", "V1 piecewise"),
@@ -67,7 +67,7 @@ CASES: dict[str, dict[str, Any]] = {
 def engine(case: dict[str, Any], tiny: bool, folder: Path) -> Any:
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     os.environ["VLLM_USE_V2_MODEL_RUNNER"] = str(int(bool(case.get("v2"))))
-    from shapes import eagle3_head, gpt_oss_120b, qwen3_30b_a3b, write
+    from lib.model_shapes import eagle3_head, gpt_oss_120b, qwen3_30b_a3b, write
     from vllm import LLM
 
     if case.get("across"):
@@ -79,7 +79,7 @@ def engine(case: dict[str, Any], tiny: bool, folder: Path) -> Any:
     options: dict[str, Any] = {"dtype": "float32"} if tiny else {}
     if case.get("host") and not tiny:
         options |= {"cpu_offload_gb": 8, "cpu_offload_params": {"experts"}}
-    # Code that is compiled for a CPU leaves out what Kept does.
+    # Code compiled for a CPU leaves out what RecordingHook does.
     if case.get("eager") or (tiny and case.get("across")):
         options["enforce_eager"] = True
     elif not tiny:
@@ -116,7 +116,7 @@ def take_path_of_several(by_vllm: bool) -> None:
     layer: Any = import_module("xshare.engines.vllm.layer")
     ranks: Any = import_module("xshare.engines.vllm.ranks")
     make_hook, ranks.EVEN_ALONE = layer.make_hook, True
-    layer.make_hook = lambda mode, site, *more: Kept(make_hook(mode, site, *more), site.top_k, more[-1])
+    layer.make_hook = lambda mode, site, *args: RecordingHook(make_hook(mode, site, *args), site.top_k, args[-1])
     if by_vllm:
         ranks.nccl_of = lambda group: nccl_of_one(group.device)
 
@@ -127,16 +127,16 @@ def nccl_of_one(device: Any) -> Any:
     from vllm.distributed.device_communicators.pynccl import PyNcclCommunicator
     from vllm.distributed.device_communicators.pynccl_wrapper import NCCLLibrary
 
-    found = PyNcclCommunicator.__new__(PyNcclCommunicator)
-    found.nccl, found.rank, found.world_size, found.device = NCCLLibrary(), 0, 1, device
-    found.available, found.disabled = True, False
+    communicator = PyNcclCommunicator.__new__(PyNcclCommunicator)
+    communicator.nccl, communicator.rank, communicator.world_size, communicator.device = NCCLLibrary(), 0, 1, device
+    communicator.available, communicator.disabled = True, False
     with torch.cuda.device(device):
-        found.comm = found.nccl.ncclCommInitRank(1, found.nccl.ncclGetUniqueId(), 0)
-    return found
+        communicator.comm = communicator.nccl.ncclCommInitRank(1, communicator.nccl.ncclGetUniqueId(), 0)
+    return communicator
 
 
-class Kept:
-    """A hook that leaves each row's experts and weights in memory of its own, from inside a captured graph too."""
+class RecordingHook:
+    """A hook that also copies each row's experts and weights into buffers of its own, inside captured graphs too."""
 
     def __init__(self, hook: Any, top_k: int, device: Any) -> None:
         import torch
@@ -153,16 +153,18 @@ class Kept:
         return weights, ids
 
     def compute(self, native: Any, logits: Any) -> Any:
-        return self.hook.compute(native, logits)  # its experts route by themselves
+        return self.hook.compute(native, logits)  # its experts do their own routing
 
-    def as_wanted(self, logits: Any, routing: Any) -> bool:
-        """Whether the rows have the experts and weights of the reference; of experts with equal logits either."""
+    def routed_as(self, logits: Any, routing: Any) -> bool:
+        """Whether the rows have the reference's experts and weights; of experts with equal logits, either is right."""
         import torch
 
         n = len(logits)
         ids, weights = self.ids[:n].cpu(), self.weights[:n].cpu()
-        chosen = [logits.gather(1, each).sort(-1) for each in (ids, routing.ids)]
-        ours, want = (each.gather(1, it.indices) for each, it in zip((weights, routing.weights), chosen, strict=True))
+        chosen = [logits.gather(1, experts).sort(-1) for experts in (ids, routing.ids)]
+        ours, want = (
+            each.gather(1, order.indices) for each, order in zip((weights, routing.weights), chosen, strict=True)
+        )
         inside = bool(routing.selected[ids].all())
         return inside and torch.equal(chosen[0].values, chosen[1].values) and torch.allclose(ours, want.float(), 1e-3)
 
@@ -185,21 +187,21 @@ class Witness:
 
             layout = self.state.now.layout(waiting).to(torch.device("cpu"))
             for layer in self.state.layers:
-                logits, own = layer.buffers.seen[:waiting].cpu(), self.state.policy.for_layer(layer.site.number)
-                routing = xshare.route(logits, router_on_cpu(layer.site.router), own, layout=layout)
+                logits, policy = layer.buffers.seen[:waiting].cpu(), self.state.policy.for_layer(layer.site.number)
+                routing = xshare.route(logits, router_on_cpu(layer.site.router), policy, layout=layout)
                 self.compared += 1
                 self.differ += int(not bool((routing.selected == layer.buffers.keep.cpu()).all()))
-                if isinstance(layer.hook, Kept) and layer.site.path == "router":
+                if isinstance(layer.hook, RecordingHook) and layer.site.path == "router":
                     self.routed += 1
-                    self.misrouted += int(not layer.hook.as_wanted(logits, routing))
+                    self.misrouted += int(not layer.hook.routed_as(logits, routing))
             self.sizes.append([float(layer.buffers.keep.sum()) for layer in self.state.layers])
         self.native()
 
     def take(self) -> tuple[int, int, list[list[float]]]:
         self.settle()
-        found = self.compared, self.differ, self.sizes
+        counts = self.compared, self.differ, self.sizes
         self.compared, self.differ, self.sizes = 0, 0, []
-        return found
+        return counts
 
 
 def router_on_cpu(router: Any) -> Any:
@@ -213,7 +215,7 @@ def state_of(llm: Any) -> Any:
 
 
 def generate(llm: Any, batch: int, tokens: int = 8, protected: int = 0) -> list[list[int]]:
-    """The first `protected` requests are."""
+    """Greedy tokens of a batch. The first `protected` requests are protected."""
     from vllm import SamplingParams
 
     prompts = [{"prompt_token_ids": [(257 * (7 * i + j) + 3) % 4000 for j in range(8)]} for i in range(batch)]
@@ -222,15 +224,15 @@ def generate(llm: Any, batch: int, tokens: int = 8, protected: int = 0) -> list[
         SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True, detokenize=False, extra_args={"xshare": kind})
         for kind in kinds
     ]
-    return [list(found.outputs[0].token_ids) for found in llm.generate(prompts, params, use_tqdm=False)]
+    return [list(output.outputs[0].token_ids) for output in llm.generate(prompts, params, use_tqdm=False)]
 
 
 def run_case(name: str, tiny: bool) -> dict[str, Any]:
     case = CASES[name]
-    found: dict[str, Any] = {"rows": [], "tokens": {}, "sizes": {}}
+    result: dict[str, Any] = {"rows": [], "tokens": {}, "sizes": {}}
 
     def check(what: str, passed: bool, detail: str) -> None:
-        found["rows"].append({"check": f"{name}: {what}", "passed": bool(passed), "detail": detail})
+        result["rows"].append({"check": f"{name}: {what}", "passed": bool(passed), "detail": detail})
 
     with tempfile.TemporaryDirectory() as folder:
         begun = time.monotonic()
@@ -246,11 +248,11 @@ def run_case(name: str, tiny: bool) -> dict[str, Any]:
             check("routed in one launch", routed == 4, f"{routed} of 4 layers")
         if case.get("host") and not tiny:
             # vLLM 0.26's V2 runner takes the option and keeps them on the GPU; the start says so.
-            there = 0 if case.get("v2") and vllm_version().startswith("0.26.") else 4
-            what = "experts are in host memory" if there else "its V2 runner keeps experts on the GPU, and says so"
-            check(what, state.host_layers == there, f"those of {state.host_layers} of 4 layers are in host memory")
+            expected = 0 if case.get("v2") and vllm_version().startswith("0.26.") else 4
+            what = "experts are in host memory" if expected else "its V2 runner keeps experts on the GPU, and says so"
+            check(what, state.host_layers == expected, f"those of {state.host_layers} of 4 layers are in host memory")
         witness = Witness(state)
-        witness.take()  # what warming up the engine left
+        witness.take()  # drop what the engine's warm-up left
         drafts = case.get("drafts", 0)
         for batch in (4, 5, 7) if drafts else BATCHES:
             llm.reset_prefix_cache()
@@ -262,7 +264,7 @@ def run_case(name: str, tiny: bool) -> dict[str, Any]:
             prefills = after["steps_bypassed"].get("prefill", 0) - before["steps_bypassed"].get("prefill", 0)
             detail = f"{compared} sets over {pruned} decode steps, {differ} differ; {prefills} prefill steps bypassed"
             check(f"S equals the reference, batch {batch}", compared > 0 and not differ and prefills > 0, detail)
-            found["tokens"][str(batch)], found["sizes"][str(batch)] = tokens, sizes
+            result["tokens"][str(batch)], result["sizes"][str(batch)] = tokens, sizes
         llm.reset_prefix_cache()
         before = state.stats()["steps_pruned"]
         requests = 5 if drafts else 9  # more than the budget holds
@@ -287,25 +289,26 @@ def run_case(name: str, tiny: bool) -> dict[str, Any]:
             llm.collective_rpc("xshare_switch", args=(False,))
             native = generate(llm, 16)
             same = sum(a == b for a, b in zip(everything, native, strict=True))
-            pruned_differ = sum(a != b for a, b in zip(found["tokens"]["16"], native, strict=True))
+            pruned_differ = sum(a != b for a, b in zip(result["tokens"]["16"], native, strict=True))
             check("a budget of N gives the native tokens", same == 16 and ran > 0, f"{same} of 16, {ran} sets chosen")
             check("the policy's does not", pruned_differ > 0, f"{pruned_differ} of 16 differ from native")
             smaller = generate(llm, 8)
-            kept, own = (
-                sum(a == b for a, b in zip(some[:PROTECTED], native, strict=False)) for some in (guarded, smaller)
+            same_protected, same_native = (
+                sum(a == b for a, b in zip(served[:PROTECTED], native, strict=False)) for served in (guarded, smaller)
             )
-            detail = f"{kept} of {PROTECTED}; of native routing in a batch of 8, {own}: what batch size alone changes"
-            check("protected requests give native's tokens in a batch of 16", kept >= own, detail)
-        found["seconds"] = time.monotonic() - begun
-    return found
+            detail = f"{same_protected} of {PROTECTED}; of native routing in a batch of 8, {same_native}: "
+            detail += "what batch size alone changes"
+            check("protected requests give native's tokens in a batch of 16", same_protected >= same_native, detail)
+        result["seconds"] = time.monotonic() - begun
+    return result
 
 
 def compare(results: dict[str, dict[str, Any]]) -> list[Row]:
     """Graph modes and runners of one shape against each other: the same numbers of experts, the same tokens."""
     rows: list[Row] = []
     for shape in ("gpt-oss", "qwen3"):
-        for one, other in SAME:
-            first, second = results.get(f"{shape} {one}"), results.get(f"{shape} {other}")
+        for first_name, second_name in SAME:
+            first, second = results.get(f"{shape} {first_name}"), results.get(f"{shape} {second_name}")
             if not (first and second and first["tokens"] and second["tokens"]):
                 continue
             same = [
@@ -313,7 +316,9 @@ def compare(results: dict[str, dict[str, Any]]) -> list[Row]:
                 for batch in first["tokens"]
             ]
             detail = f"tokens and |S| of every step and layer alike at {sum(same)} of {len(same)} batch sizes"
-            rows.append({"check": f"{shape} {one} routes as {other}", "passed": all(same), "detail": detail})
+            rows.append(
+                {"check": f"{shape} {first_name} routes as {second_name}", "passed": all(same), "detail": detail}
+            )
     return rows
 
 
@@ -329,13 +334,13 @@ def main(
     if case is not None:
         print("RESULT " + json_format.dumps(run_case(case, tiny)))
         return
-    wanted = [name for name in CASES if only in name and not (tiny and CASES[name].get("v2"))]
+    names = [name for name in CASES if only in name and not (tiny and CASES[name].get("v2"))]
     running: dict[str, subprocess.Popen[str]] = {}
     results: dict[str, dict[str, Any]] = {}
     rows: list[Row] = []
-    while wanted or running:
-        while wanted and len(running) < jobs:
-            name = wanted.pop(0)
+    while names or running:
+        while names and len(running) < jobs:
+            name = names.pop(0)
             command = [sys.executable, __file__, "--case", name, *(["--tiny"] if tiny else [])]
             log = open(f"{tempfile.gettempdir()}/{name.replace(' ', '_')}.log", "w")  # noqa: SIM115, PTH123
             running[name] = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)

@@ -18,7 +18,7 @@ def test_contiguous_gives_the_remainder_to_the_first_devices():
     assert Placement.contiguous(2, 3).num_devices == 3
 
 
-def test_round_robin():
+def test_round_robin_deals_experts_in_turn():
     assert Placement.round_robin(5, 2).devices.tolist() == [0, 1, 0, 1, 0]
 
 

@@ -109,7 +109,12 @@ def test_what_few_pairs_give_is_called_a_range():
 
 
 def pages():
-    return [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")]
+    return [
+        ROOT / "README.md",
+        ROOT / "CONTRIBUTING.md",
+        ROOT / "benchmarks" / "README.md",
+        *(ROOT / "docs").rglob("*.md"),
+    ]
 
 
 def anchors(page):
@@ -127,6 +132,13 @@ def test_links_lead_somewhere():
             found = page.parent / target if target else page
             assert found.exists(), (page.name, target)
             assert not anchor or anchor in anchors(found), (page.name, target, anchor)
+
+
+def test_every_benchmark_is_listed_with_its_result_file():
+    page = (ROOT / "benchmarks" / "README.md").read_text()
+    rows = re.findall(r"^\| [^|]+ \| `(\w+\.py)` \| (?:`(\w+\.json)` )?\|", page, flags=re.MULTILINE)
+    assert sorted(script for script, _ in rows) == sorted(file.name for file in (ROOT / "benchmarks").glob("*.py"))
+    assert all((ROOT / "evidence" / file).is_file() for _, file in rows if file)
 
 
 def test_every_page_with_tables_is_rendered():
@@ -167,5 +179,5 @@ def test_what_tests_cite_of_the_algorithms_is_there():
     assert cited <= set(numbers)
     invariants = page.partition("## 10. Invariants")[2].partition("\n## ")[0]
     listed = set(re.findall(r"^(\d+)\. ", invariants, flags=re.MULTILINE))
-    tested = set(re.findall(r"def test_(\d+)_", (ROOT / "tests" / "test_invariants.py").read_text()))
+    tested = set(re.findall(r"Invariant (\d+)\.", (ROOT / "tests" / "test_invariants.py").read_text()))
     assert tested <= listed == set("123456789")

@@ -111,7 +111,7 @@ SETTINGS |= {"experiment": False, "protect": True, "default": "exact", "one_laun
 
 @fuzzed
 @given(altered(SETTINGS) | altered({"profile": "a.yaml"}) | altered(POLICY | {"strict": True}) | values)
-def test_settings(given):
+def test_any_settings_are_read_or_refused(given):
     read(settings_of, {"xshare": given})
 
 
@@ -130,7 +130,7 @@ PROFILE |= {"cost": {"file": "stairs.json", "sha256": "0" * 64}}
 
 @fuzzed
 @given(altered(PROFILE).map(encoded) | other_bytes(yaml.safe_dump(PROFILE).encode()) | st.binary(max_size=60))
-def test_a_profile(tmp_path, content):
+def test_any_profile_is_read_or_refused(tmp_path, content):
     (tmp_path / "p.yaml").write_bytes(content)
     (tmp_path / "stairs.json").write_text("{}")
     profile = read(read_profile, tmp_path / "p.yaml")
@@ -153,7 +153,7 @@ def stairs(tmp_path_factory):
 
 @fuzzed
 @given(data=st.data())
-def test_a_staircase(tmp_path, stairs, data):
+def test_any_staircase_is_read_or_refused(tmp_path, stairs, data):
     good = json.dumps(stairs).encode()
     (tmp_path / "s.json").write_bytes(data.draw(altered(stairs).map(encoded) | other_bytes(good) | st.binary()))
     if (found := read(read_stairs, tmp_path / "s.json")) is not None:
@@ -174,7 +174,7 @@ RESULT |= {"samples": [{"policy": "native", "stamp": 1, "ms": 2.0}], "stamps": [
 
 @fuzzed
 @given(altered(RESULT).map(encoded) | other_bytes(encoded(RESULT)) | st.binary(max_size=60))
-def test_results(tmp_path, content):
+def test_any_result_file_is_read_or_refused(tmp_path, content):
     path = tmp_path / "r.json"
     path.write_bytes(content)
     read(lambda: page(*read_folder(tmp_path), title="all"))

@@ -36,7 +36,8 @@ def close(a, b):
 
 @many
 @given(seeds, st.sampled_from(["m", "mr", "mg", "tau"]), st.integers(0, 2), st.sampled_from(["full", "topk"]))
-def test_1_a_budget_of_everything_is_native_routing(seed, letter, k0, score):
+def test_a_budget_of_everything_is_native_routing(seed, letter, k0, score):
+    """Invariant 1."""
     case = make(seed, broken=False)
     policy = Policy.parse(f"k0={min(k0, case.N)},{letter}={1 if letter == 'tau' else case.N},score={score}")
     native, got = routed(case, Policy.parse("native")), routed(case, policy)
@@ -46,7 +47,8 @@ def test_1_a_budget_of_everything_is_native_routing(seed, letter, k0, score):
 
 @many
 @given(seeds)
-def test_2_warm_up_is_kept_and_the_budget_is_met(seed):
+def test_warm_up_is_kept_and_the_budget_is_met(seed):
+    """Invariant 2."""
     case = make(seed, broken=False)
     k0, m = max(1, min(case.policy["k0"], case.N)), case.policy["m"]
     scores = case.tensor().softmax(-1)
@@ -60,7 +62,8 @@ def test_2_warm_up_is_kept_and_the_budget_is_met(seed):
 
 @many
 @given(seeds, st.randoms(use_true_random=False))
-def test_4_permuting_rows_and_requests_changes_nothing_else(seed, rng):
+def test_permuting_rows_and_requests_changes_nothing_else(seed, rng):
+    """Invariant 4."""
     case = make(seed)
     order = list(range(len(case.logits)))
     rng.shuffle(order)
@@ -81,7 +84,8 @@ def test_4_permuting_rows_and_requests_changes_nothing_else(seed, rng):
 
 @many
 @given(seeds, st.integers(1, 4))
-def test_5_rows_that_do_not_vote_change_nothing(seed, extra):
+def test_rows_that_do_not_vote_change_nothing(seed, extra):
+    """Invariant 5."""
     case = make(seed)
     more = torch.randn(extra, case.N, generator=torch.Generator().manual_seed(seed % 2**31)).double() * 9
     got = routed(case)
@@ -101,7 +105,8 @@ def test_5_rows_that_do_not_vote_change_nothing(seed, extra):
 
 @many
 @given(seeds)
-def test_5_without_a_voting_row_routing_is_native(seed):
+def test_without_a_voting_row_routing_is_native(seed):
+    """Invariant 5."""
     case = make(seed, broken=False)
     nobody = BatchLayout([-1] * len(case.logits))
     got, native = routed(case, layout=nobody), routed(case, Policy.parse("native"), layout=nobody)
@@ -112,7 +117,8 @@ def test_5_without_a_voting_row_routing_is_native(seed):
 
 @many
 @given(seeds)
-def test_6_max_load_is_that_of_the_set(seed):
+def test_max_load_is_that_of_the_set(seed):
+    """Invariant 6."""
     case = make(seed)
     got = routed(case)
     devices = torch.tensor(case.devices)
@@ -121,7 +127,8 @@ def test_6_max_load_is_that_of_the_set(seed):
 
 @many
 @given(seeds)
-def test_7_weights_add_up_and_nothing_is_ever_nan(seed):
+def test_weights_add_up_and_nothing_is_ever_nan(seed):
+    """Invariant 7."""
     case = make(seed, broken=True)
     got = routed(case)
     assert not got.weights.isnan().any()
@@ -136,7 +143,8 @@ def test_7_weights_add_up_and_nothing_is_ever_nan(seed):
 
 @many
 @given(seeds, st.floats(0.01, 1), st.sampled_from(["k0=0", "k0=1,m=2", "k0=0,mr=2", "k0=0,lam=0.3", "k0=0,mg=2"]))
-def test_9_every_voting_row_is_routed_to_rho_of_its_native_weight(seed, rho, more):
+def test_every_voting_row_is_routed_to_rho_of_its_native_weight(seed, rho, more):
+    """Invariant 9."""
     case = make(seed)
     native, got = routed(case, Policy.parse("native")), routed(case, Policy.parse(f"{more},rho={rho!r}"))
     for i, request in enumerate(case.requests):
@@ -149,7 +157,8 @@ def test_9_every_voting_row_is_routed_to_rho_of_its_native_weight(seed, rho, mor
 
 @many
 @given(seeds)
-def test_9_protected_rows_are_native(seed):
+def test_protected_rows_are_native(seed):
+    """Invariant 9."""
     case = make(seed)
     votes = [i for i, request in enumerate(case.requests) if request >= 0 and not case.broken(i)]
     layout = BatchLayout(case.requests, protected=votes[:2])
@@ -160,7 +169,8 @@ def test_9_protected_rows_are_native(seed):
 
 @many
 @given(seeds, st.lists(st.floats(0.001, 4), min_size=2, max_size=4), st.booleans())
-def test_9_the_set_shrinks_as_the_price_grows(seed, prices, with_cost):
+def test_the_set_shrinks_as_the_price_grows(seed, prices, with_cost):
+    """Invariant 9."""
     case = make(seed)
     case.cost = case.cost if with_cost else None
     sets = [experts(routed(case, Policy(price=lam, warmup=1)).selected) for lam in sorted(prices)]
@@ -189,7 +199,7 @@ def test_leading_dimensions_are_independent_problems(seed):
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
-def test_any_float_type(dtype):
+def test_every_float_type_routes_as_float64(dtype):
     logits = torch.randn(16, 40, generator=torch.Generator().manual_seed(1)).to(dtype)
     router, policy = RouterSpec.softmax(4), Policy.parse("k0=1,m=4")
     got, exact = xshare.route(logits, router, policy), xshare.route(logits.double(), router, policy)
@@ -213,7 +223,7 @@ def test_static_shapes_and_no_host_synchronisation(text):
     assert got.selected.shape == (2, 32)
 
 
-def test_empty_batch():
+def test_an_empty_batch_selects_nothing():
     got = xshare.route(torch.empty(0, 8), RouterSpec.softmax(2), Policy.parse("k0=1,m=2"))
     assert got.ids.shape == (0, 2)
     assert got.excluded.item() == 0

@@ -79,7 +79,7 @@ def configuration(number):
 
 
 @pytest.mark.parametrize("path", ["compiled", "reference"])
-def test_20_000_steps(path, monkeypatch):
+def test_protected_rows_are_native_in_random_configurations(path, monkeypatch):
     """Half of them as a CPU routes in its compiled form, half by the reference."""
     if path == "reference":
         monkeypatch.setattr(cpu.call, "installed", lambda: False)

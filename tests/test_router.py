@@ -20,7 +20,7 @@ from xshare import RouterError, RouterSpec
         ("deepseek-ai/DeepSeek-V3-0324", 256, 8, "sigmoid", True),
     ],
 )
-def test_presets(name, N, k, scoring, renormalize):
+def test_published_models_have_their_routers(name, N, k, scoring, renormalize):
     router = RouterSpec.for_model(name)
     assert (router.num_experts, router.top_k, router.scoring, router.renormalize) == (N, k, scoring, renormalize)
     if scoring == "sigmoid":

@@ -9,7 +9,7 @@ from xshare.protected_share import protected_requests
     ("share", "requests", "places"),
     [(0, 16, []), (0.1, 16, [4, 12]), (0.5, 4, [1, 3]), (1, 3, [0, 1, 2]), (0.01, 5, [2]), (0.25, 16, [2, 6, 10, 14])],
 )
-def test_who_it_is(share, requests, places):
+def test_a_share_protects_evenly_spread_requests(share, requests, places):
     assert sorted(protected_requests(share, requests)) == places
 
 

@@ -111,7 +111,7 @@ def test_times_that_do_not_grow_are_refused():
         cost_of([4, 8, 12], [3.0, 2.0, 1.0], 32)
 
 
-def test_a_file(tmp_path):
+def test_a_staircase_file_is_read_by_rows(tmp_path):
     path = tmp_path / "stairs.json"
     write(path, rows_of(16) + rows_of(4, range(8, 20)))
     found = read_stairs(path)

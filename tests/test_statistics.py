@@ -26,7 +26,7 @@ def test_the_interval_of_few_values_is_their_range():
         assert is_range == (count < FEWEST)
 
 
-def test_names():
+def test_intervals_of_few_values_are_called_ranges():
     assert interval_names([8, None, 6]) == ("95 %", ["", "", ""])
     assert interval_names([4, 4]) == ("range of 4", ["", ""])
     assert interval_names([3, 5]) == ("range", [", range of 3", ", range of 5"])
@@ -44,7 +44,7 @@ def test_a_row_says_of_how_many_values_its_medians_are():
     assert count_of({}, "ratio") is None
 
 
-def test_in_words():
+def test_an_interval_in_words_says_what_it_is():
     assert within((1.0, 0.5, 2.0), str) == "95 %: 0.5 to 2.0"
     assert within((1.0, 0.5, 2.0), str, 5) == "range of 5: 0.5 to 2.0"
     assert within((1.0, 1.0, 1.0), str, 1) == "no interval"

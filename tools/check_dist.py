@@ -78,16 +78,16 @@ def main(folder: Path) -> None:
     with tempfile.TemporaryDirectory() as place:
         fresh = Fresh(Path(place, "environment").resolve())
         fresh.install(xshare)
-        where = fresh.says("python", "-c", "import xshare; print(xshare.__file__)")
-        assert where.startswith(str(fresh.bin.parent)), f"xshare was imported from {where}"
+        location = fresh.says("python", "-c", "import xshare; print(xshare.__file__)")
+        assert location.startswith(str(fresh.bin.parent)), f"xshare was imported from {location}"
         assert "oea" in fresh.says("xshare", "methods")
-        said = fresh.says(*demo, status=2)
-        assert "pip install ./nano" in said, said
-        print(said.strip())
+        output = fresh.says(*demo, status=2)
+        assert "pip install ./nano" in output, output
+        print(output.strip())
         fresh.install(nano)
-        said = fresh.says(*demo)
-        assert "balanced" in said, said
-        print(said.strip())
+        output = fresh.says(*demo)
+        assert "balanced" in output, output
+        print(output.strip())
 
 
 if __name__ == "__main__":

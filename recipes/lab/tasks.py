@@ -18,7 +18,7 @@ WELL = 0.75  # of the questions of a size; a kind of which it answers no size we
 def sizes(evaluation: Path) -> dict[str, int]:
     accuracy = json.loads(evaluation.read_text())["accuracy"]
     good = {kind: [int(size) for size, right in by.items() if right >= WELL] for kind, by in accuracy.items()}
-    return {kind: max(some) for kind, some in good.items() if some}
+    return {kind: max(answered) for kind, answered in good.items() if answered}
 
 
 def main() -> None:

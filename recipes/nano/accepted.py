@@ -1,4 +1,4 @@
-"""How well nano's draft model knows it: tokens a step with three drafts, by kind of question, decoded for real.
+"""How well does nano's draft model predict it? Tokens per step with three drafts, by kind of question, really decoded.
 
 python recipes/nano/accepted.py > recipes/nano/accepted.json
 """
@@ -17,12 +17,12 @@ QUESTIONS, BATCH, DRAFTS = 8, 4, 3
 
 def main() -> None:
     engine = open_engine("transformers", "nano", drafts=DRAFTS)
-    found = {"questions": QUESTIONS, "batch": BATCH, "drafts": DRAFTS, "accepted": {}}
+    results = {"questions": QUESTIONS, "batch": BATCH, "drafts": DRAFTS, "accepted": {}}
     for kind in ASKED:
         tasks = [task for task in built_in(QUESTIONS) if task.kind == kind]
         run = answer(engine, None, tasks, batch=BATCH, limit=LONGEST).run
-        found["accepted"][kind] = round(1 + DRAFTS * run.accepted / run.drafted, 2)
-    print(json.dumps(found, indent=1))
+        results["accepted"][kind] = round(1 + DRAFTS * run.accepted / run.drafted, 2)
+    print(json.dumps(results, indent=1))
 
 
 if __name__ == "__main__":

@@ -34,7 +34,7 @@ def evaluate(corpus: Path, out: Path, name: str, questions: int) -> None:
     model = AutoModelForCausalLM.from_pretrained(out / name, dtype=dtype).to(device).eval()
     folder = out / name if (out / name / "tokenizer.json").is_file() else NANO
     last = json.loads((out / f"log-{name}.jsonl").read_text().splitlines()[-1])
-    found = {
+    results = {
         "model": name,
         "steps": last["step"],
         "length": LENGTH[name],
@@ -45,34 +45,36 @@ def evaluate(corpus: Path, out: Path, name: str, questions: int) -> None:
         "accuracy": accuracy(model, folder, device, questions, name),
         "loss": losses(model, folder, corpus, LENGTH[name], device),
     }
-    (out / f"evaluation-{name}.json").write_text(json.dumps(found, indent=1) + "\n")
+    (out / f"evaluation-{name}.json").write_text(json.dumps(results, indent=1) + "\n")
 
 
 def accuracy(model: Any, folder: Path, device: str, questions: int, name: str) -> dict[str, dict[str, float]]:
     from transformers import AutoTokenizer
 
     words = AutoTokenizer.from_pretrained(folder)
-    asked = []
+    questions_asked = []
     for kind in KINDS:
         trained = sizes(name)[kind]
         usual = asked_at(name).get(kind, trained[-1])
         among = (1, 2, 3) if name.startswith("lab") else (2,)  # quarters of the way
         for size in sorted({trained[0], *(trained[len(trained) * i // 4] for i in among), trained[-1], usual}):
             try:
-                asked += [(kind, size, question) for question in held_out_questions(kind, questions, size=size)]
+                questions_asked += [
+                    (kind, size, question) for question in held_out_questions(kind, questions, size=size)
+                ]
             except ValueError:  # too few of them held out
                 continue
     right: dict[str, dict[str, list[bool]]] = {}
     began = time.monotonic()
-    prompts = [words(nano_prompt(question)).input_ids for _, _, question in asked]
+    prompts = [words(nano_prompt(question)).input_ids for _, _, question in questions_asked]
     limit = HARDEST if name.startswith("lab") else LONGEST
     decoded = decode(model, prompts, ends=words.eos_token_id, limit=limit, batch=BATCH[device])
-    print(f"{len(asked)} questions, {time.monotonic() - began:.0f} s", flush=True)
-    for (kind, size, question), text in zip(asked, words.batch_decode(decoded.tokens), strict=True):
-        given = text.removesuffix(END)
-        right.setdefault(kind, {}).setdefault(str(size), []).append(is_right(question, given))
-    found = {kind: {size: sum(all_) / len(all_) for size, all_ in by.items()} for kind, by in right.items()}
-    for kind, by in found.items():
+    print(f"{len(questions_asked)} questions, {time.monotonic() - began:.0f} s", flush=True)
+    for (kind, size, question), text in zip(questions_asked, words.batch_decode(decoded.tokens), strict=True):
+        answer_text = text.removesuffix(END)
+        right.setdefault(kind, {}).setdefault(str(size), []).append(is_right(question, answer_text))
+    shares = {kind: {size: sum(all_) / len(all_) for size, all_ in by.items()} for kind, by in right.items()}
+    for kind, by in shares.items():
         print(
             kind,
             {size: round(value, 2) for size, value in by.items()},
@@ -80,11 +82,11 @@ def accuracy(model: Any, folder: Path, device: str, questions: int, name: str) -
             asked_at(name).get(kind),
             flush=True,
         )
-    return found
+    return shares
 
 
 def losses(model: Any, folder: Path, corpus: Path, length: int, device: str) -> dict[str, float]:
-    found = {}
+    by_domain = {}
     special = tokenizer(folder)
     marks = [special.token_to_id(name) for name in (QUESTION, ANSWER)]
     for domain in [*PROSE, "python"]:
@@ -92,12 +94,12 @@ def losses(model: Any, folder: Path, corpus: Path, length: int, device: str) -> 
         sums, count = 0.0, 0
         for i in range(0, len(inputs), 32):
             logits = model(input_ids=inputs[i : i + 32].to(device), use_cache=False).logits.float()
-            wanted = targets[i : i + 32].to(device)
-            sums += float(torch.nn.functional.cross_entropy(logits.flatten(0, 1), wanted.flatten(), reduction="sum"))
-            count += wanted.numel()
-        found[domain] = sums / count
-    print({domain: round(value, 3) for domain, value in found.items()}, flush=True)
-    return found
+            expected = targets[i : i + 32].to(device)
+            sums += float(torch.nn.functional.cross_entropy(logits.flatten(0, 1), expected.flatten(), reduction="sum"))
+            count += expected.numel()
+        by_domain[domain] = sums / count
+    print({domain: round(value, 3) for domain, value in by_domain.items()}, flush=True)
+    return by_domain
 
 
 def main(

@@ -21,9 +21,9 @@ TOKENIZER = ("tokenizer.json", "tokenizer_config.json")
 def main() -> None:
     out = Path(sys.argv[1])
     for name in ("nano", "draft"):  # all of it, before anything is replaced
-        for wanted in (f"{name}/config.json", f"log-{name}.jsonl", f"evaluation-{name}.json"):
-            if not (out / wanted).is_file():
-                raise SystemExit(f"{out / wanted} is missing: run train.py --model {name} first")
+        for needed in (f"{name}/config.json", f"log-{name}.jsonl", f"evaluation-{name}.json"):
+            if not (out / needed).is_file():
+                raise SystemExit(f"{out / needed} is missing: run train.py --model {name} first")
     for name, folder in (("nano", NANO), ("draft", DRAFT)):
         folder.mkdir(parents=True, exist_ok=True)
         for old in folder.glob("*.safetensors"):

@@ -79,7 +79,7 @@ class Training:
     cooldown: float = 0.3  # last share of the steps, in which the rate falls to zero
     decay: float = 0.1  # of weights
     betas: tuple[float, float] = (0.9, 0.95)
-    timed: int = 150  # steps after which their number is fitted to the time, where none was asked for
+    timed: int = 150  # steps after which the number of steps is fitted to the time, if --steps was not given
     parts: int = 1  # in which a step's rows go through the model, one after another
     seed: int = 0
 

@@ -92,8 +92,12 @@ class Masters:
     def save(self, path: Path, step: int) -> None:
         tensors = {"step": torch.tensor(step)}
         for i, master in enumerate(self.masters):
-            kept = self.adam.state[master]
-            tensors |= {f"{i}.weight": master, f"{i}.mean": kept["exp_avg"], f"{i}.square": kept["exp_avg_sq"]}
+            state_of_master = self.adam.state[master]
+            tensors |= {
+                f"{i}.weight": master,
+                f"{i}.mean": state_of_master["exp_avg"],
+                f"{i}.square": state_of_master["exp_avg_sq"],
+            }
         save_file(tensors, path.with_suffix(".new"))
         path.with_suffix(".new").replace(path)
 

@@ -89,17 +89,17 @@ def config_of(about: dict[str, Any]) -> Any:
 def weights_of(reader: Any, about: dict[str, Any]) -> dict[str, Tensor]:
     from gguf import dequantize
 
-    found = {}
-    for each in reader.tensors:
-        tensor = torch.from_numpy(dequantize(each.data, each.tensor_type).copy())
-        name, kind = each.name.removesuffix(".weight"), each.name.split(".")[-2]
+    weights = {}
+    for entry in reader.tensors:
+        tensor = torch.from_numpy(dequantize(entry.data, entry.tensor_type).copy())
+        name, kind = entry.name.removesuffix(".weight"), entry.name.split(".")[-2]
         if kind in ("attn_q", "attn_k"):
             tensor = unpaired(tensor, about["llama.attention.head_count" + ("_kv" if kind == "attn_k" else "")])
         if name.startswith("blk."):
-            found[f"model.layers.{name.split('.')[1]}.{LAYER[kind]}.weight"] = tensor
+            weights[f"model.layers.{name.split('.')[1]}.{LAYER[kind]}.weight"] = tensor
         else:
-            found[f"{WHOLE[kind]}.weight"] = tensor
-    return found
+            weights[f"{WHOLE[kind]}.weight"] = tensor
+    return weights
 
 
 def unpaired(weight: Tensor, heads: int) -> Tensor:

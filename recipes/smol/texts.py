@@ -1,4 +1,4 @@
-"""Held-out texts, to be read and gone on with: pieces of novels in four languages, and of Python's library.
+"""Held-out texts with their continuations: pieces of novels in four languages, and of Python's library.
 
 python recipes/smol/texts.py CORPUS 64 > OUT/texts.jsonl
 """
@@ -18,7 +18,7 @@ GIVEN, GOES_ON = 320, 720  # characters
 
 
 def pieces(text: str, count: int) -> Iterator[tuple[str, str]]:
-    """From all over a text, cut between words."""
+    """Pieces from all over a text, cut between words."""
     room = len(text) - GIVEN - GOES_ON
     for number in range(count):
         begin = text.find(" ", max(0, room) * number // count) + 1
@@ -28,13 +28,13 @@ def pieces(text: str, count: int) -> Iterator[tuple[str, str]]:
 
 
 def main() -> None:
-    corpus, wanted = Path(sys.argv[1]), int(sys.argv[2])
+    corpus, count = Path(sys.argv[1]), int(sys.argv[2])
     for domain in [*PROSE, "python"]:
         texts = [text for text in documents(corpus, domain) if held_out(text) and len(text) > 2 * (GIVEN + GOES_ON)]
-        each = -(-wanted // max(1, len(texts)))
-        found = [piece for text in texts for piece in pieces(text, each)][:wanted]
-        for given, goes_on in found:
-            print(json.dumps({"question": given, "answer": goes_on, "kind": domain}))
+        per_text = -(-count // max(1, len(texts)))
+        chosen = [piece for text in texts for piece in pieces(text, per_text)][:count]
+        for beginning, goes_on in chosen:
+            print(json.dumps({"question": beginning, "answer": goes_on, "kind": domain}))
 
 
 if __name__ == "__main__":

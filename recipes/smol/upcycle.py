@@ -91,23 +91,23 @@ def experts_of(mlp: Any, shape: Shape, dice: torch.Generator) -> tuple[Tensor, T
     return torch.stack(gate_up * shape.copies).detach(), torch.stack(down * shape.copies).detach()
 
 
-def router_of(given: Tensor, shape: Shape, dice: torch.Generator) -> Tensor:
+def router_of(inputs: Tensor, shape: Shape, dice: torch.Generator) -> Tensor:
     """[experts, hidden]. Directions leave out what all inputs have in common: a router has no bias to weigh it up."""
-    centres = clusters(given, shape.copies, dice)  # [copies, hidden]
+    centres = clusters(inputs, shape.copies, dice)  # [copies, hidden]
     rows = centres.repeat_interleave(shape.parts, dim=0)
     noise = nn.functional.normalize(torch.randn(rows.shape, generator=dice), dim=-1).to(rows.device)
     rows = rows + shape.noise * noise
-    return rows * (shape.sharpness / (given @ centres.T).std())
+    return rows * (shape.sharpness / (inputs @ centres.T).std())
 
 
-def clusters(given: Tensor, count: int, dice: torch.Generator, rounds: int = 20) -> Tensor:
+def clusters(inputs: Tensor, count: int, dice: torch.Generator, rounds: int = 20) -> Tensor:
     """Directions of length 1, [count, hidden], orthogonal to the mean of the inputs: k-means on a sphere."""
-    mean = nn.functional.normalize(given.mean(0), dim=0)
+    mean = nn.functional.normalize(inputs.mean(0), dim=0)
 
     def direction(rows: Tensor) -> Tensor:
         return nn.functional.normalize(rows - (rows @ mean).unsqueeze(-1) * mean, dim=-1)
 
-    points = direction(given)
+    points = direction(inputs)
     centres = points[torch.randperm(len(points), generator=dice)[:count]]
     for _ in range(rounds):
         nearest = (points @ centres.T).argmax(-1)
@@ -118,28 +118,28 @@ def clusters(given: Tensor, count: int, dice: torch.Generator, rounds: int = 20)
 @torch.inference_mode()
 def mlp_inputs(dense: Any, texts: Tensor) -> list[Tensor]:
     """What each layer's MLP reads, float32 [tokens, hidden]."""
-    found: list[list[Tensor]] = [[] for _ in dense.model.layers]
+    by_layer: list[list[Tensor]] = [[] for _ in dense.model.layers]
     hooks = [
         layer.mlp.register_forward_pre_hook(lambda _, given, kept=kept: kept.append(given[0].flatten(0, 1).float()))
-        for layer, kept in zip(dense.model.layers, found, strict=True)
+        for layer, kept in zip(dense.model.layers, by_layer, strict=True)
     ]
     for rows in texts.split(8):
         dense.model(input_ids=rows.to(dense.device), use_cache=False)
     for hook in hooks:
         hook.remove()
-    return [torch.cat(kept) for kept in found]
+    return [torch.cat(kept) for kept in by_layer]
 
 
 def sampled(corpus: Path, folder: Path, rows: int, length: int) -> Tensor:
     """From the middle of training texts in all languages and Python, as many rows of each."""
     words = tokenizer(folder)
-    found = []
+    chosen = []
     for domain in [*PROSE, "python"]:
         texts = [text for text in documents(corpus, domain) if not held_out(text)]
         middles = (text[len(text) // 2 :][: CHARACTERS * length] for text in texts)
         ids = (words.encode(middle).ids[:length] for middle in middles)
-        found += list(islice((each for each in ids if len(each) == length), rows))
-    return torch.tensor(found)
+        chosen += list(islice((row for row in ids if len(row) == length), rows))
+    return torch.tensor(chosen)
 
 
 def main(
@@ -155,8 +155,8 @@ def main(
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
-    given = AutoModelForCausalLM.from_pretrained(dense, dtype=dtype).to(device).eval()
-    model = upcycled(given, Shape(copies=copies, noise=noise), sampled(corpus, dense, rows, length))
+    dense_model = AutoModelForCausalLM.from_pretrained(dense, dtype=dtype).to(device).eval()
+    model = upcycled(dense_model, Shape(copies=copies, noise=noise), sampled(corpus, dense, rows, length))
     model.to(torch.bfloat16).save_pretrained(out)
     for file in dense.glob("tokenizer*.json"):
         shutil.copy(file, out)

@@ -42,7 +42,7 @@ def experts(mask):
         (fill_rounds, TWO, 3, set(), 1, {0, 4, 1, 5}),  # 2 < 3, so another round
     ],
 )
-def test_by_hand(fill, devices, G, S0, m_g, S):
+def test_fills_agree_with_sets_found_by_hand(fill, devices, G, S0, m_g, S):
     assert experts(fill(U, mask(S0), devices, G, m_g)) == S
 
 

@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.append(str(ROOT / "benchmarks"))
 sys.path.append(str(ROOT / "tools" / "docs"))
 assumptions, correlation, plots, quality_tables = map(
-    importlib.import_module, ("assumptions", "correlation", "plots", "quality_tables")
+    importlib.import_module, ("assumptions", "lib.correlation", "plots", "quality_tables")
 )
 
 
@@ -31,7 +31,7 @@ def test_correlations_are_what_they_should_be():
     assert correlation.ranks(np.array([3.0, 1, 3, 2])).tolist() == [3.5, 1, 3.5, 2]
 
 
-def test_all_of_it(small, tmp_path, monkeypatch, capsys):
+def test_every_list_of_the_result_file_is_written(small, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(assumptions, "WARM", [(24, 1)])
     path = tmp_path / "assumptions.json"
     options = {"tasks": 60, "file": None, "forced": 40, "tokens": 12, "trace": None, "jobs": 1, "threads": 1}

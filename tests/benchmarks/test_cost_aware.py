@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 cost_aware = importlib.import_module("cost_aware")
-Counted = importlib.import_module("speed_rows").Counted
+Counted = importlib.import_module("lib.speed_rows").Counted
 
 NATIVE, A, B = 40.0, 3.0, 0.17  # experts; ms, and ms an expert
 SLOW = (1.0, 1.3, 0.9, 1.0, 1.1, 1.0, 1.2, 0.95)  # rounds of a machine that gets faster and slower

@@ -12,7 +12,7 @@ from xshare.policy import RECOMMENDED
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.append(str(ROOT / "benchmarks"))
-answers, frontier, study = map(importlib.import_module, ("answers", "frontier", "study"))
+answer_bench, frontier, cells = map(importlib.import_module, ("lib.answer_bench", "frontier", "lib.cells"))
 COLUMNS = "model batch drafts policy active active_native kl change change_low change_high questions weights set"
 FEW = {frontier.PLAIN: "rho=0.7 rho=0.9 k0=1,m=8 oea:k0=2"}
 
@@ -66,7 +66,7 @@ def test_weights_tell_one_training_from_another(small, tmp_path, monkeypatch):
 
 
 def test_the_sets_share_no_question():
-    tasks = study.tasks_of(None, 800, 0)
+    tasks = cells.tasks_of(None, 800, 0)
     sets = frontier.divided(tasks)
     prompts = {name: {task.prompt for task in some} for name, some in sets.items()}
     assert [len(some) for some in prompts.values()] == [200, 600]
@@ -82,7 +82,7 @@ def test_the_boldest_within_each_loss_are_chosen(monkeypatch):
     monkeypatch.setattr(frontier, "RECOMMENDED", {})
     rows = [
         row("native", 1, 0, "native"),
-        row("k0=1,m=64,score=full", 0.1, 0, paper=study.CONTROL),
+        row("k0=1,m=64,score=full", 0.1, 0, paper=cells.CONTROL),
         row("rho=0.9", 0.9, -0.001),
         row("lam=0.02", 0.8, -0.005),
         row("rho=0.7,w=0:4", 0.6, -0.015),

@@ -9,8 +9,8 @@ from xshare.policy import RECOMMENDED
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
+from lib.speed_rows import Counted
 from offload import policies_for, rows_of
-from speed_rows import Counted
 
 
 def test_a_row_says_how_far_time_follows_experts():

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 import xshare
 
 sys.path.append(str(Path(__file__).resolve().parents[2] / "benchmarks"))
-ep_layer = importlib.import_module("ep_layer")
+expert_parallel_layer = importlib.import_module("lib.expert_parallel_layer")
 paper_ep = importlib.import_module("paper_ep")
 
 
@@ -99,14 +99,14 @@ def test_skewed_rows_load_fewer_experts_and_rows_differ():
 
 def test_the_layer_is_a_plain_loop_over_experts():
     torch.manual_seed(0)
-    layer = ep_layer.Layer(16, 8, "cpu", torch.float32)
+    layer = expert_parallel_layer.Layer(16, 8, "cpu", torch.float32)
     ids = torch.stack([torch.randperm(160)[:8] for _ in range(5)])  # devices 5 to 7 have nothing to do
     ids[0, 7] = ids[0, 0]  # a slot that repeats the row's best, with weight 0
     weights = torch.rand(5, 8)
     weights[0, 7] = 0
-    pairs = ep_layer.most_pairs(ids) + 3  # more room than is needed
+    pairs = expert_parallel_layer.most_pairs(ids) + 3  # more room than is needed
     layer.capture(5, pairs)
-    got = layer.output(ep_layer.plans_of(ids[None], weights[None], pairs)[0])
+    got = layer.output(expert_parallel_layer.plans_of(ids[None], weights[None], pairs)[0])
     want = torch.zeros(5, 16)
     for row in range(5):
         for slot in range(8):
@@ -118,9 +118,9 @@ def test_the_layer_is_a_plain_loop_over_experts():
 
 def test_a_wrong_layer_is_refused():
     torch.manual_seed(0)
-    layer = ep_layer.Layer(16, 8, "cpu")
+    layer = expert_parallel_layer.Layer(16, 8, "cpu")
     ids, weights = torch.stack([torch.randperm(256)[:8] for _ in range(4)]), torch.rand(4, 8)
-    plans = ep_layer.plans_of(ids[None], weights[None], 32)[0]
+    plans = expert_parallel_layer.plans_of(ids[None], weights[None], 32)[0]
     layer.capture(4, 32)
     layer.check(ids, weights, plans)
     with pytest.raises(SystemExit, match="differs from a plain loop"):
@@ -143,7 +143,7 @@ def test_times_belong_to_their_plan(monkeypatch):
 
     monkeypatch.setattr(torch.cuda, "Event", Event)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
-    layer = ep_layer.Layer(16, 8, "cpu")
+    layer = expert_parallel_layer.Layer(16, 8, "cpu")
     plans = torch.arange(3 * 2 * 8 * 40, dtype=torch.int32).view(3, 2, 8, 40)
     layer.plans = torch.zeros(8, 40, dtype=torch.int32)
     layer.calls = [lambda d=d: clock.__setitem__(0, clock[0] + int(layer.plans[d, 0])) for d in range(8)]
@@ -161,7 +161,7 @@ def test_columns_of_time_are_of_the_slowest_device():
     assert row["copy_share"] == 0.5
 
 
-def test_the_command(tmp_path, monkeypatch, capsys):
+def test_the_command_writes_a_row_per_cell(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(paper_ep, "ROWS", (8, 16, 32))
     path = tmp_path / "found.json"
     paper_ep.main(json=path, tiny=True)

@@ -18,11 +18,12 @@ from xshare.trace.file import RouterFields
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.append(str(ROOT / "benchmarks"))
 sys.path.append(str(ROOT / "tools" / "docs"))
-answers, paper_policies, paper_quality, study, plots, quality_tables = map(
-    importlib.import_module, ("answers", "paper_policies", "paper_quality", "study", "plots", "quality_tables")
+answer_bench, paper_policies, paper_quality, cells, plots, quality_tables = map(
+    importlib.import_module,
+    ("lib.answer_bench", "lib.paper_policies", "paper_quality", "lib.cells", "plots", "quality_tables"),
 )
 COLUMNS = "model batch drafts mixed method policy active active_native accuracy accuracy_low accuracy_high kl agreement"
-Setting = answers.Setting
+Setting = answer_bench.Setting
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +65,7 @@ def test_budgets_are_scaled_by_the_number_of_experts():
     assert str(paper_policies.policy((24, 1), 64)) == "k0=1,m=12,score=full"
     assert str(paper_policies.policy((2, 10, 0), 64)) == "k0=2,m=5,score=full"
     assert str(paper_policies.policy((0, 16, 4), 64)) == "k0=0,m=8,mr=4,score=full"
-    assert paper_policies.spelled((24, 1)) == "m=24,k0=1"
+    assert paper_policies.paper_name((24, 1)) == "m=24,k0=1"
 
 
 def test_the_plan_has_all_of_the_paper_and_the_main_policies_first():
@@ -90,9 +91,9 @@ def test_rivals_come_from_the_fewest_experts_to_the_most(trace):
     assert set(found) == {"oea", "lynx", "skip", "topk", "logit-sum", "random", "score=topk"}
     assert [str(policy) for policy in found["score=topk"]] == ["k0=1,m=2"]
     for name, policies in found.items():
-        row = study.nearest(trace, Setting(8, 0, True), reference, policies)
+        row = cells.nearest(trace, Setting(8, 0, True), reference, policies)
         assert row["reference"] == "k0=1,m=2,score=full"
-        every = [study.nearest(trace, Setting(8, 0, True), reference, [each])["replayed"] for each in policies[::5]]
+        every = [cells.nearest(trace, Setting(8, 0, True), reference, [each])["replayed"] for each in policies[::5]]
         assert every == sorted(every), name
         if name in ("lynx", "skip", "random", "logit-sum"):  # these have a fine knob
             assert abs(row["replayed"] - row["replayed_reference"]) < 1.1, name
@@ -167,7 +168,7 @@ def check_pages(found, path):
 
 
 def test_a_killed_run_leaves_a_valid_file_and_goes_on(small, tmp_path, few, monkeypatch):
-    path, cell = tmp_path / "some.json", answers.Bench.cell
+    path, cell = tmp_path / "some.json", answer_bench.Bench.cell
     monkeypatch.setattr(paper_quality, "settings_of", lambda drafts: [Setting(16, 0, True)])
     whole = run(small, None, tmp_path / "whole.json")
     calls = []
@@ -178,7 +179,7 @@ def test_a_killed_run_leaves_a_valid_file_and_goes_on(small, tmp_path, few, monk
             raise KeyboardInterrupt
         return cell(*args)
 
-    monkeypatch.setattr(answers.Bench, "cell", dying)
+    monkeypatch.setattr(answer_bench.Bench, "cell", dying)
     with pytest.raises(KeyboardInterrupt):
         run(small, None, path)
     kept = json.loads(path.read_text())
@@ -202,13 +203,13 @@ def test_a_killed_run_leaves_a_valid_file_and_goes_on(small, tmp_path, few, monk
 def test_a_file_gives_as_many_of_each_kind(tmp_path):
     lines = [json.dumps({"question": f"{kind} {i}", "answer": "x", "kind": kind}) for kind in "abc" for i in range(5)]
     (tmp_path / "tasks.jsonl").write_text("\n".join(lines))
-    found = study.tasks_of(tmp_path / "tasks.jsonl", 6, 0)
+    found = cells.tasks_of(tmp_path / "tasks.jsonl", 6, 0)
     assert [task.prompt for task in found] == ["a 0", "a 1", "b 0", "b 1", "c 0", "c 1"]
 
 
 def test_it_ends_in_time(small, tmp_path, few, capsys):
     assert run(small, None, tmp_path / "none.json", seconds=1e-9) is None
-    assert "not all of it: the same command goes on" in capsys.readouterr().out
+    assert "incomplete: run the same command to continue" in capsys.readouterr().out
 
 
 def test_a_control_that_changes_a_token_stops_everything(small, tmp_path, few, monkeypatch):

@@ -16,8 +16,10 @@ from xshare.policy import Policy
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.append(str(ROOT / "benchmarks"))
-fit_routing, paper_speed, pull_request, shapes, speed_rows = map(
-    importlib.import_module, ("fit_routing", "paper_speed", "pull_request", "shapes", "speed_rows")
+LIBRARY = ("pull_request_35551", "model_shapes", "routing_fits", "speed_rows")
+fit_routing, paper_speed, pull_request_35551, model_shapes, routing_fits, speed_rows = map(
+    importlib.import_module,
+    ("fit_routing", "paper_speed", *(f"lib.{name}" for name in LIBRARY)),
 )
 LOGIT_SUM, NOOP, UNUSED = speed_rows.LOGIT_SUM, speed_rows.NOOP, speed_rows.UNUSED
 Bytes, Counted, rows_of = speed_rows.Bytes, speed_rows.Counted, speed_rows.rows_of
@@ -49,7 +51,7 @@ def test_a_fit_finds_what_the_statistics_were_made_with(simulation):
 
 def test_the_stored_fits_reproduce_the_trace():
     found = json.loads((ROOT / "evidence" / "fit_routing.json").read_text())
-    stored, fits = found["rows"], fit_routing.fits()
+    stored, fits = found["rows"], routing_fits.fits()
     assert list(fits) == ["fitted", "carried"]
     draws, seed = found["provenance"]["draws"], found["provenance"]["seed"] + 1  # checked on draws of their own
     both = [fit_routing.Simulation(experts, draws, seed) for experts in (fit_routing.EXPERTS, fit_routing.THERE)]
@@ -126,7 +128,7 @@ def test_without_different_sizes_there_is_no_prediction():
     pairs = {name: [(sample(4.0), sample(4.1))] for name in active}
     rows = rows_of(SETTING, pairs, {n: Counted(T, 14.2) for n, T in active.items()}, Bytes(1.0, None))
     assert all(row["predicted"] is None and row["b"] is None for row in rows)
-    native, noop, policy, *_ = map(speed_rows.spelled, rows)
+    native, noop, policy, *_ = map(speed_rows.row_text, rows)
     assert (
         native
         == f"plain     independent batch 16 {'native':20}   4.000 ms ratio 1.000 [1.000, 1.000] active 14.2 of 14.2"
@@ -139,8 +141,8 @@ def test_the_floor_is_bytes_over_bandwidth():
     rows = made()
     assert rows["k0=1,m=0"]["floor_ms"] == pytest.approx(1000 * 15 * 24 * 13.2e6 / 4e12)
     assert rows["native"]["law_gb_s"] == pytest.approx(24 * 13.2e6 / (B / 1000) / 1e9)
-    config = shapes.gpt_oss_120b(24)
-    assert shapes.expert_bytes(config) == 3 * 2880 * 2880 * 17 / 32  # 13.2 MB in MXFP4
+    config = model_shapes.gpt_oss_120b(24)
+    assert model_shapes.expert_bytes(config) == 3 * 2880 * 2880 * 17 / 32  # 13.2 MB in MXFP4
 
 
 @pytest.mark.parametrize(("regime", "ratio", "met"), [
@@ -230,13 +232,13 @@ def test_long_prompts_are_measured_as_far_as_they_fit(capsys):
         "left out, 16 prompts of 8192 tokens", "left out, 64 prompts of 8192 tokens",
     ]  # fmt: skip
     assert paper_speed.fitting(piece, piece.cells(), 16, 8, 18, False) == piece.cells()
-    shape = shapes.gpt_oss_120b()
-    assert shapes.cache_bytes(shape, 8192) == 18 * (8192 + 128) * 2 * 8 * 64 * 2
+    shape = model_shapes.gpt_oss_120b()
+    assert model_shapes.cache_bytes(shape, 8192) == 18 * (8192 + 128) * 2 * 8 * 64 * 2
     long = paper_speed.Long.of(("carried", 4, 8192), 4, 16, 8, 36, False)
     each = 4 * (1 + paper_speed.WARM + 16)  # steps of a round
     assert long.rounds == 8 < 8192 // 4 // each  # they are read once
     assert long.decoded > long.rounds * each + 4 * 8192 // paper_speed.CHUNK
-    assert long.bytes > 4 * shapes.cache_bytes(shape, 8192 + long.rounds * each)
+    assert long.bytes > 4 * model_shapes.cache_bytes(shape, 8192 + long.rounds * each)
 
 
 class Asked:
@@ -299,7 +301,7 @@ def test_the_pull_requests_selection_is_that_of_method_logit_sum():
     router = xshare.RouterSpec.for_model("gpt-oss-120b")
     logits = torch.randn(16, 128, generator=torch.Generator().manual_seed(0))
     routing = xshare.route(logits, router, Policy.parse(LOGIT_SUM))
-    pruning = pull_request.Pruning(logits, 24)
+    pruning = pull_request_35551.Pruning(logits, 24)
     masked = pruning(logits)
     assert torch.equal(masked.topk(4).indices, routing.ids)
     assert pruning.active(16, 4) == int(routing.active.sum())
@@ -315,11 +317,11 @@ SETTINGS = {"tiny": True, "regimes": {"fitted": {"skew": 0.3, "correlation": 0.7
 
 def test_a_cell_is_kept_replaced_and_known(tmp_path):
     path = tmp_path / "speed.json"
-    kept = paper_speed.Kept(path, SETTINGS)
+    kept = paper_speed.SpeedResults(path, SETTINGS)
     kept.add([RUN | {"policy": "native", "step_ms": 1.0}], RUN)
     kept.add([RUN | {"batch": 4, "policy": "native"}], RUN | {"batch": 4})
     kept.add([RUN | {"regime": "independent", "policy": "native"}], RUN | {"regime": "independent"})
-    again = paper_speed.Kept(path, SETTINGS)
+    again = paper_speed.SpeedResults(path, SETTINGS)
     cells = (("plain", "fitted", 16), ("plain", "fitted", 4), ("plain", "independent", 16))
     assert again.done() == {(*cell, 4, paper_speed.PROMPT, 1) for cell in cells}
     again.add([RUN | {"policy": name, "step_ms": 2.0} for name in ("native", "noop")], RUN)
@@ -341,7 +343,7 @@ def test_pairs_of_several_starts_are_pooled(tmp_path):
         setting = where | {"drafts": 0, "drafter": "none", "start": start}
         rows = rows_of(setting, made, counted, Bytes(1.0, None))
         rows = [row | Counted(pruned=4, decoded=4 + start).steps() for row in rows]
-        kept = paper_speed.Kept(path, SETTINGS)  # each start goes on from the file of the other
+        kept = paper_speed.SpeedResults(path, SETTINGS)  # each start goes on from the file of the other
         kept.add(rows, where | {"start": start, "prompt_tokens": paper_speed.PROMPT, "decodes": {NOOP: decodes}})
     found = json.loads(path.read_text())
     assert len(found["rows"]) == 4
@@ -350,16 +352,16 @@ def test_pairs_of_several_starts_are_pooled(tmp_path):
     assert (row["starts"], row["pairs"], row["ratio"]) == (2, 8, 4.0)  # five of eight pairs
     assert (row["steps_pruned"], row["steps_decoded"]) == (8, 11)
     assert row["step_ms"] == pytest.approx((3 * 4 + 5 * 2) / 8)
-    assert "NOT in all" in speed_rows.spelled(row)
+    assert "NOT in all" in speed_rows.row_text(row)
     assert {"start"} & row.keys() == set()
     assert ("presets", "fitted", 16, 4, 8, 2) in kept.done()
 
 
 def test_a_file_of_other_settings_is_refused(tmp_path):
     path = tmp_path / "speed.json"
-    paper_speed.Kept(path, SETTINGS).add([], RUN)
+    paper_speed.SpeedResults(path, SETTINGS).add([], RUN)
     with pytest.raises(ValueError, match="measured with other settings, tiny true instead of false: name another file"):
-        paper_speed.Kept(path, SETTINGS | {"tiny": False})
+        paper_speed.SpeedResults(path, SETTINGS | {"tiny": False})
 
 
 # End to end

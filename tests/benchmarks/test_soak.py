@@ -13,10 +13,10 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
 import httpx
 import soak
-from soak_checks import ENDED, TOKENS, Scrapes, growth, listed, steps_of, sums
-from soak_load import Outcomes
-from soak_requests import ANSWERED, REFUSED, Counted, Wrong, kinds
-from soak_server import Server, read_metrics
+from lib.soak_checks import ENDED, TOKENS, Scrapes, counter_mismatches, growth, problems_text, steps_of
+from lib.soak_load import Outcomes
+from lib.soak_requests import ANSWERED, REFUSED, Counted, WrongAnswer, kinds
+from lib.soak_server import Server, read_metrics
 
 from xshare import models
 
@@ -68,13 +68,15 @@ def test_a_counter_that_falls_and_a_share_above_one_are_told(metrics):
 
 
 def test_what_clients_have_counted_must_agree_with_the_server(metrics):
-    assert sums({}, metrics, Counted(ended=5, tokens=50)) == []
-    assert sums({}, metrics, Counted(ended=3, tokens=20, given_up=2, tokens_given_up=40)) == []
-    assert sums(metrics, metrics, Counted()) == []
-    (wrong,) = sums({}, metrics, Counted(ended=6, tokens=50))
+    assert counter_mismatches({}, metrics, Counted(ended=5, tokens=50)) == []
+    assert counter_mismatches({}, metrics, Counted(ended=3, tokens=20, given_up=2, tokens_given_up=40)) == []
+    assert counter_mismatches(metrics, metrics, Counted()) == []
+    (wrong,) = counter_mismatches({}, metrics, Counted(ended=6, tokens=50))
     assert wrong == f"{ENDED} grew by 5, expected 6 to 6"
     busy = metrics | {("vllm:num_requests_running", ""): 1.0}
-    assert sums({}, busy, Counted(ended=5, tokens=50)) == ["vllm:num_requests_running is 1 when all have ended"]
+    assert counter_mismatches({}, busy, Counted(ended=5, tokens=50)) == [
+        "vllm:num_requests_running is 1 when all have ended"
+    ]
 
 
 def test_memory_counts_after_the_warm_up():
@@ -83,8 +85,8 @@ def test_memory_counts_after_the_warm_up():
     api, worker = growth(samples, 100)
     assert (api["process"], api["bytes_warm"], api["growth"]) == ("APIServer", 300, 0)
     assert (worker["process"], worker["growth"]) == ("Worker", 0.05)
-    assert not soak.memory_checked([api, worker])["passed"]
-    assert soak.memory_checked([api])["passed"]
+    assert not soak.memory_check([api, worker])["passed"]
+    assert soak.memory_check([api])["passed"]
 
 
 def test_a_lost_request_is_none_that_was_answered_wrongly():
@@ -93,7 +95,7 @@ def test_a_lost_request_is_none_that_was_answered_wrongly():
 
     async def all_of_them():
         outcomes = Outcomes()
-        for error in (Wrong("7 tokens, expected 8"), httpx.ReadTimeout("nothing came"), KeyError("choices")):
+        for error in (WrongAnswer("7 tokens, expected 8"), httpx.ReadTimeout("nothing came"), KeyError("choices")):
             await outcomes.of("whole", fail(error))
         await outcomes.of("whole", asyncio.sleep(0))
         return outcomes
@@ -101,16 +103,16 @@ def test_a_lost_request_is_none_that_was_answered_wrongly():
     outcomes = asyncio.run(all_of_them())
     assert outcomes.rows["whole"] == {"kind": "whole", "sent": 4, "right": 1, "lost": 1, "wrong": 2}
     assert outcomes.examples[0] == "whole, wrong: 7 tokens, expected 8"
-    assert listed(["a", "b", "c", "d"], "fine") == "a; b; c; and 1 more"
-    assert listed([], "fine") == "fine"
+    assert problems_text(["a", "b", "c", "d"], "fine") == "a; b; c; and 1 more"
+    assert problems_text([], "fine") == "fine"
 
 
 def test_a_load_that_breaks_off_is_told():
     async def broken():
-        raise Wrong("status 500: EngineCore encountered an issue")
+        raise WrongAnswer("status 500: EngineCore encountered an issue")
 
-    assert soak.broken_by(broken()) == "Wrong: status 500: EngineCore encountered an issue"
-    assert soak.broken_by(asyncio.sleep(0)) is None
+    assert soak.load_error(broken()) == "WrongAnswer: status 500: EngineCore encountered an issue"
+    assert soak.load_error(asyncio.sleep(0)) is None
 
 
 def test_tracebacks_of_bodies_that_vllm_refuses_are_its_own(tmp_path):

@@ -11,13 +11,15 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.append(str(ROOT / "benchmarks"))
 sys.path.append(str(ROOT / "tools" / "docs"))
-answers, third_model, third_tables = map(importlib.import_module, ("answers", "third_model", "third_tables"))
+answer_bench, third_model, third_tables = map(
+    importlib.import_module, ("lib.answer_bench", "third_model", "third_tables")
+)
 TEXTS = {"english": "The river was low that year, and nobody ", "french": "La rivière était basse cette année, et "}
 
 
 @pytest.fixture
 def measured(small, tmp_path, monkeypatch):
-    monkeypatch.setattr(third_model, "SETTINGS", [answers.Setting(4, 0, True), answers.Setting(4, 0, False)])
+    monkeypatch.setattr(third_model, "SETTINGS", [answer_bench.Setting(4, 0, True), answer_bench.Setting(4, 0, False)])
     monkeypatch.setattr(third_model, "PAPER", [(24, 1)])
     monkeypatch.setattr(third_model, "RIVALED", ["balanced"])
     monkeypatch.setattr(third_model, "REPLAYED", 2)

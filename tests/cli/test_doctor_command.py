@@ -44,7 +44,7 @@ def test_table_verdict_and_file(small, tmp_path):
     assert half["nobody_ratio_low"] <= half["nobody_ratio"] <= half["nobody_ratio_high"]
 
 
-def test_with_drafts(small, tmp_path):
+def test_the_doctor_measures_with_drafts(small, tmp_path):
     path = tmp_path / "doctor.json"
     options = json.dumps({"dtype": "float32", "draft": str(small)})
     words = ["doctor", "--engine", "transformers", "--model", str(small), "--engine-args", options, "--drafts", "2"]

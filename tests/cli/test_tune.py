@@ -195,7 +195,7 @@ def test_tasks_that_cannot_show_harm_are_refused(tmp_path, model):
 
 
 @pytest.mark.parametrize(("text", "value"), [("2%", 0.02), ("0.5%", 0.005), ("0.02", 0.02)])
-def test_shares(text, value):
+def test_shares_are_read_in_percent_and_as_numbers(text, value):
     assert share(text) == pytest.approx(value)
 
 

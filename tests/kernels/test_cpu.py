@@ -42,7 +42,7 @@ def assert_same(ours, theirs, what=""):
 
 
 @pytest.mark.parametrize("block", range(4))
-def test_random_cases(block):
+def test_compiled_routing_equals_the_reference_in_random_cases(block):
     """10,000 of them were compared once; those of the oracle in test_routing go through the compiled steps as well."""
     for seed in range(150 * block, 150 * (block + 1)):
         case = random_cases.make(seed)

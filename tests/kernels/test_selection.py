@@ -29,7 +29,7 @@ STAIRS = ((4, (8, 12, 19, 30)), (8, (10, 18, 27, 40)), (12, (16, 25, 33, 45)))  
 @pytest.mark.parametrize(
     "text", ["k0=1,m=8", "k0=1,mr=2", "k0=1,mg=2", "k0=0,tau=0.8", "k0=1,m=8,score=full", "k0=1,mr=2,score=full"]
 )
-def test_many_blocks(text):
+def test_many_programs_choose_the_references_set(text):
     """Programs share the rows out, vote, and then all choose alike."""
     router, policy, placement = RouterSpec.softmax(4), Policy.parse(text), Placement.contiguous(40, 4)
     logits = torch.randn(90, 40, generator=torch.Generator().manual_seed(1)) * 2
@@ -119,7 +119,7 @@ def test_a_budget_of_everything_and_a_closed_gate_leave_the_bits_alone():
     assert torch.equal(selection.masked_bias, selection.bias)
 
 
-def test_strided_rows():
+def test_strided_rows_leave_other_columns_alone():
     wide = torch.randn(8, 64, generator=torch.Generator().manual_seed(4))
     logits = wide[:, :40]
     selection = of_shape(40, 8)

@@ -28,7 +28,7 @@ def experts(mask):
     return mask.nonzero().flatten().tolist()
 
 
-def test_native():
+def test_native_routing_keeps_every_rows_experts():
     got = run("native")
     assert got.ids.tolist() == [[0, 1, 2], [0, 2, 4], [3, 2, 0]]
     assert experts(got.selected) == experts(got.active) == [0, 1, 2, 3, 4]

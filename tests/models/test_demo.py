@@ -39,7 +39,7 @@ def test_one_table_and_one_file(in_the_box, tmp_path):
     result = CliRunner().invoke(app, words)
     assert result.exit_code == 0, result.output
     assert "8 held-out questions of 8 kinds" in result.output
-    assert f"small_result_files: {path}" in result.output
+    assert f"results: {path}" in result.output
     found = json.loads(path.read_text())
     assert found["provenance"]["model"] == "nano"
     native, pruned, all_kept = found["rows"]

@@ -7,7 +7,7 @@ import pytest
 from xshare.quality.paired import bounds, mcnemar, needed, paired
 
 
-def test_by_hand():
+def test_lost_won_and_change_agree_with_a_count_by_hand():
     base = [True] * 8 + [False] * 2
     other = [True] * 5 + [False] * 3 + [True] + [False]
     found = paired(base, other)
@@ -18,7 +18,7 @@ def test_by_hand():
 
 
 @pytest.mark.parametrize(("lost", "won", "p"), [(0, 0, 1), (5, 0, 2 / 32), (0, 5, 2 / 32), (4, 4, 1), (1, 0, 1)])
-def test_mcnemar(lost, won, p):
+def test_mcnemars_p_value_is_exact(lost, won, p):
     assert mcnemar(lost, won) == pytest.approx(p)
 
 

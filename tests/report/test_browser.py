@@ -40,7 +40,7 @@ UNFOLD = "document.querySelectorAll('details').forEach(folded => folded.open = t
 
 @pytest.mark.parametrize("width", [1280, 390, 360])
 @pytest.mark.parametrize("name", ["small", "evidence"])
-def test_it_shows(name, width, chromium, pages):
+def test_a_page_is_readable_in_both_colour_schemes(name, width, chromium, pages):
     chromium.open(pages[name], width, "light")
     for scheme in ("light", "dark"):  # no script looks at it: a page that is open changes as one that is loaded
         chromium.prefer(scheme)

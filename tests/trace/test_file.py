@@ -15,7 +15,7 @@ from xshare.trace.file import HEADER_KEY
 
 
 @pytest.mark.parametrize("make", [chosen_trace, full_trace, lambda: full_trace(router=RouterSpec.sigmoid(3))])
-def test_round_trip(make, tmp_path):
+def test_a_saved_trace_is_read_back_equal(make, tmp_path):
     trace = make()
     trace.save(tmp_path / "t.safetensors")
     back = Trace.load(tmp_path / "t.safetensors")

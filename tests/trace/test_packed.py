@@ -35,7 +35,7 @@ def refused(path, match):
 
 
 @pytest.mark.parametrize("make", [chosen_trace, full_trace])
-def test_round_trip(make, folder):
+def test_a_compressed_trace_is_read_back_equal(make, folder):
     trace = make()
     for name in ("plain", "t.trace.xz", "again.trace.xz"):
         trace.save(folder / name)

@@ -37,13 +37,13 @@ def test_worth_it_where_experts_are_the_step():
     assert "k0=1,m=2 loads 30.0 instead of 51.0 and should give 1.4" in why
 
 
-def test_host_bound():
+def test_a_host_bound_machine_is_told_so():
     worth, why = verdict(examination(lambda T, n: 8 + 0.005 * T))
     assert not worth
     assert "host-bound" in why
 
 
-def test_compute_bound():
+def test_a_compute_bound_machine_is_told_so():
     worth, why = verdict(examination(lambda T, n: 0.5 * n + 0.002 * T))
     assert not worth
     assert "compute-bound, 2.0 times the rows take 2.0" in why
@@ -56,7 +56,7 @@ def test_times_on_no_line_tell_nothing():
     assert "the times lie on no line" in why
 
 
-def test_too_few_rows():
+def test_too_few_rows_are_told_so():
     worth, why = verdict(examination(lambda T, n: 1 + 0.1 * T, native=5, pruned=4))
     assert not worth
     assert "too few rows" in why
@@ -76,7 +76,7 @@ def test_sizes_reach_from_k_towards_n(N, k):
     assert found[-1] < max(N, k + 1)
 
 
-def test_a_real_engine(engine):
+def test_an_examination_of_a_real_engine_orders_its_expert_counts(engine):
     prompts = [engine.encode(f"Compute {i} + {i}") for i in range(6)]
     done = []
     found = examine(engine, prompts, [PRUNED], tokens=6, repeats=2, advance=done.append)

@@ -95,7 +95,7 @@ def prompts(engine):
     return [engine.encode(f"Compute {i} + {i}") for i in range(6)]
 
 
-def test_a_real_engine(engine, prompts):
+def test_a_scan_of_a_real_engine_covers_the_grid_and_every_layer(engine, prompts):
     done = []
     scan = Scan(engine, prompts, **LIKE, advance=done.append)
     found = scan.run()

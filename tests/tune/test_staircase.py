@@ -123,7 +123,7 @@ def test_noise_goes_on_to_the_last_round_and_is_said():
     assert lines[-1] == "  2 sizes from 15 up left out: the batch does not fill such a set"
 
 
-def test_what_is_said():
+def test_the_lines_say_where_stairs_end_and_what_an_expert_costs():
     _, found = staircase(Machine(noise=0.02))
     lines = said(found, [], 16)
     assert lines[0].startswith("4 rows: 4 to 14 experts, 2.0")

@@ -17,7 +17,7 @@ from typing import Any
 
 from parallel_tables import Steps, steps_of
 from speed_tables import REGIMES, bare, deepest
-from summary_tables import between_policies, found_row, of_first_layer, within_policies
+from summary_tables import between_policies, of_first_layer, row_with_policy, within_policies
 
 from xshare.trace.replay_rows import closed_form
 
@@ -26,7 +26,7 @@ Table = tuple[list[str], list[list[str]]]
 PLAIN, DRAFTED = (16, 0, True), (4, 3, True)  # requests, drafts, mixed
 # The paper's (m, k0) without drafts, and (k0, m, mr) with three.
 CONFIGURATIONS = ["0,1", "12,1", "16,1", "24,1", "32,1", "0,2", "12,2", "24,0"]
-FRONTIER = {"0,2", "0,1", "12,1", "12,2"}  # that the paper finds best
+FRONTIER = {"0,2", "0,1", "12,1", "12,2"}  # the paper's best trade-offs
 DEVICES = 8
 COMMANDS = {
     "paper_quality_lab": "benchmarks/paper_quality.py",
@@ -42,7 +42,7 @@ class Claim:
     said: str
     paper: str
     ours: str
-    held: tuple[bool, ...] | str  # of each part whether it does; or why nobody can say
+    held: tuple[bool, ...] | str  # per part of the claim whether it holds; or why it cannot be judged
     files: str
 
     @property
@@ -71,7 +71,7 @@ class Evidence:
 
     @cached_property
     def speeds(self) -> dict[tuple[str, str, str], Row]:
-        """By piece, routing and policy: at the paper's batches, in the deepest model."""
+        """Rows by piece, routing and policy, at the paper's batches and with the most layers."""
         batches = {"plain": 16, "eagle3": 4}
         rows = [row for row in deepest(self["paper_speed"]) if row["batch"] == batches.get(row["piece"])]
         return {(row["piece"], row["regime"], bare(row)): row for row in rows}
@@ -83,16 +83,16 @@ class Evidence:
         """Whether the paper's range was reached, by routing."""
         return tuple(bool(self.speeds[piece, regime, policy]["paper_met"]) for regime in REGIMES)
 
-    def answers(self, policy: str, model: str = "nano", score: str = "full", how: Any = PLAIN) -> Row | None:
-        """What a policy of the paper did to the answers; its budgets are for twice nano's experts."""
+    def answers(self, policy: str, model: str = "nano", score: str = "full", setting: Any = PLAIN) -> Row | None:
+        """The row of one of the paper's policies, whose budgets are for twice nano's experts."""
         file = "paper_quality" if model == "nano" else "paper_quality_lab"
         parts = [part.split("=") for part in policy.split(",")]
-        own = [f"m={int(n) // 2}" if name == "m" and model == "nano" else f"{name}={n}" for name, n in parts]
-        return found_row(self[file], ",".join(own) + (",score=full" if score == "full" else ""), how)
+        budgets = [f"m={int(n) // 2}" if name == "m" and model == "nano" else f"{name}={n}" for name, n in parts]
+        return row_with_policy(self[file], ",".join(budgets) + (",score=full" if score == "full" else ""), setting)
 
-    def points(self, policy: str, model: str = "nano", score: str = "full", how: Any = PLAIN) -> float:
-        """Points of right answers, against native."""
-        row = self.answers(policy, model, score, how)
+    def points(self, policy: str, model: str = "nano", score: str = "full", setting: Any = PLAIN) -> float:
+        """Change in accuracy against native, in points."""
+        row = self.answers(policy, model, score, setting)
         if row is None:
             raise KeyError(f"{policy} {score} of {model}")
         return 100 * float(row["change"])
@@ -101,7 +101,7 @@ class Evidence:
         return self.points(policy, "nano", score, DRAFTED)
 
     def overlaps(self, model: str, pair: str = "same domain") -> dict[int, float]:
-        """By top: experts that consecutive tokens share, times those of the other pair."""
+        """By top: experts that consecutive tokens share, as a multiple of what `pair` shares."""
         rows = self["assumptions" if model == "nano" else "assumptions_lab"]["overlap"]
         at = {(row["pair"], row["top"]): row["overlap"] for row in rows}
         return {top: at["consecutive", top] / at[pair, top] for kind, top in at if kind == "consecutive"}
@@ -158,7 +158,7 @@ def number_of_experts(e: Evidence) -> list[Claim]:
 
 
 def within_a_point(e: Evidence) -> dict[str, list[Row]]:
-    """By model: policies of ours and the paper's that lose less than a point on fresh questions, 16 together."""
+    """By model: rows of policies that lose less than a point on fresh questions, in batches of 16."""
     rows = [row for row in e["frontier"]["rows"] if row["set"] == "confirming" and row["method"] == "xshare"]
     rows = [row for row in rows if (row["batch"], row["drafts"]) == (16, 0)]
     rows += [row for row in e["paper_quality"]["rows"] if row["method"] == "xshare" and row["mixed"]]
@@ -167,23 +167,27 @@ def within_a_point(e: Evidence) -> dict[str, list[Row]]:
 
 
 def without_drafts(e: Evidence) -> list[Claim]:
-    found = []
-    for configuration, said in (("24,1", "+7 % to +13 %"), ("12,2", "+6 % to +7 %"), ("0,1", "about +50 %")):
+    claimed = []
+    for configuration, paper in (("24,1", "+7 % to +13 %"), ("12,2", "+6 % to +7 %"), ("0,1", "about +50 %")):
         policy = letters(configuration)
         gains = ", ".join(f"{regime} {percent(e.gain(policy, regime=regime))}" for regime in REGIMES)
-        found.append(Claim(f"speed of ({configuration})", said, gains, e.met(policy), "paper_speed"))
-    reached = [sum(e.met(letters(one))[place] for one in CONFIGURATIONS) for place in range(len(REGIMES))]
-    shown = ", ".join(f"{regime} {count}" for regime, count in zip(REGIMES, reached, strict=True))
+        claimed.append(Claim(f"speed of ({configuration})", paper, gains, e.met(policy), "paper_speed"))
+    reached = [
+        sum(e.met(letters(configuration))[place] for configuration in CONFIGURATIONS) for place in range(len(REGIMES))
+    ]
+    by_regime = ", ".join(f"{regime} {count}" for regime, count in zip(REGIMES, reached, strict=True))
     every = tuple(count == len(CONFIGURATIONS) for count in reached)
-    found.append(Claim("speed of all eight configurations", "its table", f"reached by {shown}", every, "paper_speed"))
-    for configuration, said, enough in (("24,1", "-1.0 to -0.6", -1.0), ("12,2", "+0.1 to +2.5", 0.0)):
+    claimed.append(
+        Claim("speed of all eight configurations", "its table", f"reached by {by_regime}", every, "paper_speed")
+    )
+    for configuration, paper, enough in (("24,1", "-1.0 to -0.6", -1.0), ("12,2", "+0.1 to +2.5", 0.0)):
         points = {score: e.points(letters(configuration), score=score) for score in ("full", "topk")}
         ours = f"nano: {point(points['full'])} (`score=full`), {point(points['topk'])} (`score=topk`)"
         held = tuple(value >= enough for value in points.values())
-        found.append(Claim(f"points of ({configuration})", said, ours, held, "paper_quality"))
+        claimed.append(Claim(f"points of ({configuration})", paper, ours, held, "paper_quality"))
     alone, full = e.points(letters("0,1")), e.points(letters("24,1"))
     topk = e.points(letters("24,1"), score="topk")
-    found.append(
+    claimed.append(
         Claim(
             "warm-up alone, (0,1), loses far too much",
             "-10.8 on AIME",
@@ -192,7 +196,7 @@ def without_drafts(e: Evidence) -> list[Claim]:
             "paper_quality paper_quality_lab",
         )
     )
-    found.append(
+    claimed.append(
         Claim(
             "the budget wins much of that back",
             "-10.8 to -0.8",
@@ -201,13 +205,18 @@ def without_drafts(e: Evidence) -> list[Claim]:
             "paper_quality",
         )
     )
-    best = undominated({one: (e.gain(letters(one)), e.points(letters(one))) for one in CONFIGURATIONS})
-    found.append(
+    best = undominated(
+        {
+            configuration: (e.gain(letters(configuration)), e.points(letters(configuration)))
+            for configuration in CONFIGURATIONS
+        }
+    )
+    claimed.append(
         Claim(
             "best trade-offs of speed and answers",
             "(0,2), (0,1), (12,1), (12,2)",
-            "nano's answers, carried speed: " + ", ".join(f"({one})" for one in best),
-            tuple(one in best for one in sorted(FRONTIER)),
+            "nano's answers, carried speed: " + ", ".join(f"({configuration})" for configuration in best),
+            tuple(configuration in best for configuration in sorted(FRONTIER)),
             "paper_speed paper_quality",
         )
     )
@@ -218,7 +227,7 @@ def without_drafts(e: Evidence) -> list[Claim]:
         if (row["method"], row["regime"], row["batch"], row["drafts"]) == ("noop", "carried", 16, 0)
         and "prompt_tokens" not in row
     )
-    found.append(
+    claimed.append(
         Claim(
             "selecting costs next to nothing",
             "one more top-k",
@@ -228,11 +237,11 @@ def without_drafts(e: Evidence) -> list[Claim]:
             "paper_speed",
         )
     )
-    return found
+    return claimed
 
 
 def undominated(at: dict[str, tuple[float, float]]) -> list[str]:
-    """Those that no other beats in one number without losing in the other."""
+    """The names that no other beats in one number without losing in the other."""
     return [
         name
         for name, (gain, points) in at.items()
@@ -241,15 +250,15 @@ def undominated(at: dict[str, tuple[float, float]]) -> list[str]:
 
 
 def with_drafts(e: Evidence) -> list[Claim]:
-    found = []
-    for policy, said in (("k0=1,m=0,mr=4", "+13 % to +17 %"), ("k0=1,m=0,mr=5", "+9 % to +11 %")):
+    claimed = []
+    for policy, paper in (("k0=1,m=0,mr=4", "+13 % to +17 %"), ("k0=1,m=0,mr=5", "+9 % to +11 %")):
         gains = ", ".join(f"{regime} {percent(e.gain(policy, 'eagle3', regime))}" for regime in REGIMES)
-        found.append(Claim(f"speed of `{policy}`", said, gains, e.met(policy, "eagle3"), "paper_speed"))
+        claimed.append(Claim(f"speed of `{policy}`", paper, gains, e.met(policy, "eagle3"), "paper_speed"))
     batch = ("k0=1,m=24", "k0=1,m=32", "k0=2,m=10")
     request = ("k0=1,m=0,mr=4", "k0=1,m=0,mr=5")
     at = {name: (e.gain(name, "eagle3"), e.drafted(name)) for name in (*batch, *request)}
     best = undominated(at)
-    found.append(
+    claimed.append(
         Claim(
             "budgets per request beat budgets per batch",
             "`mr=4`, `mr=5` are on the frontier",
@@ -261,10 +270,10 @@ def with_drafts(e: Evidence) -> list[Claim]:
     for policy in ("k0=1,m=0,mr=5", "k0=2,m=0,mr=4"):
         full, topk = e.drafted(policy), e.drafted(policy, "topk")
         ours = f"nano: {point(full)} (`score=full`), {point(topk)} (`score=topk`)"
-        said = "0.0, +2.0, -0.4" if policy.startswith("k0=1") else "-0.8, +1.6, -0.4"
-        found.append(Claim(f"points of `{policy}`", said, ours, (full >= -1, topk >= -1), "paper_quality"))
+        paper = "0.0, +2.0, -0.4" if policy.startswith("k0=1") else "-0.8, +1.6, -0.4"
+        claimed.append(Claim(f"points of `{policy}`", paper, ours, (full >= -1, topk >= -1), "paper_quality"))
     lost, gained = e.drafted("k0=0,m=16,mr=4"), e.gain("k0=0,m=16,mr=4", "eagle3")
-    found.append(
+    claimed.append(
         Claim(
             "without a warm-up, `k0=0,m=16,mr=4`, speed is moderate and answers are lost",
             "+3 % to +10 %; -22.5, -4.7, -19.6",
@@ -275,23 +284,25 @@ def with_drafts(e: Evidence) -> list[Claim]:
     )
     ratios = {model: e.overlaps(model) for model in ("nano", "lab")}
     apart = {model: e.overlaps(model, "different domains") for model in ratios}
-    farthest = max(max(each.values()) for each in apart.values())
+    farthest = max(max(by_top.values()) for by_top in apart.values())
     top4 = {row["pair"]: row["overlap"] for row in e["overlap"]["rows"] if row["top"] == 4}
     real = top4["consecutive"] / top4["same domain"]
-    shown = ", ".join(f"{model} {min(each.values()):.1f} to {max(each.values()):.1f}" for model, each in ratios.items())
-    found.append(
+    by_model = ", ".join(
+        f"{model} {min(by_top.values()):.1f} to {max(by_top.values()):.1f}" for model, by_top in ratios.items()
+    )
+    claimed.append(
         Claim(
             "drafts of a request share 2 to 3 times the experts of two texts of one data set",
             "2 to 3 times (top 5 to 30)",
-            f"top 5 to 30: {shown} times, and up to {farthest:.1f} times those of different domains; "
+            f"top 5 to 30: {by_model} times, and up to {farthest:.1f} times those of different domains; "
             f"gpt-oss-20b, top 4: {real:.1f} times",
-            (*(max(each.values()) >= 2 for each in ratios.values()), real >= 2),
+            (*(max(by_top.values()) >= 2 for by_top in ratios.values()), real >= 2),
             "assumptions assumptions_lab overlap",
         )
     )
-    rows = {mr: e.answers(f"k0=1,m=0,mr={mr}", how=DRAFTED) for mr in (4, 5)}
+    rows = {mr: e.answers(f"k0=1,m=0,mr={mr}", setting=DRAFTED) for mr in (4, 5)}
     mass = [float(row["mass"]) for row in rows.values() if row]
-    found.append(
+    claimed.append(
         Claim(
             "4 or 5 experts per request hold most of the gating mass",
             "most",
@@ -300,13 +311,13 @@ def with_drafts(e: Evidence) -> list[Claim]:
             "paper_quality",
         )
     )
-    return found + mixed_requests(e)
+    return claimed + mixed_requests(e)
 
 
 def mixed_requests(e: Evidence) -> list[Claim]:
     """Speeds of mixed requests were not timed: random weights have no domains. What they load was counted."""
     policy = "k0=1,m=0,mr=4"
-    both = [row for how in (DRAFTED, (4, 3, False)) if (row := e.answers(policy, how=how)) is not None]
+    both = [row for setting in (DRAFTED, (4, 3, False)) if (row := e.answers(policy, setting=setting)) is not None]
     saved = [1 - row["active"] / row["active_native"] for row in both]  # mixed, of one kind
     points = [100 * row["change"] for row in both]
     topk = e.drafted(policy, "topk")
@@ -330,27 +341,27 @@ def mixed_requests(e: Evidence) -> list[Claim]:
 
 
 def expert_parallel(e: Evidence) -> list[Claim]:
-    found = []
+    claimed = []
     for rows in (8, 32):
         for what, name in (("active experts", "active"), ("the fullest device's", "peak")):
             native = e.ep()[rows, "native", None]
-            said = (native[f"paper_{name}"], e.ep()[rows, "rounds", 5][f"paper_{name}"])
+            paper = (native[f"paper_{name}"], e.ep()[rows, "rounds", 5][f"paper_{name}"])
             ours = {score: e.ep(score)[rows, "rounds", 5][name] for score in ("full", "topk")}
             cuts = {score: 1 - value / native[name] for score, value in ours.items()}
-            asked = round(100 * (1 - said[1] / said[0]))
-            shown = ", ".join(f"{-cut:.0%} (`score={score}`)" for score, cut in cuts.items())
-            found.append(
+            paper_cut = round(100 * (1 - paper[1] / paper[0]))
+            by_score = ", ".join(f"{-cut:.0%} (`score={score}`)" for score, cut in cuts.items())
+            claimed.append(
                 Claim(
                     f"`k0=1,mg=5` on R1, {rows} rows: {what}",
-                    f"{said[0]} to {said[1]} (-{asked} %)",
-                    shown,
-                    tuple(100 * cut > asked - 5 for cut in cuts.values()),  # within five points
+                    f"{paper[0]} to {paper[1]} (-{paper_cut} %)",
+                    by_score,
+                    tuple(100 * cut > paper_cut - 5 for cut in cuts.values()),  # within five points
                     "paper_ep paper_ep_topk",
                 )
             )
     most = [e.ep()[rows, "rounds", 5] for rows in (16, 32)]
     bounds = [math.ceil(row["active"] / DEVICES) for row in most]
-    found.append(
+    claimed.append(
         Claim(
             "the fullest device has at most |S|/G experts, rounded up",
             "by design; its table has 8.6 where that is 6",
@@ -360,17 +371,17 @@ def expert_parallel(e: Evidence) -> list[Claim]:
             "paper_ep",
         )
     )
-    found.append(Claim("less communication between GPUs", "not measured", "", "several GPUs are needed", ""))
-    found.append(Claim("R1's answers stay within 1 %", "-1.0, -0.1", "", "weights of DeepSeek-R1 are needed", ""))
+    claimed.append(Claim("less communication between GPUs", "not measured", "", "several GPUs are needed", ""))
+    claimed.append(Claim("R1's answers stay within 1 %", "-1.0, -0.1", "", "weights of DeepSeek-R1 are needed", ""))
     if e.has("further_quality"):
-        each = [row for row in e["further_quality"]["rows"] if ",mg=" in row["policy"] and row["paper"]]
+        budgets = [row for row in e["further_quality"]["rows"] if ",mg=" in row["policy"] and row["paper"]]
         texts = [
-            f"{row['active'] / row['active_native']:.0%} of the experts {point(100 * row['change'])}" for row in each
+            f"{row['active'] / row['active_native']:.0%} of the experts {point(100 * row['change'])}" for row in budgets
         ]
-        held = tuple(row["change"] >= -0.01 for row in each)
+        held = tuple(row["change"] >= -0.01 for row in budgets)
         claim = "a budget per device costs less than 1 %, on nano over 8 devices"
-        found.append(Claim(claim, "-1.0, -0.1 of R1", "; ".join(texts), held, "further_quality"))
-    return found
+        claimed.append(Claim(claim, "-1.0, -0.1 of R1", "; ".join(texts), held, "further_quality"))
+    return claimed
 
 
 def threshold(e: Evidence) -> list[Claim]:
@@ -380,28 +391,28 @@ def threshold(e: Evidence) -> list[Claim]:
     taus = [row for row in e["further_quality"]["rows"] if ",tau=" in row["policy"]]
     pairs = []
     for score in ("full", "topk"):
-        policies = [letters(one) for one in CONFIGURATIONS if one.endswith(",1")]
+        policies = [letters(configuration) for configuration in CONFIGURATIONS if configuration.endswith(",1")]
         budgets = [row for policy in policies if (row := e.answers(policy, score=score)) is not None]
         for tau in (row for row in taus if row["policy"].endswith("score=full") == (score == "full")):
             near = min(budgets, key=lambda row: abs(row["active"] - tau["active"]))
             if abs(near["active"] / tau["active"] - 1) < 0.1:
                 pairs.append((tau, near))
-    shown = [
+    texts = [
         f"`{tau['policy']}` {point(100 * tau['change'])}, `{near['policy']}` {point(100 * near['change'])}"
         for tau, near in pairs
     ]
     held = tuple(near["change"] >= tau["change"] for tau, near in pairs)
     claim = "a fixed budget is better than a threshold at as many experts (within 10 %)"
-    return [Claim(claim, "found, not shown", "nano: " + "; ".join(shown), held, "further_quality paper_quality")]
+    return [Claim(claim, "found, not shown", "nano: " + "; ".join(texts), held, "further_quality paper_quality")]
 
 
 def assumptions(e: Evidence) -> list[Claim]:
     models = {"nano": e["assumptions"], "lab": e["assumptions_lab"]}
 
-    between = {name: float(between_policies(found)["spearman"]) for name, found in models.items()}
-    within = {name: max(within_policies(found)) for name, found in models.items()}
-    shares = {name: of_first_layer(found) for name, found in models.items()}
-    even = {name: 1 / max(1, len({row["layer"] for row in found["layers"]}) - 1) for name, found in models.items()}
+    between = {name: float(between_policies(results)["spearman"]) for name, results in models.items()}
+    within = {name: max(within_policies(results)) for name, results in models.items()}
+    shares = {name: of_first_layer(results) for name, results in models.items()}
+    even = {name: 1 / max(1, len({row["layer"] for row in results["layers"]}) - 1) for name, results in models.items()}
     warm = [-100 * row["change"] for row in models["nano"]["matched"]]
     rivals = {
         (row["rival"], row["reference"]): row
@@ -410,7 +421,7 @@ def assumptions(e: Evidence) -> list[Claim]:
     }
     oea = 100 * rivals["oea", "k0=1,m=12"]["change"]
     topk = e.points("k0=1,m=24", score="topk")
-    own = 100 * (found_row(e["paper_quality"], "oea:k0=2", PLAIN) or {"change": 0})["change"]
+    oea_topk = 100 * (row_with_policy(e["paper_quality"], "oea:k0=2", PLAIN) or {"change": 0})["change"]
     lynx, skip = (row_of_rival(e, name) for name in ("lynx", "skip"))
     return [
         Claim(
@@ -449,8 +460,8 @@ def assumptions(e: Evidence) -> list[Claim]:
             "OEA's pool of each token's own experts is worse than a batch's",
             "said, not measured",
             f"nano, against `k0=1,m=24` at as many experts: OEA {point(oea)} by `score=full`, "
-            f"{point(own - topk)} by `score=topk`",
-            (oea < 0, own - topk < -1),
+            f"{point(oea_topk - topk)} by `score=topk`",
+            (oea < 0, oea_topk - topk < -1),
             "paper_quality",
         ),
         Claim(
@@ -472,12 +483,12 @@ def assumptions(e: Evidence) -> list[Claim]:
 
 
 def row_of_rival(e: Evidence, method: str) -> Row:
-    """Of a rival matched to the paper's k0=1,m=24."""
+    """The row of a rival matched to the paper's k0=1,m=24."""
     rows = [row for row in e["paper_quality"]["matched"] if row["rival"] == method and row["reference"] == "k0=1,m=12"]
     name = next(row["policy"] for row in rows if (row["batch"], row["drafts"], row["mixed"]) == PLAIN)
-    found = found_row(e["paper_quality"], name, PLAIN)
-    assert found is not None
-    return found
+    row = row_with_policy(e["paper_quality"], name, PLAIN)
+    assert row is not None
+    return row
 
 
 PARTS: dict[str, list[Callable[[Evidence], list[Claim]]]] = {
@@ -504,17 +515,17 @@ def commands(files: list[str]) -> str:
 
 
 def accepted(speed: Row, quality: Row) -> Table:
-    """With drafts a step's speed and the drafts that are accepted, together: the former of random weights, the latter
-    of nano."""
-    found = Evidence(Path())
-    found.files = {"paper_speed": speed, "paper_quality": quality}
-    native = found_row(quality, "native", DRAFTED)
+    """Speed with drafts, with the tokens accepted taken into account: speed is of random weights, acceptance is
+    nano's."""
+    evidence = Evidence(Path())
+    evidence.files = {"paper_speed": speed, "paper_quality": quality}
+    native = row_with_policy(quality, "native", DRAFTED)
     assert native is not None
     cells = []
-    for (piece, regime, policy), row in found.speeds.items():
-        asked = found.answers(policy, how=DRAFTED) if row["method"] == "xshare" else None
-        if (piece, regime) == ("eagle3", "carried") and asked is not None:
-            kept = asked["accepted"] / native["accepted"]
-            line = [f"`{row['policy']}`", f"{row['ratio']:.3f}", f"{asked['accepted']:.2f}"]
-            cells.append([*line, f"{native['accepted']:.2f}", f"{row['ratio'] * kept:.3f}"])
+    for (piece, regime, policy), row in evidence.speeds.items():
+        answered = evidence.answers(policy, setting=DRAFTED) if row["method"] == "xshare" else None
+        if (piece, regime) == ("eagle3", "carried") and answered is not None:
+            accepted_share = answered["accepted"] / native["accepted"]
+            line = [f"`{row['policy']}`", f"{row['ratio']:.3f}", f"{answered['accepted']:.2f}"]
+            cells.append([*line, f"{native['accepted']:.2f}", f"{row['ratio'] * accepted_share:.3f}"])
     return ["policy", "speed, drafts as before", "tokens accepted", "natively", "speed with acceptance"], cells

@@ -16,15 +16,15 @@ from xshare.cli.lazy import COMMANDS
 
 
 def commands() -> Iterator[tuple[str, Callable[..., Any]]]:
-    """By its words, the function of every command."""
+    """The words and the function of every command."""
     for name in COMMANDS:
         module = import_module(f"xshare.cli.{name}")
         group = getattr(module, "app", None)
         if group is None:
             yield name, getattr(module, name)
         else:
-            for each in group.registered_commands:
-                yield f"{name} {each.name or each.callback.__name__}", each.callback
+            for registered in group.registered_commands:
+                yield f"{name} {registered.name or registered.callback.__name__}", registered.callback
 
 
 def command_section(name: str, function: Callable[..., Any]) -> str:
@@ -50,8 +50,8 @@ def command_section(name: str, function: Callable[..., Any]) -> str:
 
 
 def spellings(name: str, kind: Any, info: Any) -> list[str]:
-    """Those that the option names, the first of which Typer takes for a default; or the parameter's own name."""
-    named = [each for each in (info.default, *(info.param_decls or ())) if isinstance(each, str) and each[0] == "-"]
+    """The names that the option declares (Typer stores the first as its default), or the parameter's own name."""
+    named = [word for word in (info.default, *(info.param_decls or ())) if isinstance(word, str) and word[0] == "-"]
     own = name.replace("_", "-")
     return named or [f"--{own}", *([f"--no-{own}"] if kind is bool else [])]
 
@@ -62,7 +62,7 @@ def values(kind: Any, info: Any) -> str:
     if get_origin(kind) is list:
         kind, several = get_args(kind)[0], ", may be repeated"
     if get_origin(kind) is Literal:
-        return ", ".join(f"`{each}`" for each in get_args(kind)) + several
+        return ", ".join(f"`{value}`" for value in get_args(kind)) + several
     name = {int: "whole number", float: "number", str: "text", Path: "file", bool: "flag"}[kind]
     return name + limits(low, high) + several
 

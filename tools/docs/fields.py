@@ -38,7 +38,7 @@ def field_values(field: Any) -> str:
     if get_origin(kind) is Annotated:
         kind = get_args(kind)[0]
     if get_origin(kind) is Literal:
-        return ", ".join(f"`{each}`" for each in get_args(kind))
+        return ", ".join(f"`{value}`" for value in get_args(kind))
     if isinstance(kind, type) and issubclass(kind, BaseModel) and kind is not Policy:
         return "object"
     name = {int: "whole number", float: "number", str: "text", bool: "true or false", Policy: "text"}.get(kind)
@@ -59,7 +59,7 @@ def shown(value: Any) -> str:
 
 def without_none(kind: Any) -> Any:
     if get_origin(kind) in (Union, types.UnionType):
-        kinds = [each for each in get_args(kind) if each is not type(None)]
+        kinds = [part for part in get_args(kind) if part is not type(None)]
         return kinds[0] if len(kinds) == 1 else kind
     return kind
 

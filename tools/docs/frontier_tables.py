@@ -16,14 +16,14 @@ MODELS = ("nano", "lab")
 SETTINGS = {"": (16, 0), "_drafts": (4, 3)}  # batch, drafts
 
 
-def presets(found: Row, speed: Row) -> Table:
-    """What each gives in an H200's memory, and costs both models, confirmed on questions that nobody chose by."""
+def presets(results: Row, speed: Row) -> Table:
+    """Each preset's speedup with experts in an H200's memory, and its cost to both models on fresh questions."""
     columns = [f"{model}: {what}" for model in MODELS for what in ("experts", "points (95 %)")]
     cells = []
     for batch, drafts in SETTINGS.values():
         for preset in RECOMMENDED:
             policy = str(Policy.parse(preset))
-            rows = [_row(found, model, "confirming", batch, drafts, policy) for model in MODELS]
+            rows = [_row(results, model, "confirming", batch, drafts, policy) for model in MODELS]
             numbers = [cell for row in rows for cell in ((of_native(row), change(row)) if row else ("", ""))]
             times = _times(_timed(speed, policy, batch, drafts))
             cells.append([f"`{preset}` ({RECOMMENDED[preset]})", str(drafts or "none"), times, *numbers])
@@ -31,7 +31,7 @@ def presets(found: Row, speed: Row) -> Table:
 
 
 def preset_batches(speed: Row) -> Table:
-    """The presets, and selection that keeps everything, by the requests that are decoded together."""
+    """The presets and the no-op control by batch."""
     batches = (4, 8, 16, 32)
     cells = []
     for name in (*RECOMMENDED, "noop"):
@@ -43,12 +43,12 @@ def preset_batches(speed: Row) -> Table:
 
 def _timed(speed: Row, policy: str, batch: int, drafts: int) -> Row | None:
     """The row of that policy in an H200's own memory, on `carried` routing."""
-    wanted = {"policy": policy, "batch": batch, "drafts": drafts, "regime": "carried"}
-    return next((row for row in speed["pooled"] if wanted.items() <= row.items() and "prompt_tokens" not in row), None)
+    columns = {"policy": policy, "batch": batch, "drafts": drafts, "regime": "carried"}
+    return next((row for row in speed["pooled"] if columns.items() <= row.items() and "prompt_tokens" not in row), None)
 
 
 def _times(row: Row | None) -> str:
-    """Nothing where it has not been timed."""
+    """The speedup as text; empty where it was not timed."""
     if row is None:
         return ""
     digits = 3 if row["policy"] == "noop" else 2
@@ -56,14 +56,14 @@ def _times(row: Row | None) -> str:
     return Span.of(text, row)
 
 
-def frontier(found: Row, batch: int, drafts: int) -> Table:
-    """All that was tried, from most experts to fewest: on the questions for choosing, and where it was asked them on
+def frontier(results: Row, batch: int, drafts: int) -> Table:
+    """All policies tried, from most experts to fewest: on the questions for choosing and, where they were confirmed, on
     the fresh ones."""
     columns = ("experts", "1000 to choose by", "3000 fresh", "KL")
     cells = []
     at = {
         (row["model"], row["set"], scaled(row)): row
-        for row in found["rows"]
+        for row in results["rows"]
         if (row["batch"], row["drafts"]) == (batch, drafts) and row["policy"] != "native" and not row["paper"]
     }
     shares: dict[str, list[float]] = {}
@@ -81,7 +81,7 @@ def frontier(found: Row, batch: int, drafts: int) -> Table:
 
 
 def scaled(row: Row) -> str:
-    """A policy as it would be for nano's 64 experts: batch budgets are twice that for lab's 128."""
+    """A policy as for nano's 64 experts: lab, with 128, has twice the batch budget."""
     if row["model"] == "nano" or ",m=" not in row["policy"] or ",m=0" in row["policy"]:
         return str(row["policy"])
     head, _, tail = row["policy"].partition(",m=")
@@ -89,14 +89,14 @@ def scaled(row: Row) -> str:
     return f"{head},m={int(number) // 2}{comma}{rest}"
 
 
-def offload(found: Row, batch: int) -> Table:
-    """How far the time of a step follows the experts that it reads over the bus."""
+def offload(results: Row, batch: int) -> Table:
+    """Step time against the experts read over the bus, per policy."""
     titles = ["policy", "experts", "ms per step", "times as fast", "by experts alone", "GB/s"]
     cells = []
-    for row in (row for row in found["rows"] if row["batch"] == batch):
-        shown = {"noop": "no-op control", "native": "native"}.get(row["policy"], f"`{row['policy']}`")
+    for row in (row for row in results["rows"] if row["batch"] == batch):
+        label = {"noop": "no-op control", "native": "native"}.get(row["policy"], f"`{row['policy']}`")
         times = Span.of(f"{row['ratio']:.2f} ({row['ratio_low']:.2f} to {row['ratio_high']:.2f})", row)
-        line = [shown, f"{row['active']:.1f}", f"{row['ms']:.0f}"]
+        line = [label, f"{row['active']:.1f}", f"{row['ms']:.0f}"]
         cells.append(
             [*line, "" if row["policy"] == "native" else times, f"{row['expected']:.2f}", f"{row['gbps']:.0f}"]
         )
@@ -104,7 +104,7 @@ def offload(found: Row, batch: int) -> Table:
 
 
 def gains(offload: Row, demo: Row, speed: Row) -> Table:
-    """How many times as fast the presets were, wherever they have been timed."""
+    """The presets' speedups, wherever they were timed."""
     times = {row["policy"]: row["ratio"] for row in offload["rows"] if row["batch"] == 16}
     on_cpu = {row["policy"]: row["ratio"] for row in demo["rows"] if row["model"] == "large"}
     near = [_timed(speed, str(Policy.parse(preset)), 16, 0) for preset in RECOMMENDED]
@@ -117,16 +117,16 @@ def gains(offload: Row, demo: Row, speed: Row) -> Table:
     return ["experts lie in", *(f"`{preset}`" for preset in RECOMMENDED)], cells
 
 
-def _row(found: Row, model: str, name: str, batch: int, drafts: int, policy: str) -> Row | None:
-    wanted: dict[str, Any] = {"model": model, "set": name, "batch": batch, "drafts": drafts, "policy": policy}
-    return next((row for row in found["rows"] if wanted.items() <= row.items()), None)
+def _row(results: Row, model: str, name: str, batch: int, drafts: int, policy: str) -> Row | None:
+    columns: dict[str, Any] = {"model": model, "set": name, "batch": batch, "drafts": drafts, "policy": policy}
+    return next((row for row in results["rows"] if columns.items() <= row.items()), None)
 
 
 def tables() -> dict[str, tuple[str, Callable[..., Table]]]:
-    """By marker: the result file, and what is made of it."""
-    found: dict[str, tuple[str, Callable[..., Table]]] = {"presets": ("frontier paper_speed", presets)}
+    """By marker: the result file, and the function that makes its table."""
+    by_marker: dict[str, tuple[str, Callable[..., Table]]] = {"presets": ("frontier paper_speed", presets)}
     for name, (batch, drafts) in SETTINGS.items():
-        found[f"frontier{name}"] = ("frontier", partial(frontier, batch=batch, drafts=drafts))
-    found |= {f"offload_{batch}": ("offload", partial(offload, batch=batch)) for batch in (4, 16, 32)}
-    found["gains"] = ("offload demo paper_speed", gains)
-    return found | {"preset_batches": ("paper_speed", preset_batches)}
+        by_marker[f"frontier{name}"] = ("frontier", partial(frontier, batch=batch, drafts=drafts))
+    by_marker |= {f"offload_{batch}": ("offload", partial(offload, batch=batch)) for batch in (4, 16, 32)}
+    by_marker["gains"] = ("offload demo paper_speed", gains)
+    return by_marker | {"preset_batches": ("paper_speed", preset_batches)}

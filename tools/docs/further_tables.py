@@ -16,9 +16,11 @@ CONTROL = "no-op control"
 IMPLS = ("fused", "halves", "across")
 
 
-def larger_batches(found: Row) -> Table:
+def larger_batches(results: Row) -> Table:
     """A line per policy, experts and points at each batch above 16."""
-    rows = [row for row in found["rows"] if row["batch"] > 16 and row["method"] != "native" and row["paper"] != CONTROL]
+    rows = [
+        row for row in results["rows"] if row["batch"] > 16 and row["method"] != "native" and row["paper"] != CONTROL
+    ]
     batches = sorted({row["batch"] for row in rows})
     cells = []
     for policy in dict.fromkeys(row["policy"] for row in rows):
@@ -28,18 +30,18 @@ def larger_batches(found: Row) -> Table:
     return ["policy", *(f"{batch}: {what}" for batch in batches for what in ("experts", "points (95 %)"))], cells
 
 
-def bounded(found: Row, letter: str) -> Table:
+def bounded(results: Row, letter: str) -> Table:
     """Policies with a threshold (tau) or a device budget (mg), from most experts to fewest."""
-    rows = [row for row in found["rows"] if f",{letter}=" in row["policy"]]
+    rows = [row for row in results["rows"] if f",{letter}=" in row["policy"]]
     rows.sort(key=lambda row: -row["active"] / row["active_native"])
     cells = [[f"`{row['policy']}`", of_native(row), change(row), f"{row['kl']:.4f}"] for row in rows]
     return ["policy", "experts", "points (95 %)", "KL"], cells
 
 
-def one_model(found: Row) -> Table:
+def one_model(results: Row) -> Table:
     titles = ["", "tokens per second", "times as fast (95 %)", "experts", "right", "points (95 %)"]
     cells = []
-    for row in found["rows"]:
+    for row in results["rows"]:
         ratio = Span.of(f"{row['ratio']:.2f} ({row['ratio_low']:.2f} to {row['ratio_high']:.2f})", row)
         native = row["policy"] == "native"
         experts = "" if row["active"] is None else f"{row['active']:.1f} of {row['active_native']:.1f}"
@@ -48,9 +50,9 @@ def one_model(found: Row) -> Table:
     return titles, cells
 
 
-def parallel_kernel(found: Row) -> Table:
+def parallel_kernel(results: Row) -> Table:
     """Marginal microseconds of a layer, by rows: one launch, two halves, and the collective between them."""
-    at = {(row["router"], row["experts"], row["n"], row["impl"]): row for row in found["rows"]}
+    at = {(row["router"], row["experts"], row["n"], row["impl"]): row for row in results["rows"]}
     cells = []
     for router, experts, n in dict.fromkeys(key[:3] for key in at):
         times = [f"{at[router, experts, n, impl]['marginal_us']:.1f}" for impl in IMPLS]
@@ -58,12 +60,12 @@ def parallel_kernel(found: Row) -> Table:
     return ["experts", "rows", "one launch", "two halves", "with the collective", "bytes of the message"], cells
 
 
-def protected_kernel(found: Row) -> Table:
+def protected_kernel(results: Row) -> Table:
     """What a kernel that can protect rows costs, with nobody protected and with two rows."""
     forms = ("bare", "one", "guarded")
     cells = [
         [str(row["rows"]), *(f"{row[f'{form}_us'] - row['none_us']:.1f}" for form in forms)]
-        for row in found["rows"]
+        for row in results["rows"]
         if not row["each"] and "bare_us" in row
     ]
     return ["rows", "`protect: false`", "nobody protected", "two rows protected"], cells
@@ -72,8 +74,8 @@ def protected_kernel(found: Row) -> Table:
 def tables() -> dict[str, tuple[str, Callable[..., Table]]]:
     return {
         "larger_batches": ("further_quality", larger_batches),
-        "thresholds": ("further_quality", lambda found: bounded(found, "tau")),
-        "device_budgets": ("further_quality", lambda found: bounded(found, "mg")),
+        "thresholds": ("further_quality", lambda results: bounded(results, "tau")),
+        "device_budgets": ("further_quality", lambda results: bounded(results, "mg")),
         "one_model": ("one_model", one_model),
         "parallel_kernel": ("parallel_kernel", parallel_kernel),
         "protected_kernel": ("one_launch", protected_kernel),

@@ -23,14 +23,14 @@ def metrics() -> Iterator[tuple[str, str, str]]:
     for node in ast.walk(tree):
         if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name) or "MetricFamily" not in node.func.id:
             continue
-        labels = ", ".join(f"`{each}`" for each in ast.literal_eval(node.keywords[0].value))
+        labels = ", ".join(f"`{label}`" for label in ast.literal_eval(node.keywords[0].value))
         if isinstance(node.args[0], ast.Constant):
             end = "_total" if node.func.id.startswith("Counter") else ""
             yield f"{ast.literal_eval(node.args[0])}{end}", labels, ast.literal_eval(node.args[1])
         else:  # of several names: two are of all layers together
-            for name, said in helps.items():
+            for name, meaning in helps.items():
                 if (name in ("rows_protected", "samples")) != ("layer" in labels):
-                    yield f"xshare:{name}", labels, said
+                    yield f"xshare:{name}", labels, meaning
 
 
 def calls() -> Iterator[tuple[str, str, str]]:
@@ -38,15 +38,16 @@ def calls() -> Iterator[tuple[str, str, str]]:
     for node in ast.walk(ast.parse((VLLM / "control.py").read_text())):
         if isinstance(node, ast.FunctionDef) and node.name.startswith("xshare_"):
             arguments = [
-                f"`{each.arg}`: {ast.unparse(each.annotation or ast.Constant(''))}" for each in node.args.args[1:]
+                f"`{argument.arg}`: {ast.unparse(argument.annotation or ast.Constant(''))}"
+                for argument in node.args.args[1:]
             ]
-            said = " ".join((ast.get_docstring(node) or "").split())
-            yield node.name, ", ".join(arguments) or "none", said
+            meaning = " ".join((ast.get_docstring(node) or "").split())
+            yield node.name, ", ".join(arguments) or "none", meaning
 
 
 def metrics_page() -> str:
-    figures = ((f"`{name}`", labels, said) for name, labels, said in metrics())
-    answers = ((f"`{name}`", arguments, said) for name, arguments, said in calls())
+    figures = ((f"`{name}`", labels, meaning) for name, labels, meaning in metrics())
+    answers = ((f"`{name}`", arguments, meaning) for name, arguments, meaning in calls())
     return f"""# Metrics and calls
 
 {MADE}
@@ -67,4 +68,4 @@ development mode ([live control](../vllm/live.md)).
 
 The figures of the metrics by layer, and:
 
-{table(["field", "meaning"], ((f"`{name}`", said) for name, said in meanings.STATS.items()))}"""
+{table(["field", "meaning"], ((f"`{name}`", meaning) for name, meaning in meanings.STATS.items()))}"""

@@ -34,7 +34,7 @@ Draw = Callable[[Row], tuple[Any, Any]]
 
 
 def line_of(row: Row) -> str:
-    """What is connected: a method, XShare by its warm-up and its score."""
+    """The line that a row belongs to: its method, for XShare with its warm-up and score."""
     if row["method"] != "xshare":
         return str(row["method"])
     budget = "mr" if "mr=" in row["policy"] else "m"
@@ -43,15 +43,15 @@ def line_of(row: Row) -> str:
 
 
 def bars(rows: Sequence[Row], name: str) -> list[list[float]]:
-    """How far intervals reach down and up, as matplotlib wants it; by rounding it may be a little less than nothing."""
+    """How far intervals reach down and up, for matplotlib; clipped at 0, since rounding may leave a little less."""
     ends = [(row[name] - row[f"{name}_low"], row[f"{name}_high"] - row[name]) for row in rows]
     return [[max(0.0, end[side]) for end in ends] for side in (0, 1)]
 
 
-def pareto(found: Row, quality: str, how: tuple[int, int, bool]) -> tuple[Any, Any]:
-    """Accuracy or KL against active experts, a line a method, in batches of one setting."""
-    rows = [r for r in found["rows"] if (r["batch"], r["drafts"], r["mixed"]) == how]
-    batch, drafts, mixed = how
+def pareto(results: Row, quality: str, setting: tuple[int, int, bool]) -> tuple[Any, Any]:
+    """Accuracy or KL against active experts, one line per method, in one setting."""
+    rows = [r for r in results["rows"] if (r["batch"], r["drafts"], r["mixed"]) == setting]
+    batch, drafts, mixed = setting
     mates = "mixed" if mixed else "one kind at a time"
     after = f", {drafts} drafts" if drafts else ""
     title = f"{rows[0]['model']}: {rows[0]['questions']} questions, batches of {batch}{after}, {mates}"
@@ -62,70 +62,72 @@ def pareto(found: Row, quality: str, how: tuple[int, int, bool]) -> tuple[Any, A
     axes.axvline(native["active"], color="grey", linestyle=":", linewidth=1)
     if quality == "accuracy":
         axes.axhline(native["accuracy"], color="grey", linestyle=":", linewidth=1, label="native")
-    shown = [row for row in rows if row["method"] != "native" and row["paper"] != "no-op control"]
-    names = list(dict.fromkeys(map(line_of, shown)))
+    drawn = [row for row in rows if row["method"] != "native" and row["paper"] != "no-op control"]
+    names = list(dict.fromkeys(map(line_of, drawn)))
     alone = list(dict.fromkeys(name.removesuffix(OTHER) for name in names))
     for name in names:
         place = alone.index(name.removesuffix(OTHER))  # both scores of a line have its colour
-        mine = sorted((row for row in shown if line_of(row) == name), key=lambda row: float(row["active"]))
-        x, y = [row["active"] for row in mine], [row[quality] for row in mine]
+        line = sorted((row for row in drawn if line_of(row) == name), key=lambda row: float(row["active"]))
+        x, y = [row["active"] for row in line], [row[quality] for row in line]
         style = "-." if name.endswith(OTHER) else "-" if name.startswith("xshare") else "--"
         fmt, color = MARKERS[place % len(MARKERS)] + style, f"C{place}" if place < 10 else ("black", "gold")[place % 2]
         fill = "none" if name.endswith(OTHER) else "full"
         look = {"fmt": fmt, "color": color, "fillstyle": fill, "capsize": 2, "elinewidth": 0.8}
-        axes.errorbar(x, y, yerr=bars(mine, quality), label=name, **look)
-    if quality == "kl" and all(row["kl"] > 0 for row in shown):
+        axes.errorbar(x, y, yerr=bars(line, quality), label=name, **look)
+    if quality == "kl" and all(row["kl"] > 0 for row in drawn):
         axes.set_yscale("log")
     return figure, axes
 
 
-def scatter(found: Row) -> tuple[Any, Any]:
-    """Mass lost and KL, a point a step; one layer pruned, or all."""
-    overall = next(r for r in found["correlation"] if r["layer"] is None and r["policy"] is None and r["steps"])
+def scatter(results: Row) -> tuple[Any, Any]:
+    """Mass lost and KL, one point per step; one layer pruned, or all."""
+    overall = next(r for r in results["correlation"] if r["layer"] is None and r["policy"] is None and r["steps"])
     title = f"a step's gating mass lost and KL; all layers pruned: Spearman {overall['spearman']:.2f}"
     figure, axes = new_axes(title, "gating mass lost", "KL of the next token, nats")
-    for layer in dict.fromkeys(point["layer"] for point in found["points"]):
-        mine = [point for point in found["points"] if point["layer"] == layer and point["kl"] > 0][::2]  # of a sample
+    for layer in dict.fromkeys(point["layer"] for point in results["points"]):
+        points = [point for point in results["points"] if point["layer"] == layer and point["kl"] > 0][
+            ::2
+        ]  # of a sample
         name, size = ("all layers", 3.7) if layer is None else (f"layer {layer} alone", 2.6)
         dots = {"marker": "o", "linestyle": "", "markersize": size, "alpha": 0.6, "markeredgewidth": 0}
-        axes.plot([p["mass_lost"] for p in mine], [p["kl"] for p in mine], label=name, **dots)
+        axes.plot([p["mass_lost"] for p in points], [p["kl"] for p in points], label=name, **dots)
     axes.set_yscale("log")
     return figure, axes
 
 
-def overlap(found: Row) -> tuple[Any, Any]:
-    """Experts that two tokens share, a curve for each kind of pair, and chance."""
+def overlap(results: Row) -> tuple[Any, Any]:
+    """Experts that two tokens share, one curve per kind of pair, and chance."""
     figure, axes = new_axes("experts that two tokens have in common", "size of their top sets", "experts in common")
-    for place, pair in enumerate(dict.fromkeys(row["pair"] for row in found["overlap"])):
-        mine = [row for row in found["overlap"] if row["pair"] == pair]
-        axes.plot([row["top"] for row in mine], [row["overlap"] for row in mine], f"{MARKERS[place]}-", label=pair)
-    chance = dict.fromkeys((row["top"], row["chance"]) for row in found["overlap"])
+    for place, pair in enumerate(dict.fromkeys(row["pair"] for row in results["overlap"])):
+        rows = [row for row in results["overlap"] if row["pair"] == pair]
+        axes.plot([row["top"] for row in rows], [row["overlap"] for row in rows], f"{MARKERS[place]}-", label=pair)
+    chance = dict.fromkeys((row["top"], row["chance"]) for row in results["overlap"])
     axes.plot(*zip(*chance, strict=True), "--", color="grey", label="chance")
     return figure, axes
 
 
-def layers(found: Row) -> tuple[Any, Any]:
-    """KL of each layer pruned alone, a line a policy."""
+def layers(results: Row) -> tuple[Any, Any]:
+    """KL of each layer pruned alone, one line per policy."""
     figure, axes = new_axes("one layer pruned, the others native", "layer", "KL of the next token, nats")
-    for place, name in enumerate(dict.fromkeys(row["policy"] for row in found["layers"])):
-        mine = [row for row in found["layers"] if row["policy"] == name and row["layer"] is not None]
+    for place, name in enumerate(dict.fromkeys(row["policy"] for row in results["layers"])):
+        rows = [row for row in results["layers"] if row["policy"] == name and row["layer"] is not None]
         axes.errorbar(
-            [row["layer"] for row in mine],
-            [row["kl"] for row in mine],
-            yerr=bars(mine, "kl"),
+            [row["layer"] for row in rows],
+            [row["kl"] for row in rows],
+            yerr=bars(rows, "kl"),
             fmt=f"{MARKERS[place % len(MARKERS)]}-",
             capsize=2,
             label=name,
         )
-    axes.set_xticks(sorted({row["layer"] for row in found["layers"] if row["layer"] is not None}))
+    axes.set_xticks(sorted({row["layer"] for row in results["layers"] if row["layer"] is not None}))
     axes.set_yscale("log")
     return figure, axes
 
 
-def neighbours(found: Row) -> tuple[Any, Any]:
-    """Prompts whose text, and whose being right, depends on the mates."""
+def neighbours(results: Row) -> tuple[Any, Any]:
+    """Shares of prompts whose text, and whose correctness, depends on the neighbours."""
     figure, axes = new_axes("the same prompt with other mates in its batch", "share of the prompts", "")
-    rows = by_mates(found["rows"])
+    rows = by_mates(results["rows"])
     names = [f"{row['policy']}, {'mixed' if row['mixed'] else 'alike'}" for row in rows]
     for shift, (column, name) in zip(
         (-0.2, 0.2), (("changed", "text changes"), ("flipped", "right or wrong")), strict=True
@@ -138,12 +140,12 @@ def neighbours(found: Row) -> tuple[Any, Any]:
     return figure, axes
 
 
-def speed(found: Row) -> tuple[Any, Any]:
+def speed(results: Row) -> tuple[Any, Any]:
     """Gain against active experts at batch 16, the law of each regime, and the paper's ranges for the same policies."""
     title = "gpt-oss-120b's shape on an H200, batch 16, no drafts, score=full"
     figure, axes = new_axes(title, "active experts per layer", "output tokens per second, against unmodified vLLM")
     for place, regime in enumerate(REGIMES):
-        rows = [r for r in deepest(found) if (r["piece"], r["regime"], r["batch"]) == ("plain", regime, 16)]
+        rows = [r for r in deepest(results) if (r["piece"], r["regime"], r["batch"]) == ("plain", regime, 16)]
         if not rows:
             continue
         native = next(row for row in rows if row["method"] == "native")
@@ -153,33 +155,33 @@ def speed(found: Row) -> tuple[Any, Any]:
         name = f"{regime}, {interval_names([count_of(row, 'ratio') for row in shown if row['method'] == 'xshare'])[0]}"
         axes.errorbar(x, y, yerr=bars(shown, "ratio"), fmt=MARKERS[place], color=color, capsize=2, label=name)
         line = [min(x) + step * (native["active"] - min(x)) / 40 for step in range(41)]
-        left = [native["step_ms"] - native["b"] * (native["active"] - at) for at in line]
-        law = [native["step_ms"] / ms for ms in left]
+        predicted_ms = [native["step_ms"] - native["b"] * (native["active"] - at) for at in line]
+        law = [native["step_ms"] / ms for ms in predicted_ms]
         axes.plot(
             line, law, "-", color=color, linewidth=1, label=f"{regime}: {native['a']:.2f} + {native['b']:.4f} T ms"
         )
-        said = [row for row in shown if row["paper_high"]]
-        low, high = [row["paper_low"] for row in said], [row["paper_high"] for row in said]
+        with_range = [row for row in shown if row["paper_high"]]
+        low, high = [row["paper_low"] for row in with_range], [row["paper_high"] for row in with_range]
         paper = "the paper's range" if place == 0 else None
-        axes.vlines([row["active"] for row in said], low, high, color="grey", linewidth=5, alpha=0.4, label=paper)
+        axes.vlines([row["active"] for row in with_range], low, high, color="grey", linewidth=5, alpha=0.4, label=paper)
     return figure, axes
 
 
-def staircase(found: Row) -> tuple[Any, Any]:
-    """What sets of every size take, a line for each number of rows."""
-    about = found["provenance"]
+def staircase(results: Row) -> tuple[Any, Any]:
+    """Time of a step by the size of its set, one line per number of rows."""
+    about = results["provenance"]
     title = f"{about['device']}, {about['layers']} layers of {about['experts']} experts"
     figure, axes = new_axes(title, "experts of a set", "ms per step")
-    for rows in sorted({row["batch"] for row in found["rows"]}):
-        each = sorted((row for row in found["rows"] if row["batch"] == rows), key=lambda row: row["experts"])
-        sizes, low, high = ([row[name] for row in each] for name in ("experts", "ms_low", "ms_high"))
+    for rows in sorted({row["batch"] for row in results["rows"]}):
+        by_experts = sorted((row for row in results["rows"] if row["batch"] == rows), key=lambda row: row["experts"])
+        sizes, low, high = ([row[name] for row in by_experts] for name in ("experts", "ms_low", "ms_high"))
         axes.fill_between(sizes, low, high, alpha=0.3, linewidth=0)
-        axes.plot(sizes, [row["ms"] for row in each], linewidth=1, label=f"{rows} rows")
+        axes.plot(sizes, [row["ms"] for row in by_experts], linewidth=1, label=f"{rows} rows")
     return figure, axes
 
 
 def gain_and_loss(speed: Row, frontier: Row, quality: Row) -> tuple[Any, Any]:
-    """What policies give on an H200 against what they cost nano: the presets, and the paper's own by `score=full`."""
+    """Speedup on an H200 against points lost by nano: the presets, and the paper's policies by `score=full`."""
     figure, axes = new_axes(
         "gpt-oss-120b's shape on an H200, vLLM, 16 requests; answers of nano",
         "points of right answers lost",
@@ -188,18 +190,18 @@ def gain_and_loss(speed: Row, frontier: Row, quality: Row) -> tuple[Any, Any]:
     where = {"regime": "carried", "piece": "presets", "batch": 16}
     near = {row["policy"]: row for row in speed["pooled"] if where.items() <= row.items()}
     where = {"model": "nano", "set": "confirming", "batch": 16, "drafts": 0}
-    asked = {row["policy"]: row for row in frontier["rows"] if where.items() <= row.items()}
-    mine = {name: (str(policy := Policy.parse(name)), near[str(policy)], asked[str(policy)]) for name in RECOMMENDED}
+    answered = {row["policy"]: row for row in frontier["rows"] if where.items() <= row.items()}
+    ours = {name: (str(policy := Policy.parse(name)), near[str(policy)], answered[str(policy)]) for name in RECOMMENDED}
     timed = [row for row in deepest(speed) if (row["piece"], row["regime"], row["batch"]) == ("plain", "carried", 16)]
     theirs = {
         row["policy"].removesuffix(",score=full"): (row["policy"], row, lost)
         for row in timed
         if row["method"] == "xshare" and (lost := named_row(quality, row["policy"], (16, 0, True)))
     }
-    for kind, some, marker, size in (("presets", mine, "o", 9), ("the paper's, score=full", theirs, "s", 6)):
-        points = [(-100 * lost["change"], row["ratio"]) for _, row, lost in some.values()]
+    for kind, plotted, marker, size in (("presets", ours, "o", 9), ("the paper's, score=full", theirs, "s", 6)):
+        points = [(-100 * lost["change"], row["ratio"]) for _, row, lost in plotted.values()]
         axes.plot(*zip(*points, strict=True), marker, markersize=size, label=kind)
-        for name, point in zip(some, points, strict=True):
+        for name, point in zip(plotted, points, strict=True):
             axes.annotate(name, point, xytext=(6, 5), textcoords="offset points", fontsize=8)
     axes.set_xscale("symlog", linthresh=5)
     axes.set_xlim(left=0, right=250)
@@ -207,62 +209,62 @@ def gain_and_loss(speed: Row, frontier: Row, quality: Row) -> tuple[Any, Any]:
     return figure, axes
 
 
-def protected(found: Row) -> tuple[Any, Any]:
-    """Experts that a step loads by the share of protected requests, a line a policy."""
-    rows = [row for row in found["rows"] if row["layer"] is None]
+def protected(results: Row) -> tuple[Any, Any]:
+    """Experts per step by the share of protected requests, one line per policy."""
+    rows = [row for row in results["rows"] if row["layer"] is None]
     first = rows[0]
-    title = f"{found['provenance']['model']}: batches of {first['batch']}, {first['batches']} of them, from a trace"
+    title = f"{results['provenance']['model']}: batches of {first['batch']}, {first['batches']} of them, from a trace"
     figure, axes = new_axes(title, f"protected requests, of {first['batch']}", "active experts per layer")
     for place, name in enumerate(dict.fromkeys(row["policy"] for row in rows if row["method"] != "native")):
-        mine = sorted((row for row in rows if row["policy"] == name), key=lambda row: float(row.get("protected", 0)))
-        x, y = [row.get("protected_requests", 0) for row in mine], [row["active"] for row in mine]
-        axes.errorbar(x, y, bars(mine, "active"), fmt=MARKERS[place] + "-", capsize=2, label=named(name))
+        line = sorted((row for row in rows if row["policy"] == name), key=lambda row: float(row.get("protected", 0)))
+        x, y = [row.get("protected_requests", 0) for row in line], [row["active"] for row in line]
+        axes.errorbar(x, y, bars(line, "active"), fmt=MARKERS[place] + "-", capsize=2, label=named(name))
     native = next(row for row in rows if row["method"] == "native")
     axes.axhline(native["active"], color="grey", linestyle=":", linewidth=1, label="native")
     axes.set_ylim(bottom=0)
     return figure, axes
 
 
-def plots(found: Row) -> dict[str, Draw]:
-    """Those that a result file has something for."""
-    if any("mass_shared" in row and "protected" in row for row in found["rows"]):
+def plots(results: Row) -> dict[str, Draw]:
+    """The plots that a result file has data for, by name."""
+    if any("mass_shared" in row and "protected" in row for row in results["rows"]):
         return {"protected": protected}
-    if "points" in found:
+    if "points" in results:
         drawn: dict[str, Draw] = {"mass_and_kl": scatter, "token_overlap": overlap, "pruned_layers": layers}
-        return {name: draw for name, draw in drawn.items() if found[LISTS[name]]}
-    if found["rows"] and "piece" in found["rows"][0]:
+        return {name: draw for name, draw in drawn.items() if results[LISTS[name]]}
+    if results["rows"] and "piece" in results["rows"][0]:
         return {"speed": speed}
-    if found["rows"] and "ms_low" in found["rows"][0]:
+    if results["rows"] and "ms_low" in results["rows"][0]:
         return {"staircase": staircase}
-    if found["rows"] and "changed" in found["rows"][0]:
+    if results["rows"] and "changed" in results["rows"][0]:
         return {"neighbours": neighbours}
-    settings = Counter((r["batch"], r["drafts"], r["mixed"]) for r in found["rows"] if r["method"] != "native")
-    made: dict[str, Draw] = {}
-    for batch, drafts, mixed in (how for how, policies in settings.items() if policies >= FEW):
+    settings = Counter((r["batch"], r["drafts"], r["mixed"]) for r in results["rows"] if r["method"] != "native")
+    drawings: dict[str, Draw] = {}
+    for batch, drafts, mixed in (setting for setting, policies in settings.items() if policies >= FEW):
         for quality in ("accuracy", "kl"):
             name = f"pareto_{quality}" + ("_drafts" if drafts else "") + ("" if mixed else "_alike")
-            made[name] = partial(pareto, quality=quality, how=(batch, drafts, mixed))
-    return made
+            drawings[name] = partial(pareto, quality=quality, setting=(batch, drafts, mixed))
+    return drawings
 
 
 LISTS = {"mass_and_kl": "points", "token_overlap": "overlap", "pruned_layers": "layers"}
 
 
 def draw(files: Sequence[Path], out: Path) -> list[Path]:
-    made = []
+    written = []
     for file in files:
         if not file.is_file():
             typer.echo(f"{file} is not there: no plot of it")
             continue
-        found = json.loads(file.read_text())
+        results = json.loads(file.read_text())
         suffix = "_lab" if file.stem.endswith("_lab") else ""
-        for name, drawn in plots(found).items():
+        for name, drawn in plots(results).items():
             path = out / f"{name}{suffix}.svg"
-            figure, axes = drawn(found)
+            figure, axes = drawn(results)
             axes.legend(fontsize=7)
             save(figure, path)
-            made.append(path)
-    return made
+            written.append(path)
+    return written
 
 
 def main(

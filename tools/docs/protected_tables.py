@@ -12,17 +12,17 @@ Row = dict[str, Any]
 Table = tuple[list[str], list[list[str]]]
 
 
-def cost(found: Row) -> Table:
+def cost(results: Row) -> Table:
     """By share, a column a policy: experts per layer, and in brackets what the others keep."""
-    rows = [row for row in found["rows"] if row["layer"] is None]
+    rows = [row for row in results["rows"] if row["layer"] is None]
     policies = list(dict.fromkeys(row["policy"] for row in rows if row["method"] != "native"))
     cells = []
     for protected in dict.fromkeys(row.get("protected_requests", 0) for row in rows):
         line = [f"{protected} of {rows[0]['batch']}"]
         for policy in policies:
             row = next(r for r in rows if (r["policy"], r.get("protected_requests", 0)) == (policy, protected))
-            kept = "" if protected == row["batch"] else f" ({row['mass_shared']:.3f})"
-            line.append(mean_text(row, "active", 1) + kept)
+            shared = "" if protected == row["batch"] else f" ({row['mass_shared']:.3f})"
+            line.append(mean_text(row, "active", 1) + shared)
         cells.append(line)
     return ["protected", *(f"`{named(policy)}`" for policy in policies)], cells
 
@@ -30,7 +30,7 @@ def cost(found: Row) -> Table:
 def batches(*files: Row | None) -> Table:
     """By engine: in how many fixed batches nothing moved."""
     cells = []
-    for row in (row for found in files if found is not None for row in found["rows"]):
+    for row in (row for results in files if results is not None for row in results["rows"]):
         count = row["batches"]
         cells.append(
             [

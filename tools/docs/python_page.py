@@ -17,13 +17,17 @@ def signature(thing: Any) -> str:
     """A call, one argument per line."""
     parameters = inspect.signature(thing).parameters.values()
     lines, starred = [], False
-    for each in parameters:
-        if each.kind is inspect.Parameter.KEYWORD_ONLY and not starred:
+    for parameter in parameters:
+        if parameter.kind is inspect.Parameter.KEYWORD_ONLY and not starred:
             starred = True
             lines.append("*")
-        kind = each.annotation if isinstance(each.annotation, str) else getattr(each.annotation, "__name__", "Any")
-        start = "" if each.default is inspect.Parameter.empty else f" = {each.default!r}"
-        lines.append(f"{each.name}: {kind}{start}")
+        kind = (
+            parameter.annotation
+            if isinstance(parameter.annotation, str)
+            else getattr(parameter.annotation, "__name__", "Any")
+        )
+        start = "" if parameter.default is inspect.Parameter.empty else f" = {parameter.default!r}"
+        lines.append(f"{parameter.name}: {kind}{start}")
     inner = "".join(f"    {line},\n" for line in lines)
     return f"xshare.{thing.__name__}(\n{inner})"
 
@@ -54,11 +58,11 @@ All are subclasses of `XShareError`, which is a `ValueError`.
 def class_text(thing: type) -> str:
     """Its docstring; of a dataclass its fields, with what its source says beside them; else how one is made."""
     if is_dataclass(thing):
-        sources = [inspect.getsource(each) for each in reversed(thing.__mro__) if is_dataclass(each)]
-        found = [
+        sources = [inspect.getsource(base) for base in reversed(thing.__mro__) if is_dataclass(base)]
+        lines = [
             line.strip() for source in sources for line in re.findall(r"^    \w+: .*$", source, flags=re.MULTILINE)
         ]
-        return f"```python\nclass xshare.{thing.__name__}:\n" + "".join(f"    {line}\n" for line in found) + "```\n"
+        return f"```python\nclass xshare.{thing.__name__}:\n" + "".join(f"    {line}\n" for line in lines) + "```\n"
     return prose(thing) if thing is Policy else f"```python\n{signature(thing)}\n```\n\n{prose(thing)}"
 
 

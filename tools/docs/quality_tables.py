@@ -17,68 +17,75 @@ Table = tuple[list[str], list[list[str]]]
 Setting = tuple[int, int, bool]  # batch, drafts, mixed
 
 
-def policies(found: Row, how: Setting) -> Table:
+def policies(results: Row, setting: Setting) -> Table:
     """Native, the control, the paper's configurations and the rivals, from most experts to fewest."""
     titles = ["policy", "the paper's", "active experts", "of native", "accuracy", "change (95 %)", "agreement", "KL"]
     cells = []
-    for row in sorted(_of(found["rows"], how), key=_place):
-        line = [f"`{row['policy']}`", _paper(row, found).replace(",", ", "), f"{row['active']:.1f}"]
+    for row in sorted(_rows_in(results["rows"], setting), key=_place):
+        line = [f"`{row['policy']}`", _paper(row, results).replace(",", ", "), f"{row['active']:.1f}"]
         line += [of_native(row), _share(row, "accuracy"), change(row)]
         line += [f"{row['agreement']:.1%}", f"{row['kl']:.4f}"]
-        cells.append(line + ([f"{row['accepted']:.2f}"] if how[1] else []))
-    return titles + (["accepted"] if how[1] else []), cells
+        cells.append(line + ([f"{row['accepted']:.2f}"] if setting[1] else []))
+    return titles + (["accepted"] if setting[1] else []), cells
 
 
-def _read(found: Row, row: Row) -> tuple[str, str]:
-    """A policy without its score, and which reading of the paper's score it is: files of before name the other one."""
-    policy = row["policy"] if "format" in found else current_policy_text(row["policy"])
+def _read(results: Row, row: Row) -> tuple[str, str]:
+    """A policy without its score, and its reading of the paper's score. Older files leave out the full score."""
+    policy = row["policy"] if "format" in results else current_policy_text(row["policy"])
     return policy.removesuffix(FULL), "full" if policy.endswith(FULL) else "topk"
 
 
-def _readings(found: Row) -> dict[tuple[Setting, str, str], Row]:
-    return {(_how(row), *_read(found, row)): row for row in found["rows"]}
+def _readings(results: Row) -> dict[tuple[Setting, str, str], Row]:
+    return {(_setting_of(row), *_read(results, row)): row for row in results["rows"]}
 
 
-def _paper(row: Row, found: Row) -> str:
+def _paper(row: Row, results: Row) -> str:
     """What the paper calls a policy, and by which reading of its score, where greedy has something to choose.
 
     Rows of score=topk carry no name of the paper's: theirs is that of the same numbers.
     """
-    policy, score = _read(found, row)
-    full = _readings(found).get((_how(row), policy, "full"), row)
+    policy, score = _read(results, row)
+    full = _readings(results).get((_setting_of(row), policy, "full"), row)
     name: str = full["paper"]
     chosen = "=" in name and _numbers(name).keys() & {"m", "mr"}
     return f"{name},{score}" if chosen else name
 
 
-def readings(found: Row) -> Table:
-    """Both readings of the paper's score beside OEA, and what score=topk has over it on the same questions."""
+def readings(results: Row) -> Table:
+    """Both readings of the paper's score beside OEA, and the gain of score=topk over OEA on the same questions."""
     titles = ["batches", "policy", "rival", *(f"{what}: full / topk / OEA" for what in ("experts", "right", "KL"))]
-    at = _readings(found)
-    right = {(_how(each), each["policy"]): [mark == "1" for mark in each["right"]] for each in found["samples"]}
+    at = _readings(results)
+    right = {
+        (_setting_of(sample), sample["policy"]): [mark == "1" for mark in sample["right"]]
+        for sample in results["samples"]
+    }
     cells = []
-    for pair in found["matched"]:
-        how, (policy, _) = _how(pair), _read(found, pair | {"policy": pair["reference"]})
-        full, topk = (at.get((how, policy, score)) for score in ("full", "topk"))
+    for pair in results["matched"]:
+        setting, (policy, _) = _setting_of(pair), _read(results, pair | {"policy": pair["reference"]})
+        full, topk = (at.get((setting, policy, score)) for score in ("full", "topk"))
         if not pair["policy"].startswith("oea") or full is None or topk is None:
             continue
-        three = (full, topk, next(r for r in found["rows"] if (_how(r), r["policy"]) == (how, pair["policy"])))
-        held = paired(right[how, pair["policy"]], right[how, topk["policy"]])
-        batch, drafts, mixed = how
-        where = f"{batch}, {drafts} drafts" if drafts else str(batch)
-        line = [f"{where}, {'mixed' if mixed else 'alike'}", policy, f"`{pair['policy']}`"]
+        three = (
+            full,
+            topk,
+            next(r for r in results["rows"] if (_setting_of(r), r["policy"]) == (setting, pair["policy"])),
+        )
+        compared = paired(right[setting, pair["policy"]], right[setting, topk["policy"]])
+        batch, drafts, mixed = setting
+        batches = f"{batch}, {drafts} drafts" if drafts else str(batch)
+        line = [f"{batches}, {'mixed' if mixed else 'alike'}", policy, f"`{pair['policy']}`"]
         line += [" / ".join(f"{row['active']:.1f}" for row in three), " / ".join(f"{r['accuracy']:.1%}" for r in three)]
         line += [" / ".join(f"{row['kl']:.4f}" for row in three)]
-        cells.append([*line, Span(f"{_points(held.change)} ({_points(held.low)} to {_points(held.high)})")])
+        cells.append([*line, Span(f"{_points(compared.change)} ({_points(compared.low)} to {_points(compared.high)})")])
     return [*titles, "topk over OEA, points (95 %)"], cells
 
 
-def _how(row: Row) -> Setting:
+def _setting_of(row: Row) -> Setting:
     return row["batch"], row["drafts"], row["mixed"]
 
 
-def matched(found: Row, how: Setting) -> Table:
-    """Rivals against their references: what the rival gains."""
+def matched(results: Row, setting: Setting) -> Table:
+    """Rivals against their references, with the rival's gain."""
     titles = ["reference", "rival", "active experts", "accuracy", "rival's gain (95 %)", "p", "KL", "agreement"]
     cells = [
         [
@@ -91,20 +98,20 @@ def matched(found: Row, how: Setting) -> Table:
             f"{row['kl_reference']:.4f} / {row['kl']:.4f}",
             f"{row['agreement_reference']:.1%} / {row['agreement']:.1%}",
         ]
-        for row in _of(found["matched"], how)
+        for row in _rows_in(results["matched"], setting)
     ]
     return titles, cells
 
 
-def correlation(found: Row) -> Table:
-    """Over all policies, and the least and most within one."""
+def correlation(results: Row) -> Table:
+    """Correlation of mass lost and KL per layer: over all policies, and the least and most within one."""
     titles = ["layer", "steps", "Pearson (95 %)", "Spearman (95 %)", "Spearman within a policy"]
     cells = []
-    for row in (row for row in found["correlation"] if row["policy"] is None):
+    for row in (row for row in results["correlation"] if row["policy"] is None):
         within = [
-            each["spearman"]
-            for each in found["correlation"]
-            if each["policy"] is not None and each["layer"] == row["layer"] and row["steps"] is not None
+            policy_row["spearman"]
+            for policy_row in results["correlation"]
+            if policy_row["policy"] is not None and policy_row["layer"] == row["layer"] and row["steps"] is not None
         ]
         name = "all" if row["layer"] is None else str(row["layer"])
         line = [name, f"{row['steps']:,}"] if row["steps"] is not None else ["means of single layers", ""]
@@ -114,21 +121,21 @@ def correlation(found: Row) -> Table:
     return titles, cells
 
 
-def layers(found: Row) -> Table:
-    """KL and mass lost of each layer pruned alone, a column a policy."""
-    names = list(dict.fromkeys(row["policy"] for row in found["layers"]))
+def layers(results: Row) -> Table:
+    """KL and mass lost of each layer pruned alone, one column per policy."""
+    names = list(dict.fromkeys(row["policy"] for row in results["layers"]))
     cells = []
-    for layer in dict.fromkeys(row["layer"] for row in found["layers"]):
-        at = {row["policy"]: row for row in found["layers"] if row["layer"] == layer}
+    for layer in dict.fromkeys(row["layer"] for row in results["layers"]):
+        at = {row["policy"]: row for row in results["layers"] if row["layer"] == layer}
         line = [f"{at[name]['kl']:.4f} / {at[name]['mass_lost']:.1%} / {at[name]['same']:.1%}" for name in names]
         cells.append(["all" if layer is None else str(layer), *line])
     return ["layer, KL / mass lost / same token", *(f"`{name}`" for name in names)], cells
 
 
-def overlap(found: Row) -> Table:
+def overlap(results: Row) -> Table:
     cells = [
         [row["pair"], str(row["top"]), *(f"{n:.2f}" for n in (row["overlap"], row["chance"])), _times_chance(row)]
-        for row in found["overlap"]
+        for row in results["overlap"]
     ]
     return ["pair of tokens", "of their top", "experts shared", "by chance", "times chance"], cells
 
@@ -137,7 +144,7 @@ def _times_chance(row: Row) -> str:
     return f"{row['overlap'] / row['chance']:.2f}"
 
 
-def neighbours(found: Row) -> Table:
+def neighbours(results: Row) -> Table:
     titles = ["policy", "batches", "active experts", "texts that change", "other answer", "right and wrong"]
     titles += ["texts per prompt", "accuracy over the mates", "KL", "its spread"]
     cells = [
@@ -153,7 +160,7 @@ def neighbours(found: Row) -> Table:
             f"{row['kl']:.4f}",
             f"{row['kl_spread']:.4f}",
         ]
-        for row in by_mates(found["rows"])
+        for row in by_mates(results["rows"])
     ]
     return titles, cells
 
@@ -162,8 +169,8 @@ def by_mates(rows: list[Row]) -> list[Row]:
     return sorted(rows, key=lambda row: (not row["mixed"], row["policy"] != "native", -row["active"]))
 
 
-def _of(rows: list[Row], how: Setting) -> list[Row]:
-    return [row for row in rows if (row["batch"], row["drafts"], row["mixed"]) == how]
+def _rows_in(rows: list[Row], setting: Setting) -> list[Row]:
+    return [row for row in rows if (row["batch"], row["drafts"], row["mixed"]) == setting]
 
 
 def _place(row: Row) -> tuple[bool, bool, float]:
@@ -187,14 +194,14 @@ def change(row: Row) -> str:
 
 
 def _points(change: float) -> str:
-    """In points: of a change in per cent one would not know of what."""
+    """A change in points: percent would leave open of what."""
     return f"{round(100 * change, 1) + 0:+.1f}"  # + 0: not -0
 
 
-def choosing(speed: Row, nano: Row, lab: Row | None, how: Setting) -> Table:
+def choosing(speed: Row, nano: Row, lab: Row | None, setting: Setting) -> Table:
     """The paper's configurations from fastest to slowest: what each gains in speed, and costs in answers."""
-    piece = "eagle3" if how[1] else "plain"
-    timed = [r for r in deepest(speed) if (r["piece"], r["regime"], r["batch"]) == (piece, "carried", how[0])]
+    piece = "eagle3" if setting[1] else "plain"
+    timed = [r for r in deepest(speed) if (r["piece"], r["regime"], r["batch"]) == (piece, "carried", setting[0])]
     gains = {row["policy"]: row for row in timed if row["method"] == "xshare"}
     order = sorted(gains, key=lambda policy: -gains[policy]["ratio"])
     columns = {
@@ -202,29 +209,31 @@ def choosing(speed: Row, nano: Row, lab: Row | None, how: Setting) -> Table:
         "tokens per second (95 %)": [_gain(gains[policy]) for policy in order],
         "experts": [of_native(gains[policy]) for policy in order],
     }
-    for found in (found for found in (nano, lab) if found is not None):
-        name = found["rows"][0]["model"]
-        mixed, alike = ([named_row(found, policy, (*how[:2], mix)) for policy in order] for mix in (True, False))
-        other = [row and _readings(found).get((_how(row), _read(found, row)[0], "topk")) for row in mixed]
+    for results in (results for results in (nano, lab) if results is not None):
+        name = results["rows"][0]["model"]
+        mixed, alike = ([named_row(results, policy, (*setting[:2], mix)) for policy in order] for mix in (True, False))
+        topk_rows = [
+            row and _readings(results).get((_setting_of(row), _read(results, row)[0], "topk")) for row in mixed
+        ]
         columns |= {
             f"{name}: experts": [of_native(row) if row else "" for row in mixed],
             f"{name}: points (95 %)": [change(row) if row else "" for row in mixed],
             f"{name}: KL": [f"{row['kl']:.4f}" if row else "" for row in mixed],
-            f"{name}, `score=topk`: experts": [of_native(row) if row else "" for row in other],
-            f"{name}, `score=topk`: points (95 %)": [change(row) if row else "" for row in other],
+            f"{name}, `score=topk`: experts": [of_native(row) if row else "" for row in topk_rows],
+            f"{name}, `score=topk`: points (95 %)": [change(row) if row else "" for row in topk_rows],
             f"{name}: one kind at a time": [change(row) if row else "" for row in alike],
         }
-    shown = {title: cells for title, cells in columns.items() if any(cells)}
-    return list(shown), [list(line) for line in zip(*shown.values(), strict=True)]
+    filled = {title: cells for title, cells in columns.items() if any(cells)}
+    return list(filled), [list(line) for line in zip(*filled.values(), strict=True)]
 
 
-def named_row(found: Row, policy: str, how: Setting) -> Row | None:
-    """The row of a configuration that the paper has: its budgets are scaled to the model's number of experts."""
-    return next((row for row in _of(found["rows"], how) if _numbers(row["paper"]) == _numbers(policy)), None)
+def named_row(results: Row, policy: str, setting: Setting) -> Row | None:
+    """The row of one of the paper's configurations, whose budgets are scaled to the model's number of experts."""
+    return next((row for row in _rows_in(results["rows"], setting) if _numbers(row["paper"]) == _numbers(policy)), None)
 
 
 def _numbers(text: str) -> dict[str, int]:
-    """A configuration's, by letter: the paper's order is not ours, and what is zero may be left out."""
+    """A configuration's numbers by letter: the paper has another order, and zeros may be left out."""
     pairs = [part.split("=") for part in text.removesuffix(",score=full").split(",") if "=" in part]
     return {name: int(value) for name, value in pairs if int(value)}
 
@@ -238,19 +247,19 @@ SETTINGS = {"": (16, 0, True), "_alike": (16, 0, False), "_drafts": (4, 3, True)
 
 
 def tables() -> dict[str, tuple[str, Callable[..., Table]]]:
-    """By marker: the result file or several, and what is made of them. Those of the larger model begin with `lab_`."""
-    found: dict[str, tuple[str, Callable[..., Table]]] = {"neighbours": ("neighbours", neighbours)}
-    found["readings"] = ("paper_quality", readings)
-    for name, how in SETTINGS.items():
-        found[f"paper_quality{name}"] = ("paper_quality", partial(policies, how=how))
-        found[f"paper_matched{name}"] = ("paper_quality", partial(matched, how=how))
-        if not how[1]:
-            found[f"warmup{name}"] = ("assumptions", partial(matched, how=how))
+    """By marker: the result files, and the function that makes their table. `lab_`: of the larger model."""
+    by_marker: dict[str, tuple[str, Callable[..., Table]]] = {"neighbours": ("neighbours", neighbours)}
+    by_marker["readings"] = ("paper_quality", readings)
+    for name, setting in SETTINGS.items():
+        by_marker[f"paper_quality{name}"] = ("paper_quality", partial(policies, setting=setting))
+        by_marker[f"paper_matched{name}"] = ("paper_quality", partial(matched, setting=setting))
+        if not setting[1]:
+            by_marker[f"warmup{name}"] = ("assumptions", partial(matched, setting=setting))
     for name, table in (("mass_and_kl", correlation), ("pruned_layers", layers), ("token_overlap", overlap)):
-        found[name] = ("assumptions", table)
-    found |= {f"lab_{name}": (f"{file}_lab", table) for name, (file, table) in found.items()}
+        by_marker[name] = ("assumptions", table)
+    by_marker |= {f"lab_{name}": (f"{file}_lab", table) for name, (file, table) in by_marker.items()}
     files = "paper_speed paper_quality paper_quality_lab"
-    return found | {
-        "choosing": (files, partial(choosing, how=SETTINGS[""])),
-        "choosing_drafts": (files, partial(choosing, how=SETTINGS["_drafts"])),
+    return by_marker | {
+        "choosing": (files, partial(choosing, setting=SETTINGS[""])),
+        "choosing_drafts": (files, partial(choosing, setting=SETTINGS["_drafts"])),
     }

@@ -67,8 +67,10 @@ def policies_page() -> str:
     rivals = []
     for method in sorted(METHODS.values(), key=lambda method: (method.name != "xshare", method.name)):
         knobs = [FIELD_LETTERS[name] for name in method.knobs.fields] if method.name != "xshare" else ["all above"]
-        own = [f"`{name}`: {knob.help}" for name, knob in method.knobs.params.items()]
-        rivals.append((f"`{method.name}`", method.summary, "; ".join([", ".join(knobs), *own]).strip("; ") or "none"))
+        knob_texts = [f"`{name}`: {knob.help}" for name, knob in method.knobs.params.items()]
+        rivals.append(
+            (f"`{method.name}`", method.summary, "; ".join([", ".join(knobs), *knob_texts]).strip("; ") or "none")
+        )
     return f"""# Policies
 
 {MADE}

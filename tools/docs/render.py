@@ -109,9 +109,9 @@ def kernel_table(name: str) -> str:
     for point in dict.fromkeys(map(point_of, rows)):
         at = {row["impl"]: row for row in rows if point_of(row) == point}
         router, policy, N, k, n, cost = point
-        found = [f"{at[name]['marginal_us']:.1f}" if name in at else "" for name in names]
-        what = f"{router} `{policy}`" + (", by a cost table" if cost else "")
-        cells.append([what, str(N), str(k), str(n), *found, f"{at['fused']['us']:.1f}"])
+        times = [f"{at[name]['marginal_us']:.1f}" if name in at else "" for name in names]
+        case = f"{router} `{policy}`" + (", by a cost table" if cost else "")
+        cells.append([case, str(N), str(k), str(n), *times, f"{at['fused']['us']:.1f}"])
     return markdown(["router, policy", "N", "k", "rows", *names, "fused, alone"], cells)
 
 
@@ -124,7 +124,7 @@ def load_table(name: str) -> str:
 
 
 def demo_table(name: str) -> str:
-    """Both parts in one: what presets gain in speed was measured on another model than answers were."""
+    """Speed and answers of the presets in one table; they were measured on different models."""
     titles = ["policy", "experts", "of native", "accuracy", "change", "95 %", "agreement", "times as fast", "95 %"]
     rows = rows_of(name)
     speed = {row["policy"]: row for row in rows if row["model"] == "large"}
@@ -148,8 +148,8 @@ def demo_table(name: str) -> str:
 
 
 def recipe(name: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((ROOT / "recipes" / "nano" / f"{name}.json").read_text())
-    return found
+    contents: dict[str, Any] = json.loads((ROOT / "recipes" / "nano" / f"{name}.json").read_text())
+    return contents
 
 
 def nano_accuracy_table(_: str) -> str:
@@ -168,8 +168,8 @@ def nano_loss_table(_: str) -> str:
 
 
 def nano_accepted_table(_: str) -> str:
-    found = recipe("accepted")["accepted"]
-    return markdown([*found], [[f"{length:.2f}" for length in found.values()]])
+    accepted = recipe("accepted")["accepted"]
+    return markdown([*accepted], [[f"{length:.2f}" for length in accepted.values()]])
 
 
 def cpu_decode_table(name: str) -> str:
@@ -239,7 +239,7 @@ FILES["accepted_speed"] = ("paper_speed paper_quality", claim_tables.accepted)
 
 
 def file_table(name: str) -> str:
-    """Of one file, or of several of which the first must be there. Nothing, where nothing has been measured yet."""
+    """The table of one file, or of several, of which the first must exist; empty where nothing was measured yet."""
     files, table = FILES[name]
     paths = [ROOT / "evidence" / f"{file}.json" for file in files.split()]
     if not paths[0].is_file():
@@ -252,7 +252,7 @@ TABLES |= dict.fromkeys(FILES, file_table)
 
 
 def as_meant(name: str, table: str) -> str:
-    """Policies of a file of before, which named no score and meant the full one, as they are spelled today."""
+    """A table with its policies in today's words: older files name no score and mean the full one."""
     path = ROOT / "evidence" / f"{FILES[name][0].split()[0] if name in FILES else name}.json"
     if not path.is_file() or "format" in json.loads(path.read_text()):
         return table

@@ -77,30 +77,32 @@ def reasons() -> tuple[str, ...]:
 
 
 def sentences(page: str) -> list[str]:
-    """What the code can say that this page explains."""
-    found = [each for file in PAGES[page] for each in _said(ast.parse((SOURCE / file).read_text()))]
-    return [each for each in dict.fromkeys(found) if re.search("[a-z]{2}", each)]  # not `…, …`, which others fill
+    """The sentences of the code that this page explains."""
+    said = [sentence for file in PAGES[page] for sentence in _said(ast.parse((SOURCE / file).read_text()))]
+    return [
+        sentence for sentence in dict.fromkeys(said) if re.search("[a-z]{2}", sentence)
+    ]  # not `…, …`, which others fill
 
 
 def missing(page: str, text: str) -> list[str]:
-    """Those that the page does not show. Quotes of code are not compared."""
-    return [each for each in sentences(page) if each.replace("`", "") not in text.replace("`", "")]
+    """The sentences that the page does not show. Backticks are ignored."""
+    return [sentence for sentence in sentences(page) if sentence.replace("`", "") not in text.replace("`", "")]
 
 
 def _said(tree: ast.Module) -> Iterator[str]:
-    """What is raised, and what functions return as the reason why something cannot be."""
+    """Messages that are raised, and reasons that functions return."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call) and node.exc.args:
             yield from _text(node.exc.args[0])
         elif isinstance(node, ast.FunctionDef) and _gives_a_reason(node):
             returned = [
-                each.value for each in ast.walk(node) if isinstance(each, ast.Return) and each.value is not None
+                part.value for part in ast.walk(node) if isinstance(part, ast.Return) and part.value is not None
             ]
             yield from (sentence for value in returned for sentence in _text(value))
 
 
 def _gives_a_reason(function: ast.FunctionDef) -> bool:
-    """Whether it returns text, or in its place something else or nothing."""
+    """Whether a function returns text or something else, such as None: then the text is a reason."""
     if function.returns is None:
         return False
     kinds = {part.strip() for part in ast.unparse(function.returns).split("|")}
@@ -108,7 +110,7 @@ def _gives_a_reason(function: ast.FunctionDef) -> bool:
 
 
 def _text(node: ast.expr) -> list[str]:
-    """Text with gaps, where it is text at all."""
+    """The string of a node, with gaps for its expressions; empty if it is no string."""
     if isinstance(node, ast.Constant) and isinstance(node.value, str):
         return [node.value]
     if isinstance(node, ast.JoinedStr):

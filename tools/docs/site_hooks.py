@@ -20,9 +20,9 @@ def on_files(files: Any, config: Any) -> Any:
     """Add the style, and the result files at the addresses that pages link to."""
     from mkdocs.structure.files import File
 
-    more = {f"evidence/{path.name}": path for path in sorted((ROOT / "evidence").glob("*.json"))}
-    more["site.css"] = Path(__file__).with_name("site.css")
-    for address, path in more.items():
+    added = {f"evidence/{path.name}": path for path in sorted((ROOT / "evidence").glob("*.json"))}
+    added["site.css"] = Path(__file__).with_name("site.css")
+    for address, path in added.items():
         files.append(File.generated(config, address, abs_src_path=str(path)))
     return files
 
@@ -32,7 +32,7 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
 
 
 def for_site(markdown: str, folder: str) -> str:
-    """A page's text with the links that the site cannot follow put into words. `folder`: of the page, inside docs."""
+    """A page's text, with links that the site cannot follow turned into words. folder: of the page, inside docs"""
     fenced = [match.span() for match in CODE.finditer(markdown) if match[0].startswith("```")]
 
     def replace(match: re.Match[str]) -> str:

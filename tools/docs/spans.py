@@ -17,9 +17,9 @@ class Span(str):
     values: int | None
 
     def __new__(cls, text: str, values: int | None = None) -> Span:
-        made = super().__new__(cls, text)
-        made.values = values
-        return made
+        span = super().__new__(cls, text)
+        span.values = values
+        return span
 
     @classmethod
     def of(cls, text: str, row: dict[str, Any], column: str = "ratio") -> Span:

@@ -17,16 +17,16 @@ Table = tuple[list[str], list[list[str]]]
 REGIMES = ("independent", "fitted", "carried")
 SHOWN = {"plain": "no drafts", "eagle3": "EAGLE-3 head", "fixed": "fixed drafts"}  # pieces with the paper's policies
 FULL = ",score=full"
-BUDGET = ("k0=1,m=24", "k0=0,m=24")  # at every batch; other policies at 4, 8 and 32 are there as points of the law
+BUDGET = ("k0=1,m=24", "k0=0,m=24")  # judged at every batch; other policies at 4, 8 and 32 are points of the law
 
 
-def deepest(found: Row, of: str = "rows") -> list[Row]:
-    """Of every cell the rows with the most layers. Those of one start of several are not shown: `pooled` has all."""
+def deepest(results: Row, of: str = "rows") -> list[Row]:
+    """The rows of every cell with the most layers. Rows of single starts are left out: `pooled` has them all."""
 
     def cell(row: Row) -> tuple[Any, ...]:
         return row["piece"], row["regime"], row["batch"], row.get("prompt_tokens")
 
-    rows = [row for row in found.get(of, []) if "start" not in row]
+    rows = [row for row in results.get(of, []) if "start" not in row]
     most: dict[tuple[Any, ...], int] = {}
     for row in rows:
         most[cell(row)] = max(row["layers"], most.get(cell(row), 0))
@@ -34,18 +34,18 @@ def deepest(found: Row, of: str = "rows") -> list[Row]:
 
 
 def bare(row: Row) -> str:
-    """Its policy whatever it summed: a file of before does not say that it was all scores."""
+    """A row's policy without its score: older files do not name the full score."""
     policy: str = row["policy"]
     return policy.removesuffix(FULL)
 
 
 def score_of(row: Row) -> str:
-    """Which reading of the paper's score a row is of. Rows of this file have it in their policy."""
+    """A row's reading of the paper's score, which its policy names."""
     return "full" if row["policy"].endswith(FULL) else "topk"
 
 
-def claims(found: Row, regime: str, piece: str) -> Table:
-    """The paper's configurations: what it says, what was measured, what could at best be had."""
+def claims(results: Row, regime: str, piece: str) -> Table:
+    """The paper's configurations: its gains, the measured ones, and the best possible."""
     titles = [
         "policy",
         "active experts",
@@ -56,7 +56,7 @@ def claims(found: Row, regime: str, piece: str) -> Table:
         "paper's range",
     ]
     cells = []
-    for row in deepest(found):
+    for row in deepest(results):
         if (row["regime"], row["piece"], row["method"]) == (regime, piece, "xshare") and row["paper_high"]:
             line = [f"`{row['policy']}`", _experts(row), f"{_gain(row['paper_low'])} to {_gain(row['paper_high'])}"]
             line += [_measured(row), _gain(row["predicted"]), _bound(row)]
@@ -64,49 +64,49 @@ def claims(found: Row, regime: str, piece: str) -> Table:
     return titles, cells
 
 
-def verdicts(found: Row) -> Table:
-    """What is asked of the rows, and of how many it is true."""
-    rows = deepest(found)
+def verdicts(results: Row) -> Table:
+    """Per demand and regime: how many rows meet it."""
+    rows = deepest(results)
     ours = [row for row in rows if row["method"] == "xshare" and row["piece"] in SHOWN]
-    asked = [row for row in ours if row["paper_high"] or bare(row) in BUDGET]
+    judged = [row for row in ours if row["paper_high"] or bare(row) in BUDGET]
     demands: dict[str, list[tuple[str, bool]]] = {
         "control at least 0.99 of unmodified vLLM, batch 16 and 32": [
             (row["regime"], row["ratio"] >= 0.99)
             for row in rows
             if row["method"] == "noop" and row["piece"] == "plain" and row["batch"] >= 16
         ],
-        "lower bound at least 95 % of predicted": [(row["regime"], row["of_predicted"] >= 0.95) for row in asked],
+        "lower bound at least 95 % of predicted": [(row["regime"], row["of_predicted"] >= 0.95) for row in judged],
         "the same as a share of the gain": [
-            (row["regime"], row["of_gain"] >= 0.95) for row in asked if row["of_gain"] is not None
+            (row["regime"], row["of_gain"] >= 0.95) for row in judged if row["of_gain"] is not None
         ],
     }
     for piece, name in SHOWN.items():
-        said = [row for row in asked if row["piece"] == piece and row["paper_high"]]
-        for score in dict.fromkeys(map(score_of, said)):
-            met = [(row["regime"], row["paper_met"]) for row in said if score_of(row) == score]
+        claimed = [row for row in judged if row["piece"] == piece and row["paper_high"]]
+        for score in dict.fromkeys(map(score_of, claimed)):
+            met = [(row["regime"], row["paper_met"]) for row in claimed if score_of(row) == score]
             demands[f"the paper's range reached, {name}, `score={score}`"] = met
     cells = []
     for demand, held in demands.items():
-        each = [[true for where, true in held if where == regime] for regime in REGIMES]
-        cells.append([demand, *(f"{sum(found)} of {len(found)}" if found else "" for found in each)])
+        by_regime = [[true for where, true in held if where == regime] for regime in REGIMES]
+        cells.append([demand, *(f"{sum(marks)} of {len(marks)}" if marks else "" for marks in by_regime)])
     return ["asked", *REGIMES], cells
 
 
-def controls(found: Row) -> Table:
-    """What selection costs where it saves nothing, and the plugin those who do not use it."""
+def controls(results: Row) -> Table:
+    """The cost of selection that saves nothing, and of a plugin that is loaded and not used."""
     what = {"noop": "no-op control", "unused": "plugin there, no key"}
     cells = []
-    for row in deepest(found):
+    for row in deepest(results):
         if row["method"] in what and row["piece"] != "budgets":
             line = [what[row["method"]], row["regime"], _drafts(row), str(row["batch"]), str(row["layers"])]
             cells.append([*line, f"{row['step_ms']:.2f}", ratio(row)])
     return ["engine", "routing", "drafts", "batch", "layers", "ms per step", "of unmodified vLLM's speed (95 %)"], cells
 
 
-def batches(found: Row, regime: str) -> Table:
+def batches(results: Row, regime: str) -> Table:
     """A budget of 24 at every batch, beside the rule and the claims of vLLM pull request 35551."""
     pieces = ("plain", "logit-sum")
-    rows = [row for row in found["rows"] if row["regime"] == regime and row["piece"] in pieces]
+    rows = [row for row in results["rows"] if row["regime"] == regime and row["piece"] in pieces]
     budgets = {bare(row): f"`{row['policy']}`" for row in rows if bare(row) in BUDGET}
     titles = ["batch", "layers", "native experts", "pull request says", "its rule, here"]
     titles += [*(budgets[policy] for policy in ("k0=0,m=24", "k0=1,m=24")), "predicted"]
@@ -127,9 +127,9 @@ def batches(found: Row, regime: str) -> Table:
     return titles, cells
 
 
-def presets(found: Row, contexts: bool = False) -> Table:
-    """What is recommended, beside the control, on `carried` routing; `contexts`: with long prompts."""
-    rows = [row for row in deepest(found, "pooled") if row["regime"] == "carried"]
+def presets(results: Row, contexts: bool = False) -> Table:
+    """The presets and the control on `carried` routing; contexts: with long prompts"""
+    rows = [row for row in deepest(results, "pooled") if row["regime"] == "carried"]
     at: dict[tuple[Any, ...], dict[str, Row]] = {}
     for row in rows:
         if ("prompt_tokens" in row) == contexts:
@@ -148,12 +148,12 @@ def presets(found: Row, contexts: bool = False) -> Table:
     return titles, cells
 
 
-def acted(found: Row) -> Table:
+def acted(results: Row) -> Table:
     """The controls of several starts, and whether selection ran in all of their steps."""
     titles = ["routing", "drafts", "tokens of a prompt", "batch", "layers", "ms per step"]
     titles += ["of unmodified vLLM's speed (95 %)", "pairs", "starts", "steps selected in"]
     cells = []
-    for row in deepest(found, "pooled"):
+    for row in deepest(results, "pooled"):
         if row["method"] == "noop":
             line = [row["regime"], _drafts(row), str(row.get("prompt_tokens", 8)), str(row["batch"])]
             line += [str(row["layers"]), f"{row['step_ms']:.2f}", ratio(row), str(row["pairs"]), str(row["starts"])]
@@ -161,15 +161,15 @@ def acted(found: Row) -> Table:
     return titles, cells
 
 
-def cost_aware(found: Row) -> Table:
-    """Policies by cost beside the same without, and what they gain over as many votes lost."""
+def cost_aware(results: Row) -> Table:
+    """Policies by cost beside the same without, and the gain at equal votes lost."""
     titles = [
         "policy",
         *(f"{form}: {what}" for form in ("plain", "by cost") for what in ("experts", "votes lost", "ms")),
     ]
-    plain = {row["policy"]: row for row in found["rows"] if not row["cost"]}
+    plain = {row["policy"]: row for row in results["rows"] if not row["cost"]}
     cells = []
-    for row in (row for row in found["rows"] if row["cost"]):
+    for row in (row for row in results["rows"] if row["cost"]):
         gain = {"ratio": row["gain_at_equal_votes"], "ratio_low": row["gain_low"], "ratio_high": row["gain_high"]}
         gain["rounds"] = row["rounds"]
         pair = [
@@ -181,8 +181,8 @@ def cost_aware(found: Row) -> Table:
     return [*titles, "faster at equal votes lost (95 %)"], cells
 
 
-def one_launch(found: Row) -> Table:
-    """What routing takes of a layer, the router's own product left out."""
+def one_launch(results: Row) -> Table:
+    """Microseconds of routing per layer, without the router's own product."""
     titles = [
         "rows",
         "of a request",
@@ -198,26 +198,26 @@ def one_launch(found: Row) -> Table:
             *(f"{row[f'{form}_us'] - row['none_us']:.1f}" for form in ("native", "masked", "one", "closed")),
             f"{row['differ']} of {row['compared']}",
         ]
-        for row in found["rows"]
+        for row in results["rows"]
     ]
     return [*titles, "batches that differ"], cells
 
 
-def staircase(found: Row) -> Table:
+def staircase(results: Row) -> Table:
     """Where stairs end, by the rows of a step."""
     titles = ["rows", "experts", "ms per step", "per expert, µs", "stairs end at"]
     cells = []
-    for rows in dict.fromkeys(row["batch"] for row in found["rows"]):
-        each = sorted((row for row in found["rows"] if row["batch"] == rows), key=lambda row: row["experts"])
+    for rows in dict.fromkeys(row["batch"] for row in results["rows"]):
+        each = sorted((row for row in results["rows"] if row["batch"] == rows), key=lambda row: row["experts"])
         times = {row["experts"]: (row["ms"], row["ms_low"], row["ms_high"]) for row in each}
         sizes, ms = list(times), [time for time, _, _ in times.values()]
-        stairs = clear_edges(cost_of(sizes, ms, found["provenance"]["experts"]), times)
+        stairs = clear_edges(cost_of(sizes, ms, results["provenance"]["experts"]), times)
         line = [str(rows), f"{sizes[0]} to {sizes[-1]}", f"{ms[0]:.2f} to {ms[-1]:.2f}"]
         cells.append([*line, f"{law.fit_law(sizes, ms).b * 1000:.0f}", ", ".join(map(str, stairs))])
     return titles, sorted(cells, key=lambda line: int(line[0]))
 
 
-def laws(found: Row, drafts: bool) -> Table:
+def laws(results: Row, drafts: bool) -> Table:
     titles = ["routing", "drafts", "batch", "layers", "native experts", "step, ms", "law, ms", "GB/s of the law"]
     cells = [
         [
@@ -231,16 +231,16 @@ def laws(found: Row, drafts: bool) -> Table:
             f"{row['law_gb_s']:.0f}",
             f"{row['floor_ms']:.2f}",
         ]
-        for row in deepest(found)
+        for row in deepest(results)
         if row["method"] == "native" and row["piece"] in SHOWN and row["b"] and bool(row["drafts"]) == drafts
     ]
     return [*titles, "floor, ms"], cells
 
 
-def hosts(found: Row) -> Table:
+def hosts(results: Row) -> Table:
     """Where a slow host sets the pace: the law, the control and one policy."""
     titles = ["routing", "drafts", "batch", "native, ms", "law, ms", "GB/s of the law", "control (95 %)", "policy"]
-    at = {(row["piece"], row["regime"], row["batch"], row["policy"]): row for row in found["rows"]}
+    at = {(row["piece"], row["regime"], row["batch"], row["policy"]): row for row in results["rows"]}
     cells = []
     for (piece, regime, batch, policy), row in at.items():
         if policy == "native":
@@ -254,25 +254,27 @@ def hosts(found: Row) -> Table:
     return [*titles, "ours (95 %)", "predicted"], cells
 
 
-def fit(found: Row, of: str | None) -> Table:
+def fit(results: Row, of: str | None) -> Table:
     """What is known of gpt-oss-20b and, by the paper, of gpt-oss-120b, beside what either fit makes of it.
 
     `of`: the quantities that this regime was fitted to; None: those that neither was, as checks.
     """
     at: dict[tuple[Any, ...], dict[str, Row]] = {}
-    for row in found["rows"]:
-        what = (row["quantity"], row["experts"], row.get("batch"), row.get("top"))
-        at.setdefault(what, {})[row["regime"]] = row
+    for row in results["rows"]:
+        key = (row["quantity"], row["experts"], row.get("batch"), row.get("top"))
+        at.setdefault(key, {})[row["regime"]] = row
     cells = []
     for (quantity, experts, batch, top), rows in at.items():
-        known = next(iter(rows.values()))
-        said = "" if known["target"] is None else f"{known['target']:.3f}"
-        said = f"{known['target_low']} to {known['target_high']} (paper)" if "target_low" in known else said
+        first = next(iter(rows.values()))
+        target = "" if first["target"] is None else f"{first['target']:.3f}"
+        target = f"{first['target_low']} to {first['target_high']} (paper)" if "target_low" in first else target
         name = quantity + ("" if batch is None else f", batch {batch}") + ("" if top is None else f", of top {top}")
         by = next((regime for regime, row in rows.items() if row["fit"]), None)
         shown = [of] if of else ["fitted", "carried"]
         if by == of:
-            cells.append([name, str(experts), said, *(f"{rows[r]['reached']:.3f}" if r in rows else "" for r in shown)])
+            cells.append(
+                [name, str(experts), target, *(f"{rows[r]['reached']:.3f}" if r in rows else "" for r in shown)]
+            )
     return ["quantity", "experts", "known", *(f"`{regime}`" for regime in shown)], cells
 
 
@@ -304,8 +306,8 @@ def _drafts(row: Row) -> str:
 
 
 def tables() -> dict[str, tuple[str, Callable[[Row], Table]]]:
-    """By marker: the result file, and what is made of it."""
-    found: dict[str, tuple[str, Callable[[Row], Table]]] = {
+    """By marker: the result file, and the function that makes its table."""
+    by_marker: dict[str, tuple[str, Callable[[Row], Table]]] = {
         "controls": ("paper_speed", controls),
         "laws": ("paper_speed", partial(laws, drafts=False)),
         "laws_drafts": ("paper_speed", partial(laws, drafts=True)),
@@ -324,6 +326,6 @@ def tables() -> dict[str, tuple[str, Callable[[Row], Table]]]:
     for regime in REGIMES:
         for piece in SHOWN:
             name = "paper_speed" if piece == "plain" else f"paper_speed_{piece}"
-            found[f"{name}_{regime}"] = ("paper_speed", partial(claims, regime=regime, piece=piece))
-        found[f"batches_{regime}"] = ("paper_speed", partial(batches, regime=regime))
-    return found
+            by_marker[f"{name}_{regime}"] = ("paper_speed", partial(claims, regime=regime, piece=piece))
+        by_marker[f"batches_{regime}"] = ("paper_speed", partial(batches, regime=regime))
+    return by_marker

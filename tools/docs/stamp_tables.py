@@ -12,18 +12,20 @@ Table = tuple[list[str], list[list[str]]]
 
 
 def stamps(folder: Path) -> Table:
-    """A line for every run that has rows in a file; what was corrected or must be known of it is told."""
+    """One line per run with rows in a file, with its corrections and remarks."""
     titles = ["file", "time", "commit", "machine", "rows", "what else is known"]
     cells = []
     for path in sorted(folder.glob("*.json")):
-        found = json.loads(path.read_text())
-        counts = Counter(row.get("stamp") for row in found["rows"])
-        runs = [(None, found["provenance"]), *enumerate(found.get("stamps", []), 1)]
+        results = json.loads(path.read_text())
+        counts = Counter(row.get("stamp") for row in results["rows"])
+        runs = [(None, results["provenance"]), *enumerate(results.get("stamps", []), 1)]
         for number, stamp in runs:
-            told = ". ".join([f"{name}: {stamp[name]}".rstrip(".") for name in ("corrects", "remark") if name in stamp])
-            if counts[number] or told:
+            remarks = ". ".join(
+                [f"{name}: {stamp[name]}".rstrip(".") for name in ("corrects", "remark") if name in stamp]
+            )
+            if counts[number] or remarks:
                 line = [path.stem, stamp["time"].replace("T", " ").removesuffix("+00:00"), _commit(stamp["git"])]
-                cells.append([*line, _machine(stamp, found), str(counts[number]), told])
+                cells.append([*line, _machine(stamp, results), str(counts[number]), remarks])
     return titles, cells
 
 
@@ -34,9 +36,9 @@ def _commit(named: str | None) -> str:
     return f"`{commit[:7]}`" + (", with changes" if changes else "")
 
 
-def _machine(stamp: Row, found: Row) -> str:
-    """With its GPU, which some files say in their rows or runs."""
-    records = [stamp, *found.get("runs", []), *found["rows"][:1]]
+def _machine(stamp: Row, results: Row) -> str:
+    """The machine with its GPU, which some files name in their rows or runs."""
+    records = [stamp, *results.get("runs", []), *results["rows"][:1]]
     gpu = next((record["gpu"] for record in records if record.get("gpu")), None)
     device = stamp.get("device", "")
     gpu = gpu or (device if device.startswith("NVIDIA") else None)

@@ -1,4 +1,4 @@
-"""The small tables of docs/evidence/ and of soak.md, for render.py: of each question the rows that answer it."""
+"""The small tables of docs/evidence/ and soak.md, for render.py: for each question, the rows that answer it."""
 
 from __future__ import annotations
 
@@ -40,8 +40,12 @@ def headline(frontier: Row, speed: Row, nano: Row, lab: Row) -> Table:
     timed = {bare(row): row for row in deepest(speed) if _paper_at_16(row)}
     for policy in HEADLINE:
         row, half = timed[policy], ",".join(map(_halved, policy.split(",")))
-        asked = [found_row(nano, f"{half},score=full"), found_row(lab, f"{policy},score=full")]
-        numbers = [cell for each in asked for cell in ((of_native(each), change(each)) if each else ("", ""))]
+        answered = [row_with_policy(nano, f"{half},score=full"), row_with_policy(lab, f"{policy},score=full")]
+        numbers = [
+            cell
+            for answer_row in answered
+            for cell in ((of_native(answer_row), change(answer_row)) if answer_row else ("", ""))
+        ]
         times = Span.of(f"{row['ratio']:.2f} ({row['ratio_low']:.2f} to {row['ratio_high']:.2f})", row)
         cells.append([f"the paper's `{policy}`", times, *numbers])
     return ["policy", *titles[1:place], *titles[place + 1 :]], cells
@@ -51,23 +55,23 @@ def _paper_at_16(row: Row) -> bool:
     return (row["piece"], row["regime"], row["batch"], row["method"]) == ("plain", "carried", 16, "xshare")
 
 
-def paper_gains(found: Row) -> Table:
+def paper_gains(results: Row) -> Table:
     """The paper's policies at 16 requests without drafts: what it says, and what was measured on each routing."""
-    rows = [row for row in deepest(found) if (row["piece"], row["batch"]) == ("plain", 16) and row["paper_high"]]
+    rows = [row for row in deepest(results) if (row["piece"], row["batch"]) == ("plain", 16) and row["paper_high"]]
     at = {(row["policy"], row["regime"]): row for row in rows if row["method"] == "xshare"}
     cells = []
     for policy in dict.fromkeys(policy for policy, _ in at):
-        each = [at[policy, regime] for regime in REGIMES]
-        said = f"{_gain(each[0]['paper_low'])} to {_gain(each[0]['paper_high'])}"
-        cells.append([f"`{policy}`", said, *map(_measured, each)])
+        by_regime = [at[policy, regime] for regime in REGIMES]
+        paper = f"{_gain(by_regime[0]['paper_low'])} to {_gain(by_regime[0]['paper_high'])}"
+        cells.append([f"`{policy}`", paper, *map(_measured, by_regime)])
     return ["policy", "the paper", *REGIMES], cells
 
 
-def control_costs(found: Row) -> Table:
+def control_costs(results: Row) -> Table:
     """Selection that keeps all experts, on carried routing: masking logits, and routing in one launch."""
     what = ("piece", "drafts", "batch")
     before, today = (
-        {tuple(row[name] for name in what): row for row in deepest(found, of) if _control(row)}
+        {tuple(row[name] for name in what): row for row in deepest(results, of) if _control(row)}
         for of in ("rows", "pooled")
     )
     before = {(piece.replace("plain", "presets"), *rest): row for (piece, *rest), row in before.items()}
@@ -90,37 +94,39 @@ def answers(speed: Row, nano: Row, lab: Row | None) -> Table:
     cells = []
     for policy in map(bare, order):
         half = ",".join(_halved(part) for part in policy.split(","))
-        full, topk = (found_row(nano, half + score) for score in (",score=full", ""))
-        other = found_row(lab, policy + ",score=full") if lab else None
-        shown = [cell for row in (full, topk, other) for cell in ((of_native(row), change(row)) if row else ("", ""))]
-        cells.append([policy, *shown])
+        full, topk = (row_with_policy(nano, half + score) for score in (",score=full", ""))
+        lab_row = row_with_policy(lab, policy + ",score=full") if lab else None
+        texts = [cell for row in (full, topk, lab_row) for cell in ((of_native(row), change(row)) if row else ("", ""))]
+        cells.append([policy, *texts])
     return [*titles, "lab, `score=full`: experts", "points (95 %)"], cells
 
 
 def _halved(part: str) -> str:
-    """A budget for the batch as nano gets it, which has half of the paper's experts."""
+    """A batch budget for nano, which has half as many experts as the paper's model."""
     name, _, value = part.partition("=")
     return f"m={int(value) // 2}" if name == "m" else part
 
 
-def found_row(found: Row, policy: str, how: tuple[int, int, bool] = MIXED) -> Row | None:
-    rows = (row for row in found["rows"] if (row["batch"], row["drafts"], row["mixed"]) == how)
-    return next((row for row in rows if _today(found, row["policy"]) == policy), None)
+def row_with_policy(results: Row, policy: str, setting: tuple[int, int, bool] = MIXED) -> Row | None:
+    rows = (row for row in results["rows"] if (row["batch"], row["drafts"], row["mixed"]) == setting)
+    return next((row for row in rows if _today(results, row["policy"]) == policy), None)
 
 
-def _today(found: Row, policy: str) -> str:
-    """A policy as it is spelled today: a file of before that names no score means the full one."""
-    return policy if "format" in found else current_policy_text(policy)
+def _today(results: Row, policy: str) -> str:
+    """A policy in today's words: an older file that names no score means the full one."""
+    return policy if "format" in results else current_policy_text(policy)
 
 
-def rivals(found: Row) -> Table:
-    """The paper's k0=1,m=24 by either reading, and what was matched to its number of experts; most answers first."""
+def rivals(results: Row) -> Table:
+    """The paper's k0=1,m=24 by both readings and the rivals at as many experts; most right answers first."""
     names = [
-        each["policy"]
-        for each in found["matched"]
-        if (each["batch"], each["drafts"], each["mixed"]) == MIXED and _today(found, each["reference"]) == REFERENCE
+        pair["policy"]
+        for pair in results["matched"]
+        if (pair["batch"], pair["drafts"], pair["mixed"]) == MIXED and _today(results, pair["reference"]) == REFERENCE
     ]
-    rows = [found_row(found, name) for name in ("native", REFERENCE, *(_today(found, name) for name in names))]
+    rows = [
+        row_with_policy(results, name) for name in ("native", REFERENCE, *(_today(results, name) for name in names))
+    ]
     cells = [
         [f"`{row['policy']}`", f"{row['active']:.1f}", f"{row['accuracy']:.1%}", change(row), f"{row['kl']:.4f}"]
         for row in sorted((row for row in rows if row), key=lambda row: -row["accuracy"])
@@ -129,81 +135,81 @@ def rivals(found: Row) -> Table:
 
 
 def assumed(nano: Row, lab: Row | None) -> Table:
-    """One line for each thing that the paper takes for granted, with both models' numbers."""
+    """One line per assumption of the paper, with both models' numbers."""
     lines: dict[str, Callable[[Row], str]] = {
         "mass lost and KL, between policies: Spearman (95 %)": _between,
         "mass lost and KL, between steps of one policy: Spearman": _within,
         "KL of the first layer pruned alone, of that of all layers": _first,
-        "experts that consecutive tokens share, times chance": lambda found: f"{_shared(found):.1f}",
-        "the same, times texts of different domains": lambda found: f"{_shared(found, domains=True):.1f}",
+        "experts that consecutive tokens share, times chance": lambda results: f"{_shared(results):.1f}",
+        "the same, times texts of different domains": lambda results: f"{_shared(results, domains=True):.1f}",
         "points that no warm-up loses at as many experts": _warmup,
     }
     cells = [[name, text(nano), text(lab) if lab else ""] for name, text in lines.items()]
     return ["", "nano", "lab"], cells
 
 
-def between_policies(found: Row) -> Row:
-    """Mass lost and KL with all layers pruned, over the steps of all policies."""
-    rows = found["correlation"]
+def between_policies(results: Row) -> Row:
+    """Correlation of mass lost and KL with all layers pruned, over the steps of all policies."""
+    rows = results["correlation"]
     row: Row = next(row for row in rows if row["policy"] is None and row["layer"] is None and row["steps"])
     return row
 
 
-def within_policies(found: Row) -> list[float]:
-    """The same over the steps of each policy."""
-    rows = found["correlation"]
+def within_policies(results: Row) -> list[float]:
+    """The same correlation, within each policy."""
+    rows = results["correlation"]
     return [row["spearman"] for row in rows if row["policy"] is not None and row["layer"] is None]
 
 
-def of_first_layer(found: Row) -> float:
-    """KL of the first layer pruned alone, of that of all."""
-    policy = found["layers"][0]["policy"]
-    kl = {row["layer"]: row["kl"] for row in found["layers"] if row["policy"] == policy}
+def of_first_layer(results: Row) -> float:
+    """KL of pruning the first layer alone, as a share of that of pruning all."""
+    policy = results["layers"][0]["policy"]
+    kl = {row["layer"]: row["kl"] for row in results["layers"] if row["policy"] == policy}
     return float(kl[0] / kl[None])
 
 
-def _between(found: Row) -> str:
-    row = between_policies(found)
+def _between(results: Row) -> str:
+    row = between_policies(results)
     return f"{row['spearman']:.2f} ({row['spearman_low']:.2f} to {row['spearman_high']:.2f})"
 
 
-def _within(found: Row) -> str:
-    each = within_policies(found)
-    return f"{min(each):.2f} to {max(each):.2f}"
+def _within(results: Row) -> str:
+    values = within_policies(results)
+    return f"{min(values):.2f} to {max(values):.2f}"
 
 
-def _first(found: Row) -> str:
-    return f"{of_first_layer(found):.0%}"
+def _first(results: Row) -> str:
+    return f"{of_first_layer(results):.0%}"
 
 
-def _shared(found: Row, domains: bool = False) -> float:
-    """Of their top 5."""
-    at = {row["pair"]: row for row in found["overlap"] if row["top"] == 5}
-    others: float = at["different domains"]["overlap"] if domains else at["consecutive"]["chance"]
-    return float(at["consecutive"]["overlap"] / others)
+def _shared(results: Row, domains: bool = False) -> float:
+    """Experts that consecutive tokens share among their top 5, in multiples of chance or of other domains."""
+    at = {row["pair"]: row for row in results["overlap"] if row["top"] == 5}
+    reference: float = at["different domains"]["overlap"] if domains else at["consecutive"]["chance"]
+    return float(at["consecutive"]["overlap"] / reference)
 
 
-def _warmup(found: Row) -> str:
-    lost = [-100 * row["change"] for row in found.get("matched", [])]
+def _warmup(results: Row) -> str:
+    lost = [-100 * row["change"] for row in results.get("matched", [])]
     if not lost:
         return "not measured"
     return f"{min(lost):.0f} to {max(lost):.0f}"
 
 
-def mates(found: Row) -> Table:
-    """Texts that change with their neighbours, and prompts that are right with some of them only."""
-    at = {(_today(found, row["policy"]), row["mixed"]): row for row in found["rows"]}
+def mates(results: Row) -> Table:
+    """Shares of texts that change with their neighbours, and of prompts that are right with some of them only."""
+    at = {(_today(results, row["policy"]), row["mixed"]): row for row in results["rows"]}
     cells = []
     for policy in MATES:
-        each = [at[policy, mixed] for mixed in (True, False)]
-        cells.append([f"`{each[0]['policy']}`", *(_share(row, n) for row in each for n in ("changed", "flipped"))])
+        both = [at[policy, mixed] for mixed in (True, False)]
+        cells.append([f"`{both[0]['policy']}`", *(_share(row, n) for row in both for n in ("changed", "flipped"))])
     columns = [f"{kind}: {what}" for kind in ("mixed", "one kind") for what in ("texts that change", "right and wrong")]
     return ["policy", *(f"{column} (95 %)" for column in columns)], cells
 
 
-def followed(found: Row) -> Table:
+def followed(results: Row) -> Table:
     """What weighing sets by their measured cost gains: the least and the most of each kind of policy."""
-    at = {row["policy"]: row for row in found["rows"] if row["cost"]}
+    at = {row["policy"]: row for row in results["rows"] if row["cost"]}
     cells = []
     for name, policies in FAMILIES.items():
         rows = sorted((at[policy] for policy in policies if policy in at), key=lambda row: row["gain_at_equal_votes"])
@@ -229,15 +235,15 @@ def _gain(ratio: float) -> str:
     return f"{100 * (ratio - 1):+.1f} %"
 
 
-def soak(found: Row, processes: bool = False) -> Table:
-    """What must hold of requests and steps, or of the server's processes: the last three."""
-    rows = found["rows"][-3:] if processes else found["rows"][:-3]
+def soak(results: Row, processes: bool = False) -> Table:
+    """The checks of requests and steps, or those of the server's processes, which are the last three."""
+    rows = results["rows"][-3:] if processes else results["rows"][:-3]
     cells = [[row["check"], "yes" if row["passed"] else "**no**", row["detail"]] for row in rows]
     return ["what must hold", "holds", "what was seen"], cells
 
 
 def tables() -> dict[str, tuple[str, Callable[..., Table]]]:
-    """By marker: the result files, and what is made of them."""
+    """By marker: the result files, and the function that makes their table."""
     return {
         "headline": ("frontier paper_speed paper_quality paper_quality_lab", headline),
         "paper_gains": ("paper_speed", paper_gains),

@@ -1,4 +1,4 @@
-"""Tables of the third model, for render.py: what it foresees, how it routes, and what policies do to its texts."""
+"""Tables of the third model, for render.py: its perplexity, its routing, and what policies do to its texts."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ SETTINGS = {
 }
 
 
-def perplexity(found: Row) -> Table:
+def perplexity(results: Row) -> Table:
     """By model and language, on the texts that policies are measured on."""
-    rows = found["perplexity"]
+    rows = results["perplexity"]
     kinds = list(dict.fromkeys(row["kind"] for row in rows))
     at = {(row["model"], row["kind"]): row for row in rows}
     order = sorted(dict.fromkeys(row["model"] for row in rows), key=lambda name: [*MODELS, name].index(name))
@@ -36,7 +36,12 @@ def perplexity(found: Row) -> Table:
 
 
 def routers(
-    found: Row, nano_load: Row | None, nano_overlap: Row | None, lab: Row | None, load: Row | None, overlap: Row | None
+    results: Row,
+    nano_load: Row | None,
+    nano_overlap: Row | None,
+    lab: Row | None,
+    load: Row | None,
+    overlap: Row | None,
 ) -> Table:
     """How even the load is, and how many of four experts two tokens share, in times chance: models have other numbers
     of experts. lab's load was not recorded, and its overlap is of the best five."""
@@ -48,7 +53,7 @@ def routers(
     titles = ["model", "entropy of the load", "dead experts", "heaviest, in even loads", *pairs.values()]
     cells = []
     for name, loads, shared, top in (
-        ("smol", found["load"], found["overlap"], 4),
+        ("smol", results["load"], results["overlap"], 4),
         ("nano", _rows(nano_load), _rows(nano_overlap), 4),
         ("lab", [], (lab or {}).get("overlap", []), 5),
         ("gpt-oss-20b", _rows(load), _rows(overlap), 4),
@@ -59,12 +64,12 @@ def routers(
     return titles, cells
 
 
-def _rows(found: Row | None) -> list[Row]:
-    return [] if found is None else found["rows"]
+def _rows(results: Row | None) -> list[Row]:
+    return [] if results is None else results["rows"]
 
 
 def _spread(loads: list[Row]) -> list[str]:
-    """Of all layers: the mean, and what the worst has."""
+    """Over all layers: the mean, and the worst layer."""
     if not loads:
         return [""] * 3
     entropy = [row["entropy"] for row in loads]
@@ -73,10 +78,10 @@ def _spread(loads: list[Row]) -> list[str]:
     return [mean, f"{dead:.1%}", f"{max(row['heaviest'] for row in loads):.1f}x"]
 
 
-def policies(found: Row, batch: int, mixed: bool) -> Table:
+def policies(results: Row, batch: int, mixed: bool) -> Table:
     """From most experts to fewest, native and the control first."""
     titles = ["policy", "the paper's", "active experts", "of native", "KL", "perplexity", "against native", "agreement"]
-    rows = [row for row in found["rows"] if (row["set"], row["batch"], row["mixed"]) == ("texts", batch, mixed)]
+    rows = [row for row in results["rows"] if (row["set"], row["batch"], row["mixed"]) == ("texts", batch, mixed)]
     cells = []
     for row in sorted(rows, key=lambda row: (row["policy"] != "native", -row["active"] / row["active_native"])):
         ratio = row["perplexity"] / row["perplexity_native"] - 1
@@ -86,9 +91,9 @@ def policies(found: Row, batch: int, mixed: bool) -> Table:
     return titles, cells
 
 
-def questions(found: Row) -> Table:
+def questions(results: Row) -> Table:
     titles = ["policy", "active experts", "of native", "right", "change (95 %)", "KL", "agreement"]
-    rows = [row for row in found["rows"] if row["set"] == "questions"]
+    rows = [row for row in results["rows"] if row["set"] == "questions"]
     cells = []
     for row in rows:
         line = [f"`{named(row['policy'])}`", f"{row['active']:.1f}", of_native(row), f"{row['accuracy']:.1%}"]
@@ -97,10 +102,10 @@ def questions(found: Row) -> Table:
 
 
 def tables() -> dict[str, tuple[str, Callable[..., Table]]]:
-    """By marker: the result files, and what is made of them."""
-    found: dict[str, tuple[str, Callable[..., Any]]] = {
+    """By marker: the result files, and the function that makes their table."""
+    by_marker: dict[str, tuple[str, Callable[..., Any]]] = {
         name: ("third_model", partial(policies, batch=batch, mixed=mixed)) for name, (batch, mixed) in SETTINGS.items()
     }
-    found["third_perplexity"] = ("third_model", perplexity)
-    found["third_routers"] = ("third_model nano_load nano_overlap assumptions_lab load overlap", routers)
-    return found | {"third_questions": ("third_model", questions)}
+    by_marker["third_perplexity"] = ("third_model", perplexity)
+    by_marker["third_routers"] = ("third_model nano_load nano_overlap assumptions_lab load overlap", routers)
+    return by_marker | {"third_questions": ("third_model", questions)}

@@ -90,7 +90,7 @@ def test_a_row_that_keeps_its_experts_keeps_their_bits(native, kind):
 
 
 @pytest.mark.parametrize("policy", ["oea:k0=2", "topk:k=2", "lynx:drop=3", "skip:beta=0.5", "random:k0=1,m=2"])
-def test_rivals(native, policy):
+def test_rival_methods_prune_and_are_counted(native, policy):
     model, tokens = native("olmoe")
     with watched(model) as steps:
         xshare.apply(model, policy)
@@ -144,7 +144,7 @@ def test_an_instance_alone_is_changed_and_a_copy_is_its_own(native):
     xshare.remove(model)
 
 
-def test_the_decoder_alone(native):
+def test_a_decoder_without_its_head_is_pruned(native):
     model, _ = native("qwen3")
     xshare.apply(model.model, POLICY)
     with torch.inference_mode():
@@ -156,7 +156,7 @@ def test_the_decoder_alone(native):
     xshare.remove(model)
 
 
-def test_half_precision(tiny):
+def test_bfloat16_models_route_as_the_reference(tiny):
     model = copy.deepcopy(tiny("gpt_oss")).to(torch.bfloat16)
     tokens = generate(model, prompts(ROWS))
     with watched(model) as steps:
@@ -171,7 +171,7 @@ def test_half_precision(tiny):
     assert any(not routed.untouched for step in steps for routed in step.layers)
 
 
-def test_a_static_cache(native):
+def test_a_static_cache_changes_no_token(native):
     model, _ = native("qwen3")
     xshare.apply(model, POLICY)
     pruned = generate(model, prompts(ROWS))

@@ -120,7 +120,7 @@ def test_prompts_by_a_keyword(small, tmp_path, command, prompts):
         ({"p.txt": "w3", "m/config.json": "{}"}, {"model": "m"}, "cannot be loaded"),
     ],
 )
-def test_mistakes(folder, tmp_path, command, files, words, message):
+def test_mistakes_end_with_a_sentence_and_leave_no_file(folder, tmp_path, command, files, words, message):
     for name, text in files.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)

@@ -172,7 +172,7 @@ def test_teacher_forcing_a_step_a_position_is_decoding_side_by_side(applied, kin
     assert counted["mean"]["experts_active"] == pytest.approx(stats["mean"]["experts_active"], abs=1)
 
 
-def test_gates(applied):
+def test_steps_outside_the_gates_are_left_alone_and_counted(applied):
     model, steps, handle = applied(policy="k0=1,m=13", min_rows=3, max_rows=5)
     for rows in (2, 3, 4, 5, 6):
         generate(model, prompts(rows), new=2)

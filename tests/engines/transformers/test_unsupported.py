@@ -25,13 +25,13 @@ FINE = "k0=1,m=2"
         ({"drafts": -1}, "drafts must be a whole number from 0 up"),
     ],
 )
-def test_options(tiny, options, message):
+def test_wrong_options_are_refused_and_nothing_is_attached(tiny, options, message):
     with pytest.raises(xshare.XShareError, match=message):
         xshare.apply(tiny("qwen3"), **({"policy": FINE} | options))
     assert "_xshare" not in vars(tiny("qwen3").model)
 
 
-def test_models():
+def test_unknown_models_are_refused_with_the_supported_ones():
     supported = "supported are gpt-oss, Qwen3-MoE, Qwen2-MoE, OLMoE, Mixtral and DeepSeek-V3"
     with pytest.raises(xshare.ModelError, match=f"LlamaForCausalLM .* has no mixture-of-experts layer: {supported}"):
         xshare.apply(make("llama"), FINE)
@@ -82,7 +82,7 @@ def test_a_layer_that_gets_other_rows_routes_natively():
     assert stats["layer_steps"] == [2, 0]
 
 
-def test_a_placement(tiny):
+def test_a_placement_bounds_the_load_per_device(tiny):
     model = tiny("mixtral")
     spread = xshare.Placement.contiguous(num_experts=8, devices=4)
     handle = xshare.apply(model, "k0=0,mg=1", placement=spread)

@@ -44,7 +44,7 @@ def scanned(engine):
         engine.llm.collective_rpc("xshare_count", args=(0,))
 
 
-def test_in_process(small):
+def test_an_engine_in_this_process_keeps_the_contract(small):
     prepared()
     cleaned_up()
     engine = open_engine("vllm", str(small), options=OPTIONS | {"max_num_seqs": 8})

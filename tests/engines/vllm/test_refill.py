@@ -13,11 +13,11 @@ from xshare.engines.vllm.dummy_roles import Role
 from xshare.engines.vllm.dummy_weights import BLOCK, DRAFT_GROWTH, GROWTH, Filler, Weights, refill
 
 sys.path.append(str(Path(__file__).resolve().parents[3] / "benchmarks"))
-shapes = importlib.import_module("shapes")
+model_shapes = importlib.import_module("lib.model_shapes")
 
 DRAFTS, REQUESTS = 3, 8
 # Wide enough for the blocks to be told apart, as they are in 2880 dimensions.
-SHAPE = shapes.gpt_oss_120b(4, tiny=True) | {"hidden_size": 512}
+SHAPE = model_shapes.gpt_oss_120b(4, tiny=True) | {"hidden_size": 512}
 
 
 def filled(shape, role):
@@ -40,9 +40,9 @@ def test_only_the_mlp_of_a_head_adds_much():
 @pytest.fixture(scope="module")
 def llm(started, tmp_path_factory):
     folder = tmp_path_factory.mktemp("eagle3")
-    head = shapes.write(shapes.eagle3_head(SHAPE), folder / "head")
+    head = model_shapes.write(model_shapes.eagle3_head(SHAPE), folder / "head")
     return started(
-        shapes.write(SHAPE, folder / "target"),
+        model_shapes.write(SHAPE, folder / "target"),
         {"warmup": 1, "batch_budget": 32, "gates": {"bypass": False}, "metrics": {"every": 1}},
         load_format="xshare_dummy",
         model_loader_extra_config={"skew": 0.345, "correlation": 0.776},

@@ -290,7 +290,7 @@ def acting(server):
     return server
 
 
-def test_behind_http(acting):
+def test_a_server_is_an_engine_over_http(acting):
     engine = open_engine(acting.url)
     assert {name: engine.about.record()[name] for name in ("engine", "model", "experts", "top_k", "layers")} == {
         "engine": "vllm server", "model": "tiny", "experts": 16, "top_k": 4, "layers": 2

@@ -49,7 +49,7 @@ def watched(*words):
     return CliRunner().invoke(app, ["watch", *words, "--once", "--interval", "0.05"])
 
 
-def test_one_view(served):
+def test_one_view_agrees_with_the_servers_metrics(served):
     result = watched(served.url)
     assert result.exit_code == 0, result.output
     lines = result.output.splitlines()

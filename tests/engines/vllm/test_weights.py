@@ -44,7 +44,7 @@ def swizzled(*shape):
     return SimpleNamespace(storage=SimpleNamespace(data=torch.empty(EXPERTS, *shape, dtype=torch.uint8)), shape=None)
 
 
-def test_unquantised():
+def test_unquantised_experts_are_counted_in_bytes():
     assert expert_bytes(layer(matrices(torch.bfloat16))) == 2 * WEIGHTS
     assert expert_bytes(layer(matrices(torch.bfloat16, gated=False), gated=False)) == 2 * WEIGHTS * 2 / 3
 

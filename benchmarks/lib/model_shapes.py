@@ -89,18 +89,18 @@ def eagle3_head(target: Config) -> Config:
 
 
 def expert_bytes(config: Config) -> float:
-    """The weights of one expert of one layer: MXFP4 has half a byte a weight and a byte of scale for 32 of them."""
+    """Bytes of one expert of one layer. MXFP4 has half a byte per weight, and one byte of scale per 32 weights."""
     width = config.get("moe_intermediate_size", config["intermediate_size"])
     packed = config.get("quantization_config", {}).get("quant_method") == "mxfp4"
     return float(3 * config["hidden_size"] * width * (0.5 + 1 / 32 if packed else 2.0))
 
 
 def cache_bytes(config: Config, tokens: int, width: int = 2) -> int:
-    """Keys and values of one request with so many tokens, a number in `width` bytes. Layers with a window keep no more
-    than that."""
+    """Bytes of the keys and values of one request of `tokens` tokens, at `width` bytes per number. A layer with a
+    sliding window holds no more than the window."""
     kinds = config.get("layer_types", ["full_attention"] * config["num_hidden_layers"])
-    held = sum(min(tokens, config["sliding_window"]) if kind == "sliding_attention" else tokens for kind in kinds)
-    return int(2 * held * config["num_key_value_heads"] * config["head_dim"] * width)
+    positions = sum(min(tokens, config["sliding_window"]) if kind == "sliding_attention" else tokens for kind in kinds)
+    return int(2 * positions * config["num_key_value_heads"] * config["head_dim"] * width)
 
 
 def qwen3_30b_a3b(layers: int = 48, tiny: bool = False) -> Config:

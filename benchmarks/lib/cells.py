@@ -1,8 +1,7 @@
-"""Cells, one policy in one setting each: measured once, written at once, held against each other at the end."""
+"""Cells, one policy in one setting each: each is measured once and written at once; then rivals are compared."""
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
@@ -10,10 +9,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import typer
-from answers import RECORDED, Bench, Setting
-from kept import Kept
-
+from lib.answer_bench import RECORDED, Bench, Setting
+from lib.cell_results import CellResults
 from xshare.cli.output import number_table, progress_bar, wide_console
 from xshare.errors import XShareError
 from xshare.policy import Policy
@@ -30,52 +27,61 @@ from xshare.workers import Call, Workers
 KEY = ("batch", "drafts", "mixed", "policy")
 LISTS = ("calibration", "matched")
 CONTROL = "no-op control"
-REPLAYED = 100  # batches
+REPLAYED = 100  # batches of a trace
 Cell = tuple[Setting, Policy | None]
-Wanted = dict[tuple[Setting, Policy, str], list[Policy]]  # a reference, a rival's name, and its policies
+RivalKnobs = dict[tuple[Setting, Policy, str], list[Policy]]  # by setting, reference and rival: its policies by knob
 
 
-class Study:
+class CellRunner:
     def __init__(
-        self, bench: Bench, workers: Workers, kept: Kept, seconds: float | None = None, replayed: int = REPLAYED
+        self,
+        bench: Bench,
+        workers: Workers,
+        results: CellResults,
+        seconds: float | None = None,
+        replayed: int = REPLAYED,
     ) -> None:
-        """replayed: batches, to count experts in advance"""
+        """seconds: start no cell that would not be done by then; replayed: batches to count rivals' experts in"""
         self.replayed = replayed
-        self.workers, self.kept, self.began, self.seconds = workers, kept, time.monotonic(), seconds
+        self.workers, self.results, self.began, self.seconds = workers, results, time.monotonic(), seconds
         self.asked = len(bench.job.tasks)
-        self.slowest: dict[int, float] = {}  # seconds of a cell so far, by drafts
+        self.slowest: dict[int, float] = {}  # seconds of the slowest cell so far, by drafts
 
     def time_for(self, setting: Setting) -> bool:
         spent = time.monotonic() - self.began
         return self.seconds is None or spent + self.slowest.get(setting.drafts, 0) < self.seconds
 
     def natives(self, settings: list[Setting], quietly: bool = False) -> bool:
-        """Native's answers in every setting -> whether all of them are there now."""
-        missing = [setting for setting in settings if not self.kept.has_native(setting)]
-        shown = nullcontext(quiet) if quietly else progress_bar("native", len(missing) * self.asked)
-        with shown as advance:
+        """Decode native's missing answers in these settings -> whether all are stored now."""
+        missing = [setting for setting in settings if not self.results.has_native(setting)]
+        bar = nullcontext(quiet) if quietly else progress_bar("native", len(missing) * self.asked)
+        with bar as advance:
             self.workers.tell(advance)
             calls = ((setting, Bench.native, (setting,)) for setting in list(missing) if self.time_for(setting))
             for setting, native in self.workers.run(calls):
-                self.kept.add_native(native)
+                self.results.add_native(native)
                 missing.remove(setting)
         return not missing
 
-    def measure(self, what: str, cells: dict[Cell, str], by: Callable[..., Any] | None = None, each: int = 1) -> bool:
-        """Cells, and what the paper calls them: those that are missing -> whether all of them are there now.
+    def measure(
+        self, title: str, cells: dict[Cell, str], by: Callable[..., Any] | None = None, decodes: int = 1
+    ) -> bool:
+        """Measure the missing cells -> whether all are stored now.
 
-        `by` measures one, Bench.cell if nothing is said, and decodes every question `each` times.
+        cells    each with what the paper calls it
+        by       measures one cell; Bench.cell by default
+        decodes  how often `by` decodes every question, for the progress bar
         """
-        missing = {cell: paper for cell, paper in cells.items() if key_of(*cell) not in self.kept.done}
+        missing = {cell: paper for cell, paper in cells.items() if key_of(*cell) not in self.results.done}
         begun: dict[Cell, float] = {}
 
         def calls() -> Iterator[Call]:
             for cell in list(missing):
                 if self.time_for(cell[0]):
                     begun[cell] = time.monotonic()
-                    yield cell, by or Bench.cell, (*cell, self.kept.native(cell[0]))
+                    yield cell, by or Bench.cell, (*cell, self.results.native(cell[0]))
 
-        with progress_bar(what, len(missing) * self.asked * each) as advance:
+        with progress_bar(title, len(missing) * self.asked * decodes) as advance:
             self.workers.tell(advance)
             for cell, (row, right) in self.workers.run(calls()):
                 took = time.monotonic() - begun.pop(cell)
@@ -89,36 +95,40 @@ class Study:
                 f"the no-op control {row['policy']} changed {row['diverged']:.1%} of native's answers in batches of "
                 f"{row['batch']}, and must change none: nothing else would mean anything"
             )
-        kept = self.kept
-        kept.add(row, right)
-        if not kept.part and (found := matched(kept.rows, kept.samples, kept.lists.get("calibration", []))):
-            kept.lists["matched"] = found
-        kept.write()
+        results = self.results
+        results.add(row, right)
+        if not results.part and (
+            comparisons := matched(results.rows, results.samples, results.lists.get("calibration", []))
+        ):
+            results.lists["matched"] = comparisons
+        results.write()
 
     def matches(
-        self, wanted: Wanted, recorded: Callable[[Advance], Trace], by: Callable[..., Any] | None = None
+        self, knobs: RivalKnobs, recorded: Callable[[Advance], Trace], by: Callable[..., Any] | None = None
     ) -> bool:
-        """Rivals at as many experts as their references: their knobs first, by replay, then they themselves, `by` what
-        measures the others."""
-        found = self.kept.lists["calibration"]
-        there = {(Setting.of(one), one["reference"], one["rival"]) for one in found}
-        missing = {key: wanted[key] for key in wanted if (key[0], str(key[1]), key[2]) not in there}
+        """Find each rival's knob at which it loads as many experts as its reference, by replay, then measure the
+        rivals -> whether all are stored now. `by` measures one cell."""
+        calibration = self.results.lists["calibration"]
+        calibrated = {(Setting.of(row), row["reference"], row["rival"]) for row in calibration}
+        missing = {key: knobs[key] for key in knobs if (key[0], str(key[1]), key[2]) not in calibrated}
         if missing:
             with progress_bar("recording", RECORDED * len(ASKED)) as advance:
                 trace = recorded(advance)
             with progress_bar("knobs of rivals", len(missing)) as advance:
                 for (setting, reference, rival), policies in missing.items():
-                    found.append(
+                    calibration.append(
                         {"rival": rival} | asdict(setting) | nearest(trace, setting, reference, policies, self.replayed)
                     )
                     advance(1)
-            self.kept.write()
-        cells: dict[Cell, str] = dict.fromkeys(((Setting.of(one), Policy.parse(one["policy"])) for one in found), "")
+            self.results.write()
+        cells: dict[Cell, str] = dict.fromkeys(
+            ((Setting.of(row), Policy.parse(row["policy"])) for row in calibration), ""
+        )
         return self.measure("rivals", cells, by)
 
 
 def nearest(trace: Trace, setting: Setting, reference: Policy, policies: list[Policy], replayed: int = REPLAYED) -> Row:
-    """Of policies that load more and more, the one that loads about as much as the reference, by halving."""
+    """The policy whose active experts are nearest to the reference's, by bisection. `policies` load more and more."""
     mix: Mix = "random" if setting.mixed else "single"
     batches = sampled(trace, setting.batch, setting.drafts, mix, replayed)
     counts: dict[Policy, float] = {}
@@ -134,8 +144,8 @@ def nearest(trace: Trace, setting: Setting, reference: Policy, policies: list[Po
         middle = (low + high) // 2
         low, high = (middle, high) if count(policies[middle]) < count(reference) else (low, middle)
     best = min(policies[low], policies[high], key=lambda policy: abs(count(policy) - count(reference)))
-    found = {"reference": str(reference), "policy": str(best)}
-    return found | {"replayed_reference": count(reference), "replayed": count(best)}
+    row = {"reference": str(reference), "policy": str(best)}
+    return row | {"replayed_reference": count(reference), "replayed": count(best)}
 
 
 def key_of(setting: Setting, policy: Policy | None) -> tuple[Any, ...]:
@@ -143,59 +153,62 @@ def key_of(setting: Setting, policy: Policy | None) -> tuple[Any, ...]:
 
 
 def matched(rows: list[Row], samples: list[Row], calibration: list[Row]) -> list[Row]:
-    """Rivals against their references, on the same questions: a change above zero is the rival's gain."""
+    """One row per rival and reference, on the same questions: a change above zero is the rival's gain."""
     row_at = {tuple(row[name] for name in KEY): row for row in rows}
-    right_at = {tuple(each[name] for name in KEY): [mark == "1" for mark in each["right"]] for each in samples}
-    found = []
-    for one in calibration + other_scores(rows, calibration):
-        where = (one["batch"], one["drafts"], one["mixed"])
-        mine, other = (*where, one["reference"]), (*where, one["policy"])
-        if mine not in row_at or other not in row_at:
+    right_at = {tuple(sample[name] for name in KEY): [mark == "1" for mark in sample["right"]] for sample in samples}
+    comparisons = []
+    for pair in calibration + other_scores(rows, calibration):
+        setting = (pair["batch"], pair["drafts"], pair["mixed"])
+        reference_key, rival_key = (*setting, pair["reference"]), (*setting, pair["policy"])
+        if reference_key not in row_at or rival_key not in row_at:
             continue
-        change, (a, b) = paired(right_at[mine], right_at[other]), (row_at[mine], row_at[other])
+        change, (a, b) = (
+            paired(right_at[reference_key], right_at[rival_key]),
+            (row_at[reference_key], row_at[rival_key]),
+        )
         shared = ("active", "accuracy", "kl", "agreement", "accepted")
-        found.append(
-            {"model": a["model"], "batch": where[0], "drafts": where[1], "mixed": where[2]}
-            | {name: one[name] for name in ("reference", "rival", "policy")}
+        comparisons.append(
+            {"model": a["model"], "batch": setting[0], "drafts": setting[1], "mixed": setting[2]}
+            | {name: pair[name] for name in ("reference", "rival", "policy")}
             | {f"{name}_reference": a[name] for name in shared}
             | {name: b[name] for name in shared}
             | asdict(change)
         )
-    return found
+    return comparisons
 
 
-def other_scores(rows: list[Row], but: list[Row]) -> list[Row]:
-    """A policy and itself with score=topk are rivals whose knob needs no search: those that are not there yet."""
-    there = {(Setting.of(one), one["policy"]) for one in but}
+def other_scores(rows: list[Row], calibration: list[Row]) -> list[Row]:
+    """Pairs of a policy and the same with score=topk, whose knob needs no search; calibrated ones are left out."""
+    calibrated = {(Setting.of(row), row["policy"]) for row in calibration}
     return [
         {name: row[name] for name in KEY} | {"reference": f"{row['policy']},score=full", "rival": "score=topk"}
         for row in rows
         if row["policy"].startswith("k0=")
         and ",score=full" not in row["policy"]
-        and (Setting.of(row), row["policy"]) not in there
+        and (Setting.of(row), row["policy"]) not in calibrated
     ]
 
 
 def tasks_of(file: Path | None, count: int, seed: int) -> list[Task]:
-    """nano's own, or a file's: as many of each kind."""
+    """About `count` tasks, equally many per kind: nano's own, or a file's."""
     if file is not None:
         tasks = read_tasks(file)
         kinds = list(dict.fromkeys(task.kind for task in tasks))
         return [task for kind in kinds for task in [t for t in tasks if t.kind == kind][: -(-count // len(kinds))]]
     try:
         return built_in(-(-count // len(ASKED)), seed)
-    except ValueError as error:  # of some kinds there are no more
+    except ValueError as error:  # some kinds have no more questions
         raise XShareError(str(error)) from None
 
 
-def show(rows: list[Row], asked: int) -> None:
+def show(rows: list[Row], questions: int) -> None:
     columns = ["experts", "accuracy", "change", "95 %", "KL", "agreement", "accepted"]
-    for how in dict.fromkeys(map(Setting.of, rows)):
-        mine = [row for row in rows if Setting.of(row) == how]
-        mix = "mixed" if how.mixed else "one kind at a time"
-        title = f"{mine[0]['model']}, {asked} questions, {how.batch} together, {how.drafts} drafts, {mix}"
+    for setting in dict.fromkeys(map(Setting.of, rows)):
+        chosen = [row for row in rows if Setting.of(row) == setting]
+        mix = "mixed" if setting.mixed else "one kind at a time"
+        title = f"{chosen[0]['model']}, {questions} questions, {setting.batch} together, {setting.drafts} drafts, {mix}"
         table = number_table(title, "policy", *columns)
-        for row in mine:
+        for row in chosen:
             table.add_row(
                 row["policy"],
                 f"{row['active']:.1f} of {row['active_native']:.1f}",
@@ -207,12 +220,3 @@ def show(rows: list[Row], asked: int) -> None:
                 "" if row["accepted"] is None else f"{row['accepted']:.2f}",
             )
         wide_console().print(table)
-
-
-def run(command: Any) -> None:
-    """A mistake is one sentence."""
-    try:
-        typer.run(command)
-    except XShareError as error:
-        typer.echo(f"error: {error}", err=True)
-        sys.exit(2)

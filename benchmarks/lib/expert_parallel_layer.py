@@ -1,8 +1,8 @@
 """A mixture-of-experts layer in the shape of DeepSeek-R1, spread over 8 devices, run device by device on one GPU.
 
-Each device's part (gather its rows, up and gate product, SiLU, down product, weighted sum) is a captured graph of its
-own over its own 32 experts, told by a `plan` which rows go to which of them. All weights lie in memory, 22.5 GB in
-bfloat16. An expert is 88 MB and devices take turns: when its turn comes again, a cache of 50 MB holds nothing of it.
+Each device's part (gather its rows, up and gate product, SiLU, down product, weighted sum) is one captured graph over
+its 32 experts. A `plan` says which rows go to which expert. All weights are in memory, 22.5 GB in bfloat16. An expert
+has 88 MB and devices take turns, so a cache of 50 MB holds nothing of a device's experts when its turn comes again.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 EXPERTS, DEVICES = 256, 8
-HELD = EXPERTS // DEVICES  # by a device: a block of neighbours
+HELD = EXPERTS // DEVICES  # experts per device: a block of neighbours
 HIDDEN, WIDTH = 7168, 2048  # of the model, of an expert
 REPEATS = 3
 grouped_mm: Callable[..., Tensor] = getattr(F, "grouped_mm", None) or torch._grouped_mm
@@ -26,14 +26,16 @@ def most_pairs(ids: Tensor) -> int:
 
 
 def plans_of(ids: Tensor, weights: Tensor, pairs: int) -> Tensor:
-    """What each device is told of each step, ids [steps, rows, k] -> int32 [steps, DEVICES, 2 * pairs + HELD].
+    """The plan of each device and step, from ids [steps, rows, k] -> int32 [steps, DEVICES, 2 * pairs + HELD].
 
-    Its (row, expert) pairs in the order of experts: their rows, their weights (the bits of a float32), and where the
-    pairs of each expert end. An expert without pairs is an empty group of the product, and is not loaded. Pairs that
-    only fill up the plan belong to a row behind the last.
+    A plan lists the device's (row, expert) pairs in the order of experts: their rows, their weights (the bits of a
+    float32), and where each expert's pairs end. An expert without pairs is an empty group of the product, and is not
+    loaded. Pairs that only pad the plan belong to an additional row after the last.
     """
     steps, rows, k = ids.shape
-    expert, order = ids.flatten(1).sort(dim=-1, stable=True)  # [steps, rows * k]; by device too, blocks as they are
+    expert, order = ids.flatten(1).sort(
+        dim=-1, stable=True
+    )  # [steps, rows * k]; thereby sorted by device too, since devices hold blocks
     ends = F.one_hot(expert, EXPERTS).sum(1).view(steps, DEVICES, HELD).cumsum(-1)
     starts = ends[..., -1].cumsum(-1) - ends[..., -1]  # of a device's pairs among all, [steps, DEVICES]
     device = expert // HELD
@@ -50,7 +52,7 @@ def plans_of(ids: Tensor, weights: Tensor, pairs: int) -> Tensor:
 def device_part(x: Tensor, plan: Tensor, up: Tensor, down: Tensor) -> Tensor:
     """x [rows + 1, d], up [HELD, 2 f, d], down [HELD, d, f] -> float32 [rows + 1, d].
 
-    The last row takes what fills up the plan: it lies behind the last group, where the product writes nothing.
+    The last row takes the padding of the plan: it lies after the last group, where the product writes nothing.
     """
     pairs = (len(plan) - HELD) // 2
     row, weight, ends = plan[:pairs], plan[pairs : 2 * pairs].view(torch.float32), plan[2 * pairs :]
@@ -70,10 +72,10 @@ class Layer:
         self.expert_bytes = sum(part[0].nbytes for part in self.weights[0])
 
     def capture(self, rows: int, pairs: int) -> None:
-        """Make ready for plans of this size."""
+        """Capture the graphs for plans of this size."""
         self.x = torch.randn(rows + 1, self.hidden, device=self.where).to(self.dtype)
         self.plans = torch.zeros(DEVICES, 2 * pairs + HELD, dtype=torch.int32, device=self.where)
-        self.plans[:, 2 * pairs :] = pairs  # something to do while it is captured: all for the first expert
+        self.plans[:, 2 * pairs :] = pairs  # work to capture: all pairs for the first expert
         self.calls = [self._captured(device) for device in range(DEVICES)]
 
     def _captured(self, device: int) -> Callable[[], Tensor]:
@@ -106,7 +108,7 @@ class Layer:
         return torch.stack([call() for call in self.calls]).sum(0)[:-1]
 
     def check(self, ids: Tensor, weights: Tensor, plans: Tensor) -> None:
-        """Hold a step (ids [rows, k], plans [DEVICES, ...]) against a plain loop over experts in float32."""
+        """Compare a step (ids [rows, k], plans [DEVICES, ...]) with a plain loop over experts in float32."""
         ids, weights, x = ids.to(self.where), weights.to(self.where), self.x[:-1].float()
         want = torch.zeros_like(x)
         for expert in sorted(set(ids.flatten().tolist())):
@@ -119,18 +121,22 @@ class Layer:
             raise SystemExit(f"the timed layer differs from a plain loop over its experts by {error:.1%}")
 
     def times_us(self, plans: Tensor) -> Tensor:
-        """Each device of each step, methods in turns. plans [methods, steps, DEVICES, ...] -> [methods, steps, DEVICES]
+        """Microseconds per device and step, methods in turns: plans [methods, steps, DEVICES, ...] -> [methods, steps,
+        DEVICES], the medians of REPEATS.
 
-        Nothing is waited for before the end, so the GPU always has work queued and no launch by the host is in a time;
-        one step that does not count fills the queue. Of REPEATS times, the median.
+        Nothing waits before the end, so the GPU always has work queued and no time includes a launch by the host. One
+        uncounted step per method fills the queue.
         """
         methods, steps = plans.shape[:2]
-        told, tell = [[list(step) for step in method] for method in plans], list(self.plans)  # views made beforehand
+        step_plans, targets = (
+            [[list(step) for step in method] for method in plans],
+            list(self.plans),
+        )  # views made beforehand
         marks: dict[tuple[int, int], list[list[tuple[torch.cuda.Event, torch.cuda.Event]]]] = {}
 
         def turn(method: int, step: int) -> list[tuple[torch.cuda.Event, torch.cuda.Event]]:
             taken = []
-            for plan, into, call in zip(told[method][step], tell, self.calls, strict=True):
+            for plan, into, call in zip(step_plans[method][step], targets, self.calls, strict=True):
                 begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
                 into.copy_(plan)
                 begin.record()
@@ -146,8 +152,10 @@ class Layer:
             for at in turns if repeat % 2 == 0 else reversed(turns):
                 marks.setdefault(at, []).append(turn(*at))
         torch.cuda.synchronize()
-        found = torch.empty(methods, steps, DEVICES, dtype=torch.float64)
+        times = torch.empty(methods, steps, DEVICES, dtype=torch.float64)
         for at, taken in marks.items():
-            us = [[begin.elapsed_time(end) * 1000 for begin, end in one] for one in taken]  # [REPEATS, DEVICES]
-            found[at] = torch.tensor(us, dtype=torch.float64).median(0).values
-        return found
+            us = [
+                [begin.elapsed_time(end) * 1000 for begin, end in repeat_marks] for repeat_marks in taken
+            ]  # [REPEATS, DEVICES]
+            times[at] = torch.tensor(us, dtype=torch.float64).median(0).values
+        return times

@@ -1,7 +1,7 @@
-"""Engines in processes of their own, told what to decode: what the speed benchmarks measure with.
+"""vLLM engines in processes of their own: the speed benchmarks tell them what to decode.
 
-`python engine_pair.py OPTIONS` is such a process: a vLLM engine with random weights (`xshare_dummy`) that reads what it
-is asked from its input, a line of JSON each, and answers with lines that begin with RESULT.
+`python -m lib.engine_process OPTIONS` is such a process. Its engine has random weights (`xshare_dummy`). It reads
+requests from its input, one line of JSON each, and answers each with a line that begins with RESULT.
 """
 
 from __future__ import annotations
@@ -21,34 +21,39 @@ from statistics import median
 from types import TracebackType
 from typing import Any, Self
 
-PROMPT = 8  # tokens: a batch of 32 is prefilled in one step
-ACCEPTED = 2.5  # tokens a step of a request with drafts, its own included
-EVERY = 29  # steps between two of which experts are counted: no divisor of a decode's length
-COPIED = 1024  # MB
+from lib.paths import python_path
+
+PROMPT = 8  # tokens of a prompt: a batch of 32 is prefilled in one step
+ACCEPTED = 2.5  # tokens per step and request with drafts, the target's own token included
+EVERY = 29  # experts are counted in one step of this many: no divisor of a decode's length
+COPIED = 1024  # MB, to measure bandwidth
 DRAFTERS = ("none", "fixed", "eagle3")
-# For an engine on a CPU, unless the environment says otherwise: tiny models gain nothing from threads.
+# For an engine on a CPU, unless the environment overrides it: tiny models gain nothing from threads.
 ON_CPU = {"OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
 
 
 class Engine:
-    """The parent's end. `options`: tiny, layers, weights, drafter, drafts, sizes (captured), and
+    """The parent's end. `options`: tiny, layers, weights, drafter, drafts, sizes (of captured graphs), and
 
-    shape  of shapes.SHAPES, gpt-oss-120b where nothing is said; offload, GB of experts in host memory; every, steps
-           between two of which experts are counted; compilation, more of vLLM's compilation_config
-    length tokens that a request may have, chunk, those that a step may read, cache, bytes for keys and values
-    runner V1 or V2, vLLM's model runner; a machine without a GPU has V1 only
-    rule   None (unmodified vLLM, the plugin not loaded), "xshare" (beside it `xshare`, the plugin's key, or None: no
-           key), "logit-sum" (pull request 35551 with a budget of `budget`)
+    shape        a key of model_shapes.SHAPES; gpt-oss-120b by default
+    offload      GB of experts in host memory
+    every        steps from one in which experts are counted to the next
+    compilation  further settings of vLLM's compilation_config
+    length       tokens of a request at most; chunk: prefilled tokens per step; cache: bytes for keys and values
+    runner       V1 or V2, vLLM's model runner; a machine without a GPU has V1 only
+    rule         None (unmodified vLLM, the plugin is not loaded), "xshare" (with `xshare`, the plugin's key, or None:
+                 no key) or "logit-sum" (pull request 35551 with a budget of `budget`)
     """
 
     def __init__(self, name: str, options: dict[str, Any]) -> None:
         self.log = Path(tempfile.gettempdir(), f"engine_{name}.log")
         environment = (ON_CPU if options["tiny"] else {}) | os.environ
+        environment["PYTHONPATH"] = python_path()
         environment["VLLM_USE_V2_MODEL_RUNNER"] = str(int(options["runner"] == "V2" and not options["tiny"]))
         if options["rule"] != "xshare":
             environment["VLLM_PLUGINS"] = ""
         with self.log.open("w") as log:
-            command = [sys.executable, str(Path(__file__).resolve()), json.dumps(options)]
+            command = [sys.executable, "-P", "-m", "lib.engine_process", json.dumps(options)]
             pipe = subprocess.PIPE
             self.process = subprocess.Popen(
                 command, stdin=pipe, stdout=pipe, stderr=log, text=True, bufsize=1, env=environment
@@ -78,18 +83,18 @@ class Engine:
 
 
 class Child:
-    """The engine itself."""
+    """The engine in its process. Its methods are the words that Engine.ask sends."""
 
     def __init__(self, options: dict[str, Any]) -> None:
-        os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # in process, a step is a call
+        os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # the engine core runs in this process, so a step is a call
         os.environ["VLLM_LOGGING_STREAM"] = "ext://sys.stderr"
         self.options = options
         self.pruning: list[Any] = []
         if options["rule"] == "logit-sum":
-            from pull_request import install
+            from lib.pull_request_35551 import install
 
             self.pruning = install(options["budget"])
-        if options["rule"] != "xshare":  # the weights all the same
+        if options["rule"] != "xshare":  # it loads the same dummy weights
             from xshare.engines.vllm.dummy_weights import register_dummy_loader
 
             register_dummy_loader()
@@ -100,14 +105,14 @@ class Child:
         with tempfile.TemporaryDirectory() as folder:
             self.llm: Any = LLM(**arguments(options, Path(folder)))
         self.before: dict[str, Any] = {}
-        self.begun = 0  # requests so far
-        self.running: tuple[int, int, int] | None = None  # batch, seed and prompt of the requests that are there
-        self.have: dict[str, int] = {}  # their tokens
+        self.begun = 0  # requests begun so far
+        self.running: tuple[int, int, int] | None = None  # batch, seed and prompt tokens of the running requests
+        self.have: dict[str, int] = {}  # tokens decoded, by request id
         gc.collect()
-        gc.freeze()  # what was made until here stays: looking through it before every decode takes longer than a step
+        gc.freeze()  # objects made so far stay: collecting them before every decode takes longer than a step
 
     def about(self) -> dict[str, Any]:
-        """The regime, as far as the engine tells it."""
+        """The conditions of the measurement that the engine knows: versions, runner, GPU, graphs, kernels."""
         import torch
         import vllm
 
@@ -123,29 +128,31 @@ class Child:
         } | self.routed()
 
     def routed(self) -> dict[str, Any]:
-        """Of an engine with selection: layers that are routed in its launch."""
+        """With selection: how many layers are routed in its own launch. Empty without."""
         if not self.options.get("xshare"):
             return {}
         return {"routed_layers": self.llm.collective_rpc("xshare_stats")[0]["routed_layers"]}
 
     def policy(self, policy: str) -> None:
-        """Another one from the next step on, or native; what was counted is counted from here."""
+        """Change the policy from the next step on, or switch to native; `counted` counts from here."""
         if policy != "native":
             self.llm.collective_rpc("xshare_set", args=(policy,))
         self.llm.collective_rpc("xshare_switch", args=(policy != "native",))
         self.before = self.llm.collective_rpc("xshare_stats")[0]
 
     def cost(self, on: bool) -> None:
-        """Whether sets are chosen by the staircase that the engine was started with. Say the policy after it."""
+        """Whether sets follow the staircase that the engine was started with. Set the policy afterwards."""
         self.llm.collective_rpc("xshare_cost", args=(on,))
 
     def counted(self, batch: int) -> dict[str, Any]:
-        """Since the last policy: steps sampled, the means of their experts over all layers, the share of the votes that
-        they kept; steps that selection acted on, and all that it should have, every one in which all requests decode.
+        """Counts since the last change of policy.
+
+        samples  steps sampled; active, native, mass: their means over all layers, of experts and of the votes kept
+        pruned   steps that selection acted on; decoded: those that it should act on, in which all requests decode
         """
-        if self.pruning:  # the last step only
-            found = [each.active(batch, 4) for each in self.pruning]
-            return {"samples": 1, "active": sum(found) / len(found), "native": None}
+        if self.pruning:  # it knows the last step only
+            active = [layer.active(batch, 4) for layer in self.pruning]
+            return {"samples": 1, "active": sum(active) / len(active), "native": None}
         from xshare.engines.counters import since
 
         now = since(self.before, self.llm.collective_rpc("xshare_stats")[0])
@@ -160,11 +167,11 @@ class Child:
         }
 
     def host_layers(self) -> int:
-        found: int = self.llm.collective_rpc("xshare_stats")[0]["host_layers"]
-        return found
+        layers: int = self.llm.collective_rpc("xshare_stats")[0]["host_layers"]
+        return layers
 
     def bus(self) -> float | None:
-        """GB a second at which this card reads host memory; None without a card."""
+        """GB per second at which the GPU reads host memory; None without a GPU."""
         import torch
 
         from xshare.tune.doctor import bus_gbps
@@ -178,44 +185,43 @@ class Child:
         return routers
 
     def bandwidth(self) -> float | None:
-        """Bytes a second that this card reads and writes in a plain copy; None without a card."""
+        """Bytes per second that the GPU reads and writes in a plain copy; None without a GPU."""
         import torch
 
         from xshare.tune.doctor import copy_gbps
 
         if not torch.cuda.is_available():
             return None
-        found = copy_gbps("cuda", COPIED) * 1e9
+        bytes_per_second = copy_gbps("cuda", COPIED) * 1e9
         torch.cuda.empty_cache()  # two engines share the memory of one GPU
-        return found
+        return bytes_per_second
 
     def decode(
         self, batch: int, steps: int, seed: int, prompt: int = PROMPT, warm: int = 0, counted: int = 0, most: int = 0
     ) -> dict[str, float]:
-        """So many steps of a batch whose requests have all begun -> seconds, tokens, steps that lacked a request.
+        """Time `steps` decode steps of a batch -> seconds, tokens, steps; `short`: steps that lacked a request;
+        `middle`: seconds of the median step, which shows whether a slow decode was slow throughout.
 
-        `middle`: the median of its steps, seconds, which says whether a slow decode was slow throughout.
-
-        prompt   tokens, all of them read before the clock starts
-        warm     steps before the clock starts, beside one that always goes before
-        counted  steps before those, in every one of which experts are counted
-        most     tokens that a request may decode in all. With it these requests stay, and are gone on with where they
-                 are asked for again: long prompts take longer to read than there is to measure
+        prompt   tokens of a prompt; all prompts are prefilled before the clock starts
+        warm     steps before the clock starts, in addition to the one that always comes first
+        counted  steps before those, in each of which experts are counted
+        most     max_tokens of a request. With it the requests stay, and the next call with the same batch, seed and
+                 prompt continues them: prefilling long prompts takes longer than the measurement
         """
-        wanted = batch, seed, prompt
-        if self.running != wanted:
+        requests = batch, seed, prompt
+        if self.running != requests:
             self.end()
-            # none may end before the clock does
+            # no request may end before the clock stops
             self.begin(batch, seed, prompt, most or (steps + warm + counted + 8) * (1 + self.options["drafts"]))
-            self.running = wanted
+            self.running = requests
         if counted:
             self.llm.collective_rpc("xshare_count", args=(1,))
             self.go(counted)
             self.llm.collective_rpc("xshare_count", args=(None,))
-        found = self.go(steps, warm)
+        timing = self.go(steps, warm)
         if not most:
             self.end()
-        return found
+        return timing
 
     def begin(self, batch: int, seed: int, prompt: int, most: int) -> None:
         from vllm import SamplingParams
@@ -224,7 +230,7 @@ class Child:
 
         engine, dice = self.llm.llm_engine, random.Random(seed)
         vocab = engine.model_config.get_vocab_size()
-        blocks = dice.sample(range(vocab // BLOCK), vocab // BLOCK)  # requests of different tastes
+        blocks = dice.sample(range(vocab // BLOCK), vocab // BLOCK)  # one block per request: their tastes differ
         params = SamplingParams(temperature=1.0, max_tokens=most, ignore_eos=True, detokenize=False)
         for number in range(batch):
             tokens = [dice.randrange(vocab) for _ in range(prompt - 1)]
@@ -236,17 +242,17 @@ class Child:
             self.step()
 
     def step(self) -> int:
-        """Requests that it brought forward: scheduled ahead, a call may come back before there is anything."""
+        """How many requests got tokens. With asynchronous scheduling a call may return before any did."""
         outputs = self.llm.llm_engine.step()
         self.have |= {output.request_id: len(output.outputs[0].token_ids) for output in outputs}
         return len(outputs)
 
     def go(self, steps: int, warm: int = 0) -> dict[str, float]:
-        """The clock starts with the end of a step, since one may have been scheduled ahead, long ago."""
+        """Time steps. The clock starts at the end of a step: with asynchronous scheduling one may be under way."""
         ends: list[float] = []
         at_begin, short = 0, 0
         gc.collect()
-        gc.disable()  # in either engine: a collection takes as long as several steps
+        gc.disable()  # in both engines: a collection takes as long as several steps
         while len(ends) <= warm + steps:
             brought = self.step()
             if not brought:
@@ -258,41 +264,41 @@ class Child:
                 short += brought < len(self.have)
         gc.enable()
         ends = ends[warm:]
-        found = {"seconds": ends[-1] - ends[0], "middle": median(b - a for a, b in pairwise(ends)), "steps": steps}
-        return found | {"tokens": sum(self.have.values()) - at_begin, "short": short}
+        timing = {"seconds": ends[-1] - ends[0], "middle": median(b - a for a, b in pairwise(ends)), "steps": steps}
+        return timing | {"tokens": sum(self.have.values()) - at_begin, "short": short}
 
     def end(self) -> None:
         if self.running is None:
             return
         self.running = None
         self.llm.llm_engine.abort_request(list(self.have))
-        for _ in range(4):  # what was scheduled ahead still runs; nothing of it may be left when the policy changes
+        for _ in range(4):  # steps scheduled ahead still run, and must be over when the policy changes
             self.llm.llm_engine.step()
 
 
 def load_alone() -> None:
-    """One engine at a time loads its model: 82 GiB were seen while it does so with 36 layers, of which it keeps 62."""
+    """Let one engine at a time load its model: with 36 layers loading took 82 GiB, of which 62 stay."""
     import torch
     from vllm.v1.worker.gpu_worker import Worker
 
     native = Worker.load_model
 
-    def load_model(self: Any, *given: Any, **named: Any) -> None:
+    def load_model(self: Any, *args: Any, **kwargs: Any) -> None:
         with Path(tempfile.gettempdir(), f"engine_loads_{os.getuid()}.lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)  # until the file is closed
-            native(self, *given, **named)
+            fcntl.flock(lock, fcntl.LOCK_EX)  # released when the file is closed
+            native(self, *args, **kwargs)
             torch.cuda.empty_cache()
 
     Worker.load_model = load_model
 
 
 def arguments(options: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """What vLLM's LLM is started with."""
-    from shapes import SHAPES, eagle3_head, write
+    """The arguments of vLLM's LLM."""
+    from lib.model_shapes import SHAPES, eagle3_head, write
 
     tiny, drafts = options["tiny"], options["drafts"]
     shape = SHAPES[options.get("shape", "gpt-oss-120b")](options["layers"], tiny)
-    given: dict[str, Any] = {
+    llm_options: dict[str, Any] = {
         "model": str(write(shape, folder / "target")),
         "load_format": "xshare_dummy",
         "model_loader_extra_config": options["weights"],
@@ -300,38 +306,40 @@ def arguments(options: dict[str, Any], folder: Path) -> dict[str, Any]:
         "max_model_len": options.get("length", 1024),
         "max_num_seqs": 64,
         "max_num_batched_tokens": options.get("chunk", 512),  # two engines share the memory of one GPU
-        "gpu_memory_utilization": 0.1,  # what must be free at the start: the other engine may have loaded already
+        "gpu_memory_utilization": 0.1,  # what must be free at the start: the other engine may have loaded
         "kv_cache_memory_bytes": options.get("cache", 1 << (26 if tiny else 30)),
         "enable_prefix_caching": False,
         "disable_log_stats": True,
         "seed": 0,
     }
-    given |= {"dtype": "float32", "enforce_eager": True} if tiny else {}
+    llm_options |= {"dtype": "float32", "enforce_eager": True} if tiny else {}
     if not tiny:
-        given["compilation_config"] = {"cudagraph_capture_sizes": options["sizes"]} | options.get("compilation", {})
+        llm_options["compilation_config"] = {"cudagraph_capture_sizes": options["sizes"]} | options.get(
+            "compilation", {}
+        )
     if options.get("offload") and not tiny:
-        given |= {"cpu_offload_gb": options["offload"], "cpu_offload_params": ["experts"]}
+        llm_options |= {"cpu_offload_gb": options["offload"], "cpu_offload_params": ["experts"]}
     if drafts:
         drafter = {"method": "custom_class", "model": "xshare.engines.vllm.drafter.FixedDrafter"}
         if options["drafter"] == "eagle3":
             drafter = {"method": "eagle3", "model": str(write(eagle3_head(shape), folder / "eagle3"))}
-        # vLLM has synthetic acceptance on a GPU only.
+        # vLLM has synthetic acceptance on GPUs only.
         accepted = {"rejection_sample_method": "synthetic", "synthetic_acceptance_length": ACCEPTED}
-        given["speculative_config"] = drafter | {"num_speculative_tokens": drafts} | ({} if tiny else accepted)
+        llm_options["speculative_config"] = drafter | {"num_speculative_tokens": drafts} | ({} if tiny else accepted)
     if options.get("xshare") is not None:
-        given["additional_config"] = {
+        llm_options["additional_config"] = {
             "xshare": options["xshare"] | {"metrics": {"every": options.get("every", 3 if tiny else EVERY)}}
         }
-    return given
+    return llm_options
 
 
 def serve(options: dict[str, Any]) -> None:
     child = Child(options)
     print("RESULT " + json.dumps(child.about()), flush=True)
-    for line in sys.stdin:  # which ends with the parent
+    for line in sys.stdin:  # it ends when the parent does
         request = json.loads(line)
-        found = getattr(child, request.pop("what"))(**request)
-        print("RESULT " + json.dumps(found), flush=True)
+        answer = getattr(child, request.pop("what"))(**request)
+        print("RESULT " + json.dumps(answer), flush=True)
 
 
 if __name__ == "__main__":

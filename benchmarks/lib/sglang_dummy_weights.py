@@ -1,8 +1,8 @@
 """Random weights that route as a trained model does, in SGLang: a plugin for benchmarks alone.
 
-SGLang's own dummy weights are so small that a router's scores are all alike. `written` makes a folder from which SGLang
-loads this module beside XShare; it then fills what `--load-format dummy` has made, by the rules of vLLM's
-`xshare_dummy` (xshare.engines.vllm.dummy_weights). Speed can be measured with such weights, quality cannot.
+SGLang's own dummy weights are so small that a router's scores are nearly equal. `write_plugin` makes a folder from
+which SGLang loads this module beside XShare. The module then fills the weights of `--load-format dummy` by the rules of
+vLLM's `xshare_dummy` (xshare.engines.vllm.dummy_weights). Such weights measure speed, not quality.
 """
 
 from __future__ import annotations
@@ -15,32 +15,34 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from lib.paths import python_path
 from xshare.engines.vllm.dummy_weights import GROWTH, Weights, gaussian
 
 VARIABLE = "XSHARE_DUMMY"  # the knobs of Weights, as JSON
-ENTRY = "[sglang.srt.plugins]\nxshare_dummy = sglang_weights:register\n"
+ENTRY = "[sglang.srt.plugins]\nxshare_dummy = lib.sglang_dummy_weights:register\n"
 
 
-def written(folder: Path) -> dict[str, str]:
-    """A folder with the plugin's entry point; the environment of a server that loads it."""
+def write_plugin(folder: Path) -> dict[str, str]:
+    """Write the plugin's entry point into a folder -> the environment of a server that loads it."""
     place = folder / "xshare_dummy-1.dist-info"
     place.mkdir(parents=True)
     (place / "METADATA").write_text("Metadata-Version: 2.1\nName: xshare-dummy\nVersion: 1\n")
     (place / "entry_points.txt").write_text(ENTRY)
-    path = [str(folder), str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
-    return {"PYTHONPATH": os.pathsep.join(filter(None, path))}
+    return {"PYTHONPATH": python_path(folder)}
 
 
 def register() -> None:
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
-    HookRegistry.register("sglang.srt.model_executor.model_runner.ModelRunner.load_model", loaded, HookType.AROUND)
+    HookRegistry.register(
+        "sglang.srt.model_executor.model_runner.ModelRunner.load_model", load_and_fill, HookType.AROUND
+    )
 
 
-def loaded(native: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
-    found = native(self, *args, **kwargs)
+def load_and_fill(native: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
+    result = native(self, *args, **kwargs)
     fill(self.model, self.model_config.hf_text_config, Weights.of(json.loads(os.environ.get(VARIABLE, "{}"))))
-    return found
+    return result
 
 
 def fill(model: nn.Module, config: Any, weights: Weights) -> None:
@@ -61,6 +63,6 @@ def fill_one(name: str, data: Tensor, weights: Weights, layers: int, vocab: int)
     elif name.endswith(("mlp.gate.weight", "mlp.router.weight")):
         weights.fill_router(data, name)
     else:
-        # What a layer adds to the stream is little, so that every router sees its token's embedding.
+        # A layer adds little to the residual stream, so that every router sees its token's embedding.
         added = GROWTH / (2 * layers) if "o_proj" in name or ".w2_" in name else 1.0
         gaussian(data, math.sqrt(added / data.shape[-1]), weights.generator(name, data.device))

@@ -1,8 +1,9 @@
 """The selection of vLLM pull request 35551, put into an engine as the pull request does it, for comparison.
 
-Method `logit-sum` states the same rule. On a GPU the plugin's kernel runs method `xshare` alone, so the rule stands
-here, in separate launches of torch: sums of the raw logits, the experts with the largest, a mask. No warm-up, the
-budget is the whole set, rows that only pad a graph are summed too, and steps of more than 48 rows are left alone.
+Method `logit-sum` is the same rule. On a GPU the plugin's kernel runs method `xshare` only, so the rule is implemented
+here in separate launches of torch: sum the raw logits, take the experts with the largest sums, mask the others. There
+is no warm-up, the budget is the whole set, rows that only pad a graph are summed too, and steps of more than 48 rows
+are left alone.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ MOST_ROWS = 48
 
 
 class Pruning:
-    """One layer's: its masked logits stay here, where a captured graph writes them and `active` reads them."""
+    """One layer's selection. A captured graph writes the masked logits here, and `active` reads them."""
 
     def __init__(self, logits: Tensor, budget: int) -> None:
         self.budget = budget
@@ -31,23 +32,23 @@ class Pruning:
         return torch.where(keep, logits, self.lowest, out=self.masked[: len(logits)])
 
     def active(self, rows: int, top_k: int) -> int:
-        """Distinct experts of the last step, which had so many rows."""
+        """Distinct experts of the last step, which had `rows` rows."""
         return len(set(self.masked[:rows].topk(top_k).indices.flatten().tolist()))
 
 
 def install(budget: int) -> list[Pruning]:
-    """Before an engine is made, for all its MoE layers -> one for each, once they have run."""
+    """Prune all MoE layers of engines made from now on -> one Pruning per layer, filled when the layers first run."""
     from vllm.model_executor.layers.fused_moe.runner.moe_runner import MoERunner
 
     native = MoERunner._apply_quant_method
-    found: dict[int, Pruning] = {}
+    by_layer: dict[int, Pruning] = {}
 
     def apply(self: Any, *args: Any, router_logits: Tensor, **kwargs: Any) -> Any:
-        if id(self) not in found:  # the first run is a trial of the engine's, before anything is captured
-            found[id(self)] = Pruning(router_logits, budget)
-            made.append(found[id(self)])
-        return native(self, *args, router_logits=found[id(self)](router_logits), **kwargs)
+        if id(self) not in by_layer:  # the engine's first run is a trial, before any graph is captured
+            by_layer[id(self)] = Pruning(router_logits, budget)
+            prunings.append(by_layer[id(self)])
+        return native(self, *args, router_logits=by_layer[id(self)](router_logits), **kwargs)
 
-    made: list[Pruning] = []
+    prunings: list[Pruning] = []
     MoERunner._apply_quant_method = apply
-    return made
+    return prunings

@@ -7,13 +7,12 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from engine_pair import PROMPT
-
+from lib.engine_process import PROMPT
 from xshare.latency_law import Law, fit_law
 from xshare.results import Row
 from xshare.statistics import interval_mark, median_interval
 
-Sample = dict[str, Any]  # of a decode: seconds, steps, tokens
+Sample = dict[str, Any]  # one decode: seconds, steps, tokens
 Pairs = Mapping[str, Sequence[tuple[Sample, Sample]]]  # by policy: unmodified vLLM's decode and this one's
 NATIVE, NOOP, UNUSED = "native", "noop", "unused"
 
@@ -41,17 +40,17 @@ PAPER = {
         "k0=0,m=0,mr=8": (1.6, 9.3),
     },
 }
-FULL = ",score=full"  # the reading of the paper's score that its speed table looks like; the other is score=topk
+FULL = ",score=full"  # the reading of the paper's score that its speed table fits; the other is score=topk
 LOGIT_SUM = "logit-sum:m=24"
 PULL_REQUEST = {4: 1.054, 8: 1.162, 16: 1.368, 32: 1.530}  # vLLM 35551 on an H200, throughput, by requests
-BUDGET = ("k0=1,m=24", "k0=0,m=24")  # asked for at every batch; what else is there at 4, 8 and 32 are points of the law
-LARGE = 8.0  # percent: above it the top of the paper's range is asked for in the fitted and carried regimes
+BUDGET = ("k0=1,m=24", "k0=0,m=24")  # judged at every batch; other policies at 4, 8 and 32 are points of the law
+LARGE = 8.0  # percent: above it, fitted and carried must reach the top of the paper's range, below it the bottom
 
 
 @dataclass(frozen=True)
 class Counted:
-    """Experts of a layer and step, and the share of the votes that they keep: means over samples of an engine with
-    selection. Steps that it acted on, and that it should have. None where nobody counts them."""
+    """What an engine with selection counted: means over samples of experts per layer and step, and of votes kept;
+    steps that it acted on, and steps that it should act on. None where nothing was counted."""
 
     active: float | None = None
     native: float | None = None
@@ -60,14 +59,14 @@ class Counted:
     decoded: int | None = None
 
     @classmethod
-    def of(cls, found: Sequence[Mapping[str, Any]]) -> Counted:
+    def of(cls, counts: Sequence[Mapping[str, Any]]) -> Counted:
         def mean(name: str) -> float | None:
-            known = [(each["samples"], each.get(name)) for each in found if each["samples"]]
-            told = [(n, value) for n, value in known if value is not None]
-            return sum(n * value for n, value in told) / sum(n for n, _ in told) if told else None
+            sampled = [(count["samples"], count.get(name)) for count in counts if count["samples"]]
+            weighted = [(n, value) for n, value in sampled if value is not None]
+            return sum(n * value for n, value in weighted) / sum(n for n, _ in weighted) if weighted else None
 
         def steps(name: str) -> int | None:
-            return sum(each[name] for each in found) if found and all(name in each for each in found) else None
+            return sum(count[name] for count in counts) if counts and all(name in count for count in counts) else None
 
         return cls(mean("active"), mean("native"), mean("mass"), steps("pruned"), steps("decoded"))
 
@@ -77,22 +76,22 @@ class Counted:
 
 @dataclass(frozen=True)
 class Bytes:
-    """What a step moves for each expert that it loads in every layer, and how fast this card copies."""
+    """Bytes that one more expert in every layer costs a step, and the card's copy bandwidth."""
 
-    expert: float  # of all layers
-    bandwidth: float | None  # bytes a second
+    expert: float  # bytes of one expert, summed over all layers
+    bandwidth: float | None  # bytes per second
 
     def floor_ms(self, active: float | None) -> float | None:
         return None if active is None or not self.bandwidth else 1000 * active * self.expert / self.bandwidth
 
     def achieved(self, law: Law | None) -> float | None:
-        """GB/s at which one expert more is read."""
+        """GB/s at which one more expert is read, by the law's slope."""
         return None if law is None or law.b <= 0 else self.expert / law.b / 1e6
 
 
 def law_of(points: Sequence[tuple[float, float]]) -> Law | None:
-    """Of (active experts, ms); None where they do not differ enough to tell a slope."""
-    active = [each for each, _ in points]
+    """The law through points (active experts, ms); None where they are too close for a slope."""
+    active = [experts for experts, _ in points]
     if len(set(active)) < 3 or max(active) - min(active) < 2:
         return None
     law = fit_law(active, [ms for _, ms in points])
@@ -100,11 +99,11 @@ def law_of(points: Sequence[tuple[float, float]]) -> Law | None:
 
 
 def predicted(law: Law | None, native_ms: float, native: float | None, active: float | None) -> float | None:
-    """The gain over unmodified vLLM that the experts saved would bring if selecting were free."""
+    """The speedup over unmodified vLLM that the saved experts would bring if selection cost nothing."""
     if law is None or native is None or active is None:
         return None
-    left = native_ms - law.b * (native - active)
-    return native_ms / left if left > 0 else None
+    ms = native_ms - law.b * (native - active)
+    return native_ms / ms if ms > 0 else None
 
 
 def step_ms(sample: Sample) -> float:
@@ -118,19 +117,23 @@ def otps(sample: Sample, batch: int) -> float:
 def rows_of(
     setting: Row, pairs: Pairs, counted: Mapping[str, Counted], moved: Bytes, plain: Sequence[Row] = ()
 ) -> list[Row]:
-    """Rows of one cell: native, the control, the policies. `setting`: columns that all of them share.
+    """Rows of one cell: native, the control, the policies. `setting`: columns that they share.
 
-    `plain`: rows of the piece without drafts, whose law and native experts hold for a method that has none of its own.
+    plain: rows of the piece without drafts; a method without a law or expert counts of its own borrows theirs
     """
     batch = setting["batch"]
     natives = [native for each in pairs.values() for native, _ in each]
     native_ms = median(map(step_ms, natives))
     alike = [row for row in plain if all(row[name] == setting[name] for name in ("regime", "batch", "layers"))]
-    known = [each.native for each in counted.values() if each.native is not None]
-    experts = sum(known) / len(known) if known else next((row["active_native"] for row in alike), None)
+    natively_active = [each.native for each in counted.values() if each.native is not None]
+    experts = (
+        sum(natively_active) / len(natively_active)
+        if natively_active
+        else next((row["active_native"] for row in alike), None)
+    )
 
     ratios = {name: median_interval([step_ms(a) / step_ms(b) for a, b in each]) for name, each in pairs.items()}
-    # The law's times are native's over the ratio: paired, they do not drift with the machine.
+    # Times for the law are native's over the paired ratio, so that they do not drift with the machine.
     active = {name: experts if name == NOOP else each.active for name, each in counted.items()}  # the control keeps all
     points = {name: (each, native_ms / ratios[name][0]) for name, each in active.items() if each is not None}
     borrowed = next((Law(row["a"], row["b"], 1.0) for row in alike if row["method"] == NATIVE and row["b"]), None)
@@ -139,7 +142,7 @@ def rows_of(
     first = median_interval([1.0])
     rows = [_row(setting, NATIVE, natives, first, Counted(experts, experts), whole, moved)]
     for name, each in pairs.items():
-        # A policy is predicted from the others alone.
+        # A policy is predicted from the other policies only.
         law = whole if name == NOOP else law_of([p for n, p in points.items() if n != name]) or borrowed
         here = Counted(active.get(name), experts)
         row = _row(setting, name, [sample for _, sample in each], ratios[name], here, law, moved)
@@ -151,9 +154,10 @@ def rows_of(
 
 
 def pooled(rows: Sequence[Row], runs: Sequence[Row]) -> list[Row]:
-    """Rows of several starts as one, which says of how many: ratios of all their pairs, means of what else they have.
+    """One row per cell and policy from the rows of several starts: ratios over all pairs, means of other columns, and
+    `starts`, their number.
 
-    `runs`: those that the rows are of, with every pair (paper_speed.decodes).
+    runs: records of the same cells with every pair (paper_speed.decodes)
     """
 
     def cell(record: Row) -> tuple[Any, ...]:
@@ -165,24 +169,24 @@ def pooled(rows: Sequence[Row], runs: Sequence[Row]) -> list[Row]:
     groups: dict[tuple[Any, ...], list[Row]] = {}
     for row in rows:
         groups.setdefault((*cell(row), prompt(row), row["policy"]), []).append(row)
-    found = []
-    for (*where, tokens, policy), each in groups.items():
-        weights = [row["pairs"] for row in each]
-        row = {name: value for name, value in each[0].items() if name != "start"} | {"starts": len(each)}
+    pooled_rows = []
+    for (*cell_key, tokens, policy), starts in groups.items():
+        weights = [row["pairs"] for row in starts]
+        row = {name: value for name, value in starts[0].items() if name != "start"} | {"starts": len(starts)}
         for name in MEANS:
-            values = [(n, other[name]) for n, other in zip(weights, each, strict=True)]
+            values = [(n, start_row[name]) for n, start_row in zip(weights, starts, strict=True)]
             if any(value is None for _, value in values):
                 row[name] = None
             else:
                 row[name] = sum(n * value for n, value in values) / sum(weights)
-        row |= {name: sum(other[name] for other in each) for name in SUMS if row[name] is not None}
-        mine = [run["decodes"] for run in runs if (cell(run), prompt(run)) == (tuple(where), tokens)]
-        pairs = [pair for decodes in mine for pair in decodes.get(policy, ())]
+        row |= {name: sum(start_row[name] for start_row in starts) for name in SUMS if row[name] is not None}
+        decodes_of_cell = [run["decodes"] for run in runs if (cell(run), prompt(run)) == (tuple(cell_key), tokens)]
+        pairs = [pair for decodes in decodes_of_cell for pair in decodes.get(policy, ())]
         if pairs:
             ratio = median_interval([native / second for native, _, second, _ in pairs])
             row |= dict(zip(("ratio", "ratio_low", "ratio_high"), ratio, strict=True))
-        found.append(row | (_judged(row, row["predicted"]) if "of_predicted" in row else {}))
-    return found
+        pooled_rows.append(row | (_judged(row, row["predicted"]) if "of_predicted" in row else {}))
+    return pooled_rows
 
 
 MEANS = ("otps", "step_ms", "token_ratio", "active_native", "active", "predicted", "a", "b", "floor_ms", "law_gb_s")
@@ -200,13 +204,16 @@ def _row(
 ) -> Row:
     method = name if name in (NATIVE, NOOP, UNUSED) else "logit-sum" if name.startswith("logit-sum") else "xshare"
     row: Row = setting | {"method": method, "policy": name, "pairs": len(samples)}
-    row |= {"otps": median(otps(each, setting["batch"]) for each in samples), "step_ms": median(map(step_ms, samples))}
+    row |= {
+        "otps": median(otps(sample, setting["batch"]) for sample in samples),
+        "step_ms": median(map(step_ms, samples)),
+    }
     row |= dict(zip(("ratio", "ratio_low", "ratio_high"), ratio, strict=True)) | {"token_ratio": 1.0}
     row |= {"active_native": counted.native, "active": counted.active, "predicted": None}
     row |= {"a": law.a if law else None, "b": law.b if law else None}
     row |= {"floor_ms": moved.floor_ms(counted.active), "law_gb_s": moved.achieved(law)}
     low, high = _claimed(setting, name)
-    short = sum(each.get("short", 0) for each in samples)
+    short = sum(sample.get("short", 0) for sample in samples)
     return row | {"paper_low": low, "paper_high": high, "short_steps": short}
 
 
@@ -214,32 +221,34 @@ def _claimed(setting: Row, name: str) -> tuple[float | None, float | None]:
     if name == LOGIT_SUM:
         gain = PULL_REQUEST.get(setting["batch"])
         return gain, gain
-    if setting["piece"] == "budgets":  # the law's points, not the paper's
+    if setting["piece"] == "budgets":  # these are points of the law, not the paper's policies
         return None, None
-    said = PAPER.get((setting["drafts"], setting["batch"]), {}).get(name.removesuffix(FULL))
-    return (None, None) if said is None else (1 + said[0] / 100, 1 + said[1] / 100)
+    gains = PAPER.get((setting["drafts"], setting["batch"]), {}).get(name.removesuffix(FULL))
+    return (None, None) if gains is None else (1 + gains[0] / 100, 1 + gains[1] / 100)
 
 
 def percent(ratio: float) -> float:
-    """A gain with as many digits as the paper prints: what rounds to its figure has reached it."""
+    """A gain with as many digits as the paper prints: what rounds to the paper's figure reaches it."""
     return round(100 * (ratio - 1), 1)
 
 
 def _judged(row: Row, gain: float | None) -> Row:
-    """The lower bound held against the prediction, as a ratio and as a share of the gain; and the paper's range."""
-    found: Row = {"predicted": gain, "of_predicted": None, "of_gain": None, "paper_met": None}
+    """The lower bound over the prediction, as a ratio and as a share of the gain; whether the paper's range is met."""
+    verdict: Row = {"predicted": gain, "of_predicted": None, "of_gain": None, "paper_met": None}
     if gain is not None:
-        found["of_predicted"] = row["ratio_low"] / gain
-        found["of_gain"] = (row["ratio_low"] - 1) / (gain - 1) if gain > 1.005 else None  # of next to nothing
+        verdict["of_predicted"] = row["ratio_low"] / gain
+        verdict["of_gain"] = (
+            (row["ratio_low"] - 1) / (gain - 1) if gain > 1.005 else None
+        )  # a share of next to nothing says nothing
     if row["paper_high"] is not None and row["method"] == "xshare":
         ours, low, high = (percent(row[name]) for name in ("ratio", "paper_low", "paper_high"))
-        asked = high if row["regime"] == "independent" or high > LARGE else low
-        found["paper_met"] = ours > asked if row["regime"] == "independent" else ours >= asked
-    return found
+        demand = high if row["regime"] == "independent" or high > LARGE else low
+        verdict["paper_met"] = ours > demand if row["regime"] == "independent" else ours >= demand
+    return verdict
 
 
-def spelled(row: Row) -> str:
-    """One line for the terminal."""
+def row_text(row: Row) -> str:
+    """A row as one line for the terminal."""
     size = f"batch {row['batch']:2}" + (f" of {row['prompt_tokens']}" if "prompt_tokens" in row else "")
     text = f"{row['piece']:9} {row['regime']:11} {size} {row['policy']:20} {row['step_ms']:7.3f} ms "
     mark = "" if row["method"] == NATIVE else interval_mark(row["pairs"])
@@ -266,7 +275,7 @@ def spelled(row: Row) -> str:
 
 
 def totals(rows: Sequence[Row]) -> list[str]:
-    """How many rows hold what is asked of them, a line for each demand; tools/docs/speed_tables.py has it by regime."""
+    """One line per demand: how many rows meet it. tools/docs/speed_tables.py shows the same by regime."""
 
     def line(what: str, held: Sequence[bool]) -> list[str]:
         return [f"{what}: {sum(held)} of {len(held)}"] if held else []
@@ -274,12 +283,12 @@ def totals(rows: Sequence[Row]) -> list[str]:
     rows = [row for row in rows if row["piece"] not in ("budgets", "contexts")]
     ours = [row for row in rows if row["method"] == "xshare" and row["predicted"]]
     ours = [row for row in ours if row["paper_high"] or row["policy"].removesuffix(FULL) in BUDGET]
-    told = line("lower bound at least 95 % of predicted, as a ratio", [row["of_predicted"] >= 0.95 for row in ours])
+    lines = line("lower bound at least 95 % of predicted, as a ratio", [row["of_predicted"] >= 0.95 for row in ours])
     shares = [row["of_gain"] >= 0.95 for row in ours if row["of_gain"] is not None]
-    told += line("lower bound at least 95 % of predicted, as a share of the gain", shares)
+    lines += line("lower bound at least 95 % of predicted, as a share of the gain", shares)
     controls = [row for row in rows if row["method"] == NOOP and row["batch"] >= 16]
-    told += line("control at least 0.99 at batch 16 and 32", [row["ratio"] >= 0.99 for row in controls])
+    lines += line("control at least 0.99 at batch 16 and 32", [row["ratio"] >= 0.99 for row in controls])
     for regime in dict.fromkeys(row["regime"] for row in rows):
-        mine = [row["paper_met"] for row in rows if row["regime"] == regime and row.get("paper_met") is not None]
-        told += line(f"paper's range met, {regime}", mine)
-    return told
+        met = [row["paper_met"] for row in rows if row["regime"] == regime and row.get("paper_met") is not None]
+        lines += line(f"paper's range met, {regime}", met)
+    return lines

@@ -1,6 +1,6 @@
-"""Mixed into the worker of a server under test (--worker-extension-cls), and asked over HTTP what it has run.
+"""A worker extension (--worker-extension-cls) for a server under test: it counts steps, and is asked over HTTP.
 
-A count of steps that knows nothing of XShare's own: both must agree.
+The count is independent of XShare's own; both must agree.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ class Counting:
     steps = 0
 
     def count_steps(self) -> None:
-        """From now on."""
+        """Count every step from now on."""
         native = self.model_runner.execute_model
 
         def execute_model(scheduled: Any, *args: Any, **kwargs: Any) -> Any:

@@ -13,25 +13,29 @@ Floats = NDArray[np.float64]
 
 
 def correlate(series: Sequence[Floats], blocks: int = 20, draws: int = 400, seed: int = 0) -> Row:
-    """Pairs [n, 2] of one series or several, taken together. Each series is resampled by blocks of neighbours: steps of
-    one text are not independent."""
+    """Both correlations of all pairs [n, 2] together, with intervals. Each series is resampled by blocks of neighbours:
+    steps of one text are not independent."""
     rng = np.random.default_rng(seed)
-    pieces = [np.array_split(one, min(blocks, len(one))) for one in series]
-    found: dict[str, Callable[[Floats], float]] = {"pearson": pearson, "spearman": spearman}
-    drawn: dict[str, list[float]] = {name: [] for name in found}
+    pieces = [np.array_split(pairs, min(blocks, len(pairs))) for pairs in series]
+    measures: dict[str, Callable[[Floats], float]] = {"pearson": pearson, "spearman": spearman}
+    drawn: dict[str, list[float]] = {name: [] for name in measures}
     for _ in range(draws):
-        picked = [some[i] for some in pieces for i in rng.integers(len(some), size=len(some))]
-        for name, function in found.items():
+        picked = [
+            blocks_of_series[i]
+            for blocks_of_series in pieces
+            for i in rng.integers(len(blocks_of_series), size=len(blocks_of_series))
+        ]
+        for name, function in measures.items():
             drawn[name].append(function(np.concatenate(picked)))
     row: Row = {}
-    for name, function in found.items():
+    for name, function in measures.items():
         low, high = np.quantile(drawn[name], [0.025, 0.975])
         row |= {name: function(np.concatenate(series)), f"{name}_low": float(low), f"{name}_high": float(high)}
     return row
 
 
 def pearson(pairs: Floats) -> float:
-    """0 where one of the two does not vary."""
+    """Pearson's correlation; 0 where a column does not vary."""
     x, y = (pairs - pairs.mean(0)).T
     scale = float(np.sqrt((x * x).sum() * (y * y).sum()))
     return float((x * y).sum()) / scale if scale else 0.0
@@ -42,7 +46,7 @@ def spearman(pairs: Floats) -> float:
 
 
 def ranks(values: Floats) -> Floats:
-    """Equal values share their mean rank."""
+    """Ranks from 1; equal values share their mean rank."""
     _, place, counts = np.unique(values, return_inverse=True, return_counts=True)
-    found: Floats = (counts.cumsum() - (counts - 1) / 2)[place]
-    return found
+    mean_ranks: Floats = (counts.cumsum() - (counts - 1) / 2)[place]
+    return mean_ranks

@@ -1,4 +1,4 @@
-"""A real vLLM server of a model on the CPU, in processes of its own: start it, scrape it, weigh it, end it."""
+"""A real vLLM server on the CPU, in processes of its own: start it, scrape it, read its memory, stop it."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from typing import Any
 import httpx
 import psutil
 
+from lib.paths import python_path
 from xshare.errors import XShareError
 from xshare.results import Row
 
-HERE = Path(__file__).parent
 NAME = "soaked"  # of the model, in requests
 MAX_TOKENS, MAX_REQUESTS = 512, 16  # of a request, prompt and answer together; of a step
 SAMPLE = re.compile(r"^([\w:]+)(?:\{(.*)\})? ([^ ]+)$", re.MULTILINE)  # a line of /metrics
@@ -29,28 +29,33 @@ LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 TRACEBACK = "Traceback (most recent call last)"
 REFUSING = "[validation.py:"  # where vLLM logs a body that it refuses, with a traceback for each
 
-Metrics = dict[tuple[str, str], float]  # by name and labels, less those of the engine and the model
+Metrics = dict[tuple[str, str], float]  # by name and labels; the labels engine and model_name are left out
 
 
-def command(model: Path, port: int, key: Row | None, more: Sequence[str]) -> list[str]:
-    found = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model)]
-    found += ["--host", "127.0.0.1", "--port", str(port), "--served-model-name", NAME, "--dtype", "float32"]
-    found += ["--enforce-eager", "--max-model-len", str(MAX_TOKENS), "--max-num-seqs", str(MAX_REQUESTS)]
-    found += ["--kv-cache-memory-bytes", str(64 << 20), "--worker-extension-cls", "soak_worker.Counting", *more]
-    return [*found, "--additional-config", json.dumps({"xshare": key})] if key is not None else found
+def command(model: Path, port: int, key: Row | None, options: Sequence[str]) -> list[str]:
+    arguments = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model)]
+    arguments += ["--host", "127.0.0.1", "--port", str(port), "--served-model-name", NAME, "--dtype", "float32"]
+    arguments += ["--enforce-eager", "--max-model-len", str(MAX_TOKENS), "--max-num-seqs", str(MAX_REQUESTS)]
+    arguments += [
+        "--kv-cache-memory-bytes",
+        str(64 << 20),
+        "--worker-extension-cls",
+        "lib.soak_worker.Counting",
+        *options,
+    ]
+    return [*arguments, "--additional-config", json.dumps({"xshare": key})] if key is not None else arguments
 
 
 def environment() -> dict[str, str]:
-    paths = os.pathsep.join(filter(None, [str(HERE), os.environ.get("PYTHONPATH")]))
-    # Live control needs the first. The last: a client must be the first to hang up on a silent connection.
+    # Live control needs the dev mode. Keep-alive: a client must be the first to close an idle connection.
     return os.environ | {
-        "VLLM_SERVER_DEV_MODE": "1", "PYTHONPATH": paths, "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "60"
+        "VLLM_SERVER_DEV_MODE": "1", "PYTHONPATH": python_path(), "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "60"
     }  # fmt: skip
 
 
 class Server:
-    def __init__(self, model: Path, log: Path, key: Row | None, more: Sequence[str] = ()) -> None:
-        """`key`: what stands under xshare in additional_config; None: vLLM as it is. `more`: options of vLLM's."""
+    def __init__(self, model: Path, log: Path, key: Row | None, options: Sequence[str] = ()) -> None:
+        """key: the value of xshare in additional_config, None for vLLM alone; options: further options of vLLM."""
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
@@ -58,7 +63,7 @@ class Server:
         self.client = httpx.Client(base_url=self.url, timeout=60)
         with log.open("w") as out:
             self.process = subprocess.Popen(
-                command(model, port, key, more), env=environment(), stdout=out, stderr=out, start_new_session=True
+                command(model, port, key, options), env=environment(), stdout=out, stderr=out, start_new_session=True
             )
 
     def wait_until_ready(self, seconds: float = 600) -> None:
@@ -75,51 +80,51 @@ class Server:
         """What the one worker answers."""
         answer = self.client.post("/collective_rpc", json={"method": method, "args": list(args)})
         answer.raise_for_status()
-        (found,) = answer.json()["results"]
-        return found
+        (result,) = answer.json()["results"]
+        return result
 
     def metrics(self) -> Metrics:
         return read_metrics(self.client.get("/metrics").text)
 
     def settled(self, seconds: float = 60) -> Metrics:
-        """The metrics once nothing runs, and the figures of the last step have been written."""
+        """The metrics once nothing runs and the figures of the last step are in."""
         end, before = time.monotonic() + seconds, None
         while (now := self.steps_and_load()) != before and time.monotonic() < end:
             before = now
-            time.sleep(2.5)  # more than two of the intervals at which figures are written
+            time.sleep(2.5)  # more than two intervals at which figures are written
         return self.metrics()
 
     def steps_and_load(self) -> Row:
-        found = self.metrics()
+        metrics = self.metrics()
         watched = ("xshare:steps", "vllm:num_requests", "vllm:request_success", "vllm:generation_tokens")
-        return {key[0] + key[1]: value for key, value in found.items() if key[0].startswith(watched)}
+        return {key[0] + key[1]: value for key, value in metrics.items() if key[0].startswith(watched)}
 
     def tracebacks(self) -> tuple[int, int]:
-        """In the log: those of bodies that vLLM refuses, and all others."""
-        found = [line for line in self.log.read_text(errors="replace").splitlines() if TRACEBACK in line]
-        refusing = sum(REFUSING in line for line in found)
-        return refusing, len(found) - refusing
+        """Tracebacks in the log: how many are of request bodies that vLLM refuses, and how many others there are."""
+        lines = [line for line in self.log.read_text(errors="replace").splitlines() if TRACEBACK in line]
+        refusing = sum(REFUSING in line for line in lines)
+        return refusing, len(lines) - refusing
 
     # Processes
 
     def processes(self) -> dict[str, psutil.Process]:
-        """The server's processes by what they are."""
+        """The server's processes by their role (APIServer, EngineCore, Worker ...)."""
         first = psutil.Process(self.process.pid)
-        return {"APIServer": first} | {_role(each): each for each in first.children(recursive=True)}
+        return {"APIServer": first} | {_role(process): process for process in first.children(recursive=True)}
 
     def memory(self) -> dict[str, int]:
         """Resident bytes of each process."""
-        found = {}
+        resident = {}
         for name, process in self.processes().items():
             with suppress(psutil.NoSuchProcess):
-                found[name] = int(process.memory_info().rss)
-        return found
+                resident[name] = int(process.memory_info().rss)
+        return resident
 
     def kill_engine(self) -> None:
         self.processes()["EngineCore"].kill()
 
     def ended(self, seconds: float) -> bool:
-        """Whether it ends by itself in that time."""
+        """Whether the server ends on its own within so many seconds."""
         with suppress(subprocess.TimeoutExpired):
             self.process.wait(seconds)
         return self.process.poll() is not None
@@ -143,8 +148,12 @@ def _role(process: psutil.Process) -> str:
 
 
 def read_metrics(text: str) -> Metrics:
-    found = {}
+    metrics = {}
     for name, labels, value in SAMPLE.findall(text):
-        kept = [f"{label}={given}" for label, given in LABEL.findall(labels) if label not in ("engine", "model_name")]
-        found[name, ",".join(kept)] = float(value)
-    return found
+        pairs = [
+            f"{label}={label_value}"
+            for label, label_value in LABEL.findall(labels)
+            if label not in ("engine", "model_name")
+        ]
+        metrics[name, ",".join(pairs)] = float(value)
+    return metrics
