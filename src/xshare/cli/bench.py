@@ -8,9 +8,17 @@ from typing import Annotated, Any
 
 import typer
 
-from xshare.bench.equal_experts import CLOSE, equals_of
-from xshare.bench.interleaved import NATIVE, Way, compare, control_of, protecting, variants, weighed
-from xshare.bench.summary import rows_of
+from xshare.bench.equal_experts import CLOSE, measure_equal_policy
+from xshare.bench.interleaved import (
+    NATIVE,
+    Variant,
+    compare,
+    noop_control,
+    policies_by_name,
+    with_cost_variants,
+    with_protected_variants,
+)
+from xshare.bench.summary import summary_rows
 from xshare.bench.workload import Workload
 from xshare.cli import options as take
 from xshare.cli.interrupted import counted, says_what_is_kept
@@ -109,32 +117,32 @@ def run(
 ) -> None:
     """`forms` that policies are measured in too: by the staircase `cost`, with the shares `protect` of the requests
     protected. Nothing where there are none."""
-    compared = variants(engine, policies)
+    compared = policies_by_name(engine, policies)
     setting = workload.record() | {"drafts": engine.about.drafts}
     record = engine.about.record()
     fingerprint = (
         record | setting | forms | {"policies": list(compared), "engine_args": lasting(options), "xshare": __version__}
     )
-    control = str(control_of(engine))
+    control = str(noop_control(engine))
     results = Results(out, fingerprint, record | {"seed": workload.seed})
     samples = results.samples
 
     def keep(more: list[Row]) -> None:
         samples.extend(more)
-        results.rows = rows_of(samples, control, setting)
+        results.rows = summary_rows(samples, control, setting)
         results.write()
 
     left = range(repeats_of(samples), repeats)
-    ways = [Way(each) for each in compared.values()]
+    ways = [Variant(each) for each in compared.values()]
     if "cost" in forms:
-        ways = weighed(compared, equals(engine, policies, workload, samples))
-    ways = protecting(ways, forms.get("protect", []), control_of(engine))
+        ways = with_cost_variants(compared, equals(engine, policies, workload, samples))
+    ways = with_protected_variants(ways, forms.get("protect", []), noop_control(engine))
     try:
         with progress_bar("answers", len(left) * len(ways) * workload.requests) as advance:
             compare(engine, ways, workload, left, advance, keep)
     finally:  # what was measured is shown, whatever has happened since
         if samples:
-            show(rows_of(samples, control, setting), engine.about, workload, control)
+            show(summary_rows(samples, control, setting), engine.about, workload, control)
             if out is not None:
                 wide_console().print(f"results: {out}; run again, the same command goes on from there")
 
@@ -147,7 +155,7 @@ def equals(engine: Engine, policies: list[Policy], workload: Workload, samples: 
     with progress_bar("equal experts", len(mine)) as advance:
         for name, policy in mine.items():
             if name not in known:
-                known[name] = equals_of(engine, policy, workload)
+                known[name] = measure_equal_policy(engine, policy, workload)
             advance(1)
     return known
 

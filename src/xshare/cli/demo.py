@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from xshare import models
-from xshare.bench.speedups import in_turns
+from xshare.bench.speedups import compare_speeds
 from xshare.cli import options as take
 from xshare.cli.interrupted import says_what_is_kept
 from xshare.cli.output import number_table, print_table, progress_bar, wide_console
@@ -146,7 +146,7 @@ def time_presets(batch: int, steps: int = 12, repeats: int = 9, **size: int) -> 
         texts = [task.prompt for task in ordered(built_in(-(-batch // len(ASKED))), mixed=True)[:batch]]
         engine = open_large(texts, steps, **size)
         advance(4)
-        rows = in_turns(engine, policies, batch=batch, steps=steps, repeats=repeats, advance=advance)
+        rows = compare_speeds(engine, policies, batch=batch, steps=steps, repeats=repeats, advance=advance)
     about = engine.about
     return [row | {"expert_mb": (about.expert_bytes or 0) / about.layers / 1e6} for row in rows]
 

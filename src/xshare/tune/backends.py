@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from multiprocessing import get_context
 from typing import Any
 
-from xshare.bench.interleaved import Way, compare, control_of, variants
-from xshare.bench.summary import rows_of
+from xshare.bench.interleaved import Variant, compare, noop_control, policies_by_name
+from xshare.bench.summary import summary_rows
 from xshare.bench.workload import Workload
 from xshare.engines.base import Engine
 from xshare.engines.by_name import open_engine
@@ -74,10 +74,10 @@ def measured(engine: Engine, name: str, asked: Asked, policies: list[Policy], kn
     backend = engine.about.backend
     if backend is not None and backend in known:
         return Tried(name, backend, f"the kernel is {known[backend]}'s, {backend}")
-    compared, samples = [Way(policy) for policy in variants(engine, policies).values()], list[Row]()
+    compared, samples = [Variant(policy) for policy in policies_by_name(engine, policies).values()], list[Row]()
     compare(engine, compared, asked.workload, range(asked.repeats), quiet, samples.extend)
     setting = {"moe_backend": name, "backend": backend} | asked.workload.record() | {"drafts": engine.about.drafts}
-    return Tried(name, backend, None, rows_of(samples, str(control_of(engine)), setting), engine.about.record())
+    return Tried(name, backend, None, summary_rows(samples, str(noop_control(engine)), setting), engine.about.record())
 
 
 def first_sentence(error: BaseException) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from xshare.bench.run_record import measure, warm
+from xshare.bench.run_record import measure, warm_up
 from xshare.bench.workload import Workload
 from xshare.engines.base import Engine
 from xshare.progress import Advance, quiet
@@ -41,7 +41,7 @@ def ratios(
         prompts, otps = workload.prompts_of(engine, repeat), {}
         for native in (True, False) if repeat % 2 else (False, True):
             engine.use(None if native else candidate.policy, timed=True)
-            warm(engine, workload, workload.prompts_of(engine, -1))
+            warm_up(engine, workload, workload.prompts_of(engine, -1))
             otps[native] = measure(engine, workload, prompts, None, quiet)[0]["otps"]
         mine[repeat] = Timed(candidate.name, repeat, otps[False], otps[True])
         keep(mine[repeat])
