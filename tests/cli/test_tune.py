@@ -17,7 +17,7 @@ from xshare.errors import XShareError
 from xshare.models.loading import load
 from xshare.profile import read_profile
 from xshare.quality.answering import answer
-from xshare.quality.paired import bounds
+from xshare.quality.paired import change_bounds
 from xshare.quality.task_files import Task, TaskError
 
 TOKENS = 6
@@ -33,7 +33,8 @@ def short():
         patched.setattr("xshare.tune.scan.WEIGHED", (0.6,))
         patched.setattr("xshare.tune.scan.REQUESTED", (2, 4))
         patched.setattr("xshare.tune.speed.REPEATS", 2)
-        patched.setattr("xshare.tune.search.bounds", functools.cache(bounds))  # asked for again at every row written
+        # asked for again at every row written
+        patched.setattr("xshare.tune.search.change_bounds", functools.cache(change_bounds))
         yield
 
 

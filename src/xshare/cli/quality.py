@@ -30,10 +30,10 @@ from xshare.files import is_file, named
 from xshare.policy import Policy
 from xshare.quality.answering import ordered
 from xshare.quality.comparison import Study
-from xshare.quality.harness import harness_tasks, is_harness, mark
+from xshare.quality.harness import harness_tasks, is_harness, task_fingerprint
 from xshare.quality.protected import ProtectedStudy
 from xshare.quality.stored_answers import Samples
-from xshare.quality.task_files import Asked, built_in, read_tasks
+from xshare.quality.task_files import QuestionSet, built_in, read_tasks
 from xshare.results import Results, Row, check_continued, read_earlier, sha256
 from xshare.tasks import LONGEST
 from xshare.version import __version__
@@ -128,16 +128,16 @@ def quality(
 
 def asked_for(
     tasks: str | None, folder: Path | None, chat: bool, questions: int | None, tokens: int | None, seed: int
-) -> tuple[list[Asked], str]:
+) -> tuple[list[QuestionSet], str]:
     """What is asked, and how results name it."""
     if tasks is None:
         each = questions or QUESTIONS
-        return [Asked(built_in(each, seed), tokens or LONGEST)], f"nano's, {each} of each kind"
+        return [QuestionSet(built_in(each, seed), tokens or LONGEST)], f"nano's, {each} of each kind"
     if is_harness(tasks):
         found = harness_tasks(tasks, folder, questions, chat)
-        return [replace(each, tokens=tokens or each.tokens) for each in found], ", ".join(map(mark, found))
+        return [replace(each, tokens=tokens or each.tokens) for each in found], ", ".join(map(task_fingerprint, found))
     path = Path(tasks)
-    return [Asked(read_tasks(path), tokens or LONGEST)], f"{path.name} {sha256(path)[:12]}"
+    return [QuestionSet(read_tasks(path), tokens or LONGEST)], f"{path.name} {sha256(path)[:12]}"
 
 
 def kept(found: Row) -> str:
@@ -164,7 +164,7 @@ def possible(opened: Engine, policies: list[Policy | None], against: Path | None
 
 def measure(
     engine: Engine,
-    asked: list[Asked],
+    asked: list[QuestionSet],
     policies: list[Policy | None],
     setting: Row,
     mix: Mix,
@@ -194,7 +194,13 @@ def measure(
 
 
 def protected(
-    engine: Engine, asked: list[Asked], policies: list[Policy], setting: Row, mix: Mix, share: float, results: Results
+    engine: Engine,
+    asked: list[QuestionSet],
+    policies: list[Policy],
+    setting: Row,
+    mix: Mix,
+    share: float,
+    results: Results,
 ) -> None:
     """All policies with some requests protected, in fixed batches of one kind or mixed."""
     rows: list[Row] = []

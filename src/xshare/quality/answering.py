@@ -38,16 +38,17 @@ class Outcome:
         """What was counted by layer, of what is shown so."""
         return [name for name in BY_LAYER if name in self.stats.by_layer]
 
-    def kept(self) -> Row:
+    def to_sample(self) -> Row:
         """What a result file keeps of it, and `of` reads."""
         stats = {"mean": self.stats.mean} | {name: self.stats.by_layer[name] for name in self.layered}
         return {"right": self.right, "answers": self.tokens, "stats": stats, "run": self.run.record()}
 
     @classmethod
-    def of(cls, policy: Policy | None, kept: Row) -> Outcome:
-        stats = Stats(mean=kept["stats"].get("mean", {}))
-        stats.by_layer = {name: kept["stats"][name] for name in BY_LAYER if name in kept["stats"]}
-        return cls(policy, kept["right"], kept["answers"], stats, Run([], **kept["run"]))
+    def from_sample(cls, policy: Policy | None, sample: Row) -> Outcome:
+        """The reverse of `to_sample`."""
+        stats = Stats(mean=sample["stats"].get("mean", {}))
+        stats.by_layer = {name: sample["stats"][name] for name in BY_LAYER if name in sample["stats"]}
+        return cls(policy, sample["right"], sample["answers"], stats, Run([], **sample["run"]))
 
 
 def ordered(tasks: Sequence[Task], mixed: bool, seed: int = 0) -> list[Task]:
@@ -142,7 +143,7 @@ def row_of(found: Outcome, native: Outcome | None, drafts: int = 0) -> Row:
         "accuracy": sum(found.right) / asked,
         "accuracy_low": low,
         "accuracy_high": high,
-        **(dict.fromkeys(AGAINST) if native is None else against(native, found)),
+        **(dict.fromkeys(AGAINST) if native is None else change_columns(native, found)),
         "tokens": sum(map(len, found.tokens)) / asked,
         "tokens_per_s": found.run.rows / found.run.decode_s if found.run.decode_s else None,
     }
@@ -153,7 +154,7 @@ def row_of(found: Outcome, native: Outcome | None, drafts: int = 0) -> Row:
     return row
 
 
-def against(native: Outcome, found: Outcome) -> Row:
+def change_columns(native: Outcome, found: Outcome) -> Row:
     """What became of native's answers."""
     change = paired(native.right, found.right)
     places = [diverged_at(a, b) for a, b in zip(native.tokens, found.tokens, strict=True)]
@@ -163,6 +164,6 @@ def against(native: Outcome, found: Outcome) -> Row:
     return dict(zip(AGAINST, (*values, median(differing) if differing else None), strict=True))
 
 
-def unsettled(one: Outcome, other: Outcome) -> float:
+def unsettled_share(one: Outcome, other: Outcome) -> float:
     """The share of answers that are not the same under other neighbours in the batch."""
     return sum(a != b for a, b in zip(one.tokens, other.tokens, strict=True)) / len(one.tokens)

@@ -10,9 +10,9 @@ from math import exp
 from xshare.engines.base import Engine, left
 from xshare.policy import Policy
 from xshare.progress import Advance, quiet
-from xshare.quality.answering import Outcome, answer, prompts_of, row_of, tokens_of, unsettled
-from xshare.quality.stored_answers import Forced, Samples
-from xshare.quality.task_files import Asked
+from xshare.quality.answering import Outcome, answer, prompts_of, row_of, tokens_of, unsettled_share
+from xshare.quality.stored_answers import ForcedDivergence, Samples
+from xshare.quality.task_files import QuestionSet
 from xshare.results import Results, Row
 
 
@@ -20,7 +20,7 @@ class Study:
     def __init__(
         self,
         engine: Engine,
-        asked: Asked,
+        asked: QuestionSet,
         mixed: bool,
         batch: int,
         neighbours: bool,
@@ -52,8 +52,10 @@ class Study:
                 row |= {"task": self.asked.name, "metric": self.asked.metric}
             row["unsettled"] = None
             if not self.alone and (self.neighbours or self.samples.answers(policy, 1)):
-                row["unsettled"] = unsettled(found, self.outcome(policy, 1, advance if self.neighbours else quiet))
-            row |= asdict(Forced() if base is None else self.divergence(policy, base, advance))
+                row["unsettled"] = unsettled_share(
+                    found, self.outcome(policy, 1, advance if self.neighbours else quiet)
+                )
+            row |= asdict(ForcedDivergence() if base is None else self.divergence(policy, base, advance))
             for kind in self.kinds:
                 right = [r for r, task in zip(found.right, self.tasks, strict=True) if task.kind == kind]
                 row[f"accuracy {kind}"] = sum(right) / len(right)
@@ -98,14 +100,14 @@ class Study:
         self.results.write()
         return found
 
-    def divergence(self, policy: Policy | None, native: Outcome, advance: Advance) -> Forced:
+    def divergence(self, policy: Policy | None, native: Outcome, advance: Advance) -> ForcedDivergence:
         """Of native's own answers, teacher-forced; nothing where the engine cannot."""
         kept = self.samples.forced(policy)
         if kept is not None:
             advance(len(self.tasks))
             return kept
         if not self.engine.forces:
-            return Forced()
+            return ForcedDivergence()
         self.engine.use(policy)
         groups = [list(range(len(self.tasks)))]
         if not self.mixed:  # as they were decoded: no batch of two kinds
@@ -119,10 +121,10 @@ class Study:
             )
             for group in groups
         ]
-        found = Forced()
+        found = ForcedDivergence()
         if tokens := sum(part.tokens for part in parts):
             kl, surprise, same = (sum(getattr(part, name) for part in parts) for name in ("kl", "surprise", "same"))
-            found = Forced(kl / tokens, exp(surprise / tokens), same / tokens)
+            found = ForcedDivergence(kl / tokens, exp(surprise / tokens), same / tokens)
         self.samples.add_forced(policy, found)
         self.results.write()
         return found

@@ -18,7 +18,7 @@ from typing import Any
 
 from xshare.errors import shown
 from xshare.files import is_file, is_folder, named
-from xshare.quality.task_files import Asked, Task, TaskError
+from xshare.quality.task_files import QuestionSet, Task, TaskError
 
 FEW_SHOTS = 1234  # the seed of the examples in a prompt, and the tokens of an answer, as the harness has them
 TOKENS = 256
@@ -45,7 +45,7 @@ class Document(Task):
         )
 
 
-def harness_tasks(names: str, folder: Path | None, most: int | None, chat: bool = False) -> list[Asked]:
+def harness_tasks(names: str, folder: Path | None, most: int | None, chat: bool = False) -> list[QuestionSet]:
     """`gsm8k,ifeval`, or `gsm8k:flexible-extract` with a filter that is not its first. `folder` holds tasks of one's
     own (YAML). At most so many documents of each. `chat`: by the model's chat template, examples as turns."""
     if find_spec("lm_eval") is None:
@@ -57,8 +57,8 @@ def harness_tasks(names: str, folder: Path | None, most: int | None, chat: bool 
         raise TaskError(f"folder of tasks {named(folder)} does not exist or is no folder")
     logging.getLogger("lm_eval").setLevel(logging.ERROR)  # it tells of every task's settings otherwise
     words = [word.strip().partition(":") for word in names.split(",")]
-    manager = manager_of({name for name, _, _ in words}, folder)
-    found: list[Asked] = []
+    manager = task_manager({name for name, _, _ in words}, folder)
+    found: list[QuestionSet] = []
     for name, _, wanted in words:
         if name not in manager.all_tasks:
             raise TaskError(f"task {name!r} is not known to lm-evaluation-harness {version('lm_eval')}, and is no file")
@@ -66,11 +66,11 @@ def harness_tasks(names: str, folder: Path | None, most: int | None, chat: bool 
             loaded = manager.load([name])["tasks"]
         except Exception as error:  # of datasets, of the network, of a task's own code
             raise TaskError(f"task {name!r} cannot be loaded: {_first_line(error)}") from None
-        found += [read(task, wanted, most, chat) for task in loaded.values()]
+        found += [question_set(task, wanted, most, chat) for task in loaded.values()]
     return found
 
 
-def manager_of(names: set[str], folder: Path | None) -> Any:
+def task_manager(names: set[str], folder: Path | None) -> Any:
     """What knows tasks by name. It reads its own 14,000 only where the folder does not have them all."""
     from lm_eval.tasks import TaskManager
 
@@ -81,10 +81,10 @@ def manager_of(names: set[str], folder: Path | None) -> Any:
     return TaskManager(include_path=None if folder is None else str(folder))
 
 
-def read(task: Any, wanted: str, most: int | None, chat: bool = False) -> Asked:
+def question_set(task: Any, wanted: str, most: int | None, chat: bool = False) -> QuestionSet:
     """A task's documents as it would have them asked."""
     name = str(task.task_name)
-    check_asked(task, name)
+    check_task(task, name)
     if task.get_config("num_fewshot") is None:
         task.set_config(key="num_fewshot", value=0)
     task.set_fewshot_seed(seed=FEW_SHOTS)
@@ -110,7 +110,7 @@ def read(task: Any, wanted: str, most: int | None, chat: bool = False) -> Asked:
         for each in task.instances
     ]
     tokens, as_asked = int(how.get("max_gen_toks") or TOKENS), f"{name}:{wanted}" if wanted else name
-    return Asked(documents, tokens, as_asked, f"{metric},{chosen}", stop)
+    return QuestionSet(documents, tokens, as_asked, f"{metric},{chosen}", stop)
 
 
 def as_messages(messages: list[dict[str, str]], **_: Any) -> str:
@@ -118,7 +118,7 @@ def as_messages(messages: list[dict[str, str]], **_: Any) -> str:
     return json.dumps(messages)
 
 
-def check_asked(task: Any, name: str) -> None:
+def check_task(task: Any, name: str) -> None:
     """Refuse a task which selection cannot change, or which cannot be asked here."""
     if task.OUTPUT_TYPE != "generate_until":
         raise TaskError(
@@ -144,7 +144,7 @@ def is_harness(tasks: str) -> bool:
     return not is_file(Path(tasks)) and "/" not in tasks and not tasks.endswith((".jsonl", ".json"))
 
 
-def mark(asked: Asked) -> str:
+def task_fingerprint(asked: QuestionSet) -> str:
     """Its name, and what tells it from another of that name: prompts and answers."""
     text = "\n".join(f"{each.prompt}\n{each.answer}" for each in asked.tasks)
     return f"{asked.name} ({asked.metric}) {hashlib.sha256(text.encode()).hexdigest()[:12]}"

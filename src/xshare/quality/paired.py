@@ -50,7 +50,7 @@ def mcnemar(lost: int, won: int) -> float:
     return min(1.0, 2 * tail)
 
 
-def bounds(lost: int, won: int, asked: int, alpha: float) -> tuple[float, float]:
+def change_bounds(lost: int, won: int, asked: int, alpha: float) -> tuple[float, float]:
     """Between what the change in accuracy is: either end is wrong with a chance of at most alpha, however often one
     looks and whenever one stops. To decide by."""
     return _lower(lost, won, asked, alpha), -_lower(won, lost, asked, alpha)
@@ -74,10 +74,10 @@ def _lower(lost: int, won: int, asked: int, alpha: float) -> float:
         most = grown.max()
         return float(most + log(np.exp(grown - most).mean()) + log(alpha))
 
-    return 2 * _last(spare, PLACES) / PLACES - 1
+    return 2 * _last_nonnegative(spare, PLACES) / PLACES - 1
 
 
-def _last(of: Callable[[int], float], high: int) -> int:
+def _last_nonnegative(of: Callable[[int], float], high: int) -> int:
     """The last place below `high` where a falling function is not negative, or 0.
 
     By false position, in half the steps that halving takes. An end that stays twice gets half its weight, or it would
@@ -96,11 +96,11 @@ def _last(of: Callable[[int], float], high: int) -> int:
     return low
 
 
-def needed(lost: int, won: int, asked: int, bound: float, alpha: float) -> int | None:
+def questions_needed(lost: int, won: int, asked: int, bound: float, alpha: float) -> int | None:
     """About how many questions until the lower bound is above -bound, if the shares stay; None if too many."""
 
     def enough(n: int) -> bool:
-        return bounds(round(lost / asked * n), round(won / asked * n), n, alpha)[0] >= -bound
+        return change_bounds(round(lost / asked * n), round(won / asked * n), n, alpha)[0] >= -bound
 
     if (won - lost) / asked <= -bound:
         return None

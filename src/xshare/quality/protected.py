@@ -18,7 +18,7 @@ from xshare.progress import Advance, quiet
 from xshare.protected_share import spread
 from xshare.quality.answering import Outcome, prompts_of, row_of, tokens_of
 from xshare.quality.stored_answers import Samples
-from xshare.quality.task_files import Asked
+from xshare.quality.task_files import QuestionSet
 from xshare.results import Results, Row
 
 MATES, HALF = "other mates", "half the batch"
@@ -29,7 +29,9 @@ def batches_of(places: Sequence[int], batch: int) -> list[Sequence[int]]:
 
 
 class ProtectedStudy:
-    def __init__(self, engine: Engine, asked: Asked, mixed: bool, batch: int, share: float, results: Results) -> None:
+    def __init__(
+        self, engine: Engine, asked: QuestionSet, mixed: bool, batch: int, share: float, results: Results
+    ) -> None:
         """`share` of the requests of every batch is protected. `results` may have samples of an earlier run, and gets
         the new ones."""
         self.engine, self.asked, self.tasks, self.mixed, self.batch = engine, asked, asked.tasks, mixed, batch
@@ -90,7 +92,7 @@ class ProtectedStudy:
         same = [mine == theirs for mine, theirs in zip(found.tokens, native.tokens, strict=True)]
         others = [place for place in self.places if place not in self.protected] or list(self.places)
         drafts = self.engine.about.drafts or 0
-        row = row_of(only(found, others), only(native, others), drafts)
+        row = row_of(at_places(found, others), at_places(native, others), drafts)
         if self.asked.name is not None:
             row |= {"task": self.asked.name, "metric": self.asked.metric}
         return row | {
@@ -107,6 +109,6 @@ class ProtectedStudy:
         }
 
 
-def only(found: Outcome, places: Sequence[int]) -> Outcome:
+def at_places(found: Outcome, places: Sequence[int]) -> Outcome:
     """The answers in some places; what was counted is of all."""
     return replace(found, right=[found.right[p] for p in places], tokens=[found.tokens[p] for p in places])

@@ -8,12 +8,12 @@ from xshare.policy import Policy
 from xshare.quality.answering import Outcome
 from xshare.results import Row
 
-Ended = dict[int, tuple[bool, list[int]]]  # answers of a run that broke off, by place: whether right, and the tokens
+Finished = dict[int, tuple[bool, list[int]]]  # answers of a run that broke off, by place: whether right, and the tokens
 FORCED = "forced"
 
 
 @dataclass(frozen=True)
-class Forced:
+class ForcedDivergence:
     """Of native's answers under a policy, a token: None where there was none to force, or the engine cannot."""
 
     kl: float | None = None
@@ -30,28 +30,32 @@ class Samples:
 
     def answers(self, policy: Policy | None, order: int | str) -> Outcome | None:
         found = self._find(policy, order)
-        return None if found is None else Outcome.of(policy, found)
+        return None if found is None else Outcome.from_sample(policy, found)
 
     def add_answers(self, policy: Policy | None, order: int | str, found: Outcome) -> None:
         """All of them: what a run before had of them is in here."""
-        self._drop(policy, _begun(order))
-        self.rows.append(self._key(policy, order) | found.kept())
+        self._drop(policy, _unfinished(order))
+        self.rows.append(self._key(policy, order) | found.to_sample())
 
-    def ended(self, policy: Policy | None, order: int) -> Ended:
-        found = self._find(policy, _begun(order))
+    def ended(self, policy: Policy | None, order: int) -> Finished:
+        found = self._find(policy, _unfinished(order))
         return {} if found is None else {int(place): (pair[0], pair[1]) for place, pair in found["ended"].items()}
 
-    def add_ended(self, policy: Policy | None, order: int, ended: Ended) -> None:
+    def add_ended(self, policy: Policy | None, order: int, ended: Finished) -> None:
         """In place of those that were there."""
-        self._drop(policy, _begun(order))
+        self._drop(policy, _unfinished(order))
         pairs = {str(place): list(pair) for place, pair in ended.items()}
-        self.rows.append(self._key(policy, _begun(order)) | {"ended": pairs})
+        self.rows.append(self._key(policy, _unfinished(order)) | {"ended": pairs})
 
-    def forced(self, policy: Policy | None) -> Forced | None:
+    def forced(self, policy: Policy | None) -> ForcedDivergence | None:
         found = self._find(policy, FORCED)
-        return None if found is None else Forced(**{each.name: found[each.name] for each in fields(Forced)})
+        return (
+            None
+            if found is None
+            else ForcedDivergence(**{each.name: found[each.name] for each in fields(ForcedDivergence)})
+        )
 
-    def add_forced(self, policy: Policy | None, found: Forced) -> None:
+    def add_forced(self, policy: Policy | None, found: ForcedDivergence) -> None:
         self.rows.append(self._key(policy, FORCED) | asdict(found))
 
     def _key(self, policy: Policy | None, order: int | str) -> Row:
@@ -68,5 +72,5 @@ class Samples:
             self.rows.remove(found)
 
 
-def _begun(order: int | str) -> str:
+def _unfinished(order: int | str) -> str:
     return f"begun {order}"

@@ -48,7 +48,7 @@ class Task:
 
 
 @dataclass(frozen=True)
-class Asked:
+class QuestionSet:
     """Questions that are asked and counted together."""
 
     tasks: list[Task]

@@ -20,7 +20,7 @@ from typing import Literal
 from xshare.engines.base import Engine
 from xshare.progress import Advance, quiet
 from xshare.quality.answering import answer
-from xshare.quality.paired import Paired, bounds, needed, paired
+from xshare.quality.paired import Paired, change_bounds, paired, questions_needed
 from xshare.quality.task_files import Task, TaskError
 from xshare.tune.candidate import Candidate
 
@@ -68,7 +68,7 @@ class Trial:
     def bounds(self) -> tuple[float, float]:
         """Between what the change is: to decide by."""
         change = self.change
-        return bounds(change.lost, change.won, len(self.right), self.alpha)
+        return change_bounds(change.lost, change.won, len(self.right), self.alpha)
 
     def mean(self, figure: str) -> float | None:
         """Over the decode steps in which these questions were answered; None where the engine counted none."""
@@ -95,7 +95,7 @@ class Trial:
     def needed(self, max_drop: float) -> int | None:
         """About how many questions would let it hold, if it goes on as it does; None where none would."""
         change = self.change
-        return needed(change.lost, change.won, len(self.right), max_drop, self.alpha)
+        return questions_needed(change.lost, change.won, len(self.right), max_drop, self.alpha)
 
 
 @dataclass
