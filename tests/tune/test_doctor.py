@@ -7,7 +7,7 @@ import pytest
 from xshare import Policy
 from xshare.cli.doctor import show
 from xshare.engines.base import About
-from xshare.tune.doctor import Examination, Way, examine, runs, sizes, verdict
+from xshare.tune.doctor import Examination, TimedVariant, count_runs, examine, forced_budgets, verdict
 
 PRUNED = Policy.parse("k0=1,m=2")
 
@@ -17,9 +17,9 @@ def examination(step_ms, native=51, overhead=0.01, pruned=30, top_k=4):
 
     def point(name, active, batch=16, cost=overhead):
         figures = {"experts_active": active, "experts_native": native, "mass_kept": 0.9}
-        return Way(name, batch, [step_ms(active, batch) * (1 + cost)] * 3, [figures] * 3)
+        return TimedVariant(name, batch, [step_ms(active, batch) * (1 + cost)] * 3, [figures] * 3)
 
-    forced = [point(f"k0=0,m={m}", m) for m in sizes(128, top_k)]
+    forced = [point(f"k0=0,m={m}", m) for m in forced_budgets(128, top_k)]
     few, half = point("native", top_k, 1, 0), point("native", native * 0.6, 8, 0)
     return Examination(
         point("native", native, cost=0), point("k0=1,m=128", native), forced, [point(str(PRUNED), pruned)], [few, half],
@@ -70,7 +70,7 @@ def test_too_little_to_save():
 
 @pytest.mark.parametrize(("N", "k"), list(itertools.product([8, 64, 128, 384], [1, 4, 8])))
 def test_sizes_reach_from_k_towards_n(N, k):
-    found = sizes(N, k)
+    found = forced_budgets(N, k)
     assert found[0] == k
     assert found == sorted(set(found))
     assert found[-1] < max(N, k + 1)
@@ -80,8 +80,8 @@ def test_a_real_engine(engine):
     prompts = [engine.encode(f"Compute {i} + {i}") for i in range(6)]
     done = []
     found = examine(engine, prompts, [PRUNED], tokens=6, repeats=2, advance=done.append)
-    assert sum(done) == runs(16, 4, 6, 1, 2)
-    assert all(4 <= point.active <= m for point, m in zip(found.forced, sizes(16, 4), strict=True))
+    assert sum(done) == count_runs(16, 4, 6, 1, 2)
+    assert all(4 <= point.active <= m for point, m in zip(found.forced, forced_budgets(16, 4), strict=True))
     assert found.forced[0].active == 4
     assert found.native.active is None  # nothing is attached that would count
     assert found.noop.active > found.forced[0].active

@@ -11,13 +11,13 @@ from xshare.errors import XShareError
 from xshare.results import Results, Row, check_continued
 from xshare.results.columns import count_of
 from xshare.statistics import interval_names
-from xshare.tune.backends import Asked, tried
+from xshare.tune.backends import BackendBenchmark, measure_in_process
 from xshare.version import __version__
 
 NATIVE = "native"
 
 
-def backends(asked: Asked, out: Path | None) -> None:
+def backends(asked: BackendBenchmark, out: Path | None) -> None:
     """Those that a file holds are not tried again."""
     if "moe_backend" in asked.options:
         raise XShareError("--backends tries every moe_backend: leave it out of engine-args")
@@ -32,7 +32,7 @@ def backends(asked: Asked, out: Path | None) -> None:
             for name in names:
                 if name not in [sample["moe_backend"] for sample in results.samples]:
                     known = {row["backend"]: row["moe_backend"] for row in results.rows}
-                    found = tried(name, asked, known)
+                    found = measure_in_process(name, asked, known)
                     results.samples.append(found.record())
                     results.rows += found.rows
                     results.write(**found.about)
@@ -46,7 +46,7 @@ def kept(found: Row) -> str:
     return counted(len(found["samples"]), "backend")
 
 
-def show(rows: list[Row], samples: list[Row], asked: Asked) -> None:
+def show(rows: list[Row], samples: list[Row], asked: BackendBenchmark) -> None:
     console = wide_console()
     for sample in samples:
         if sample["why"] is not None:

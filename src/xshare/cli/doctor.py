@@ -29,9 +29,9 @@ from xshare.errors import XShareError
 from xshare.policy import Policy
 from xshare.protected_share import spread
 from xshare.results import Results, Row, check_continued
-from xshare.tune.backends import Asked
+from xshare.tune.backends import BackendBenchmark
 from xshare.tune.cpu_products import find_cliff
-from xshare.tune.doctor import FITS, Decoded, Examination, Way, examine, runs, verdict, waves
+from xshare.tune.doctor import FITS, Examination, TimedRun, TimedVariant, count_runs, examine, verdict, waves
 from xshare.tune.staircase import LEAST
 from xshare.version import __version__
 
@@ -104,7 +104,7 @@ def doctor(
 
         asks = Workload(batch, batch, None, prompt_tokens, tokens, prompts, seed, texts)
         named = tuple(str(Policy.parse(text)) for text in policy or ("balanced",))
-        compared(Asked(model, named, asks, repeats, drafts, options), out)
+        compared(BackendBenchmark(model, named, asks, repeats, drafts, options), out)
         return
     setting: Row = {"batch": batch, "prompts": prompts, "prompt_tokens": prompt_tokens, "tokens": tokens, "seed": seed}
     setting |= {"engine_args": options, "xshare": __version__}
@@ -139,13 +139,13 @@ def kept(found: Row) -> str:
 def examined(
     engine: Engine, workload: Workload, asked: list[Policy], repeats: int, shares: list[float], results: Results
 ) -> Examination:
-    def keep(repeat: list[Decoded]) -> None:  # what an earlier run came to stays until this one has
+    def keep(repeat: list[TimedRun]) -> None:  # what an earlier run came to stays until this one has
         results.put([asdict(each) for each in repeat], by=("point", "batch", "repeat"), into="samples")
         results.write()
 
     about = engine.about
     ways = len(asked) * (1 + len(shares))
-    with progress_bar("runs", runs(about.experts, about.top_k, workload.batch, ways, repeats)) as advance:
+    with progress_bar("runs", count_runs(about.experts, about.top_k, workload.batch, ways, repeats)) as advance:
         return examine(
             engine,
             workload.prompts_of(engine, 0),
@@ -154,16 +154,16 @@ def examined(
             repeats=repeats,
             protect=shares,
             advance=advance,
-            kept=[Decoded(**sample) for sample in results.samples],
+            kept=[TimedRun(**sample) for sample in results.samples],
             keep=keep,
         )
 
 
-def ways_of(found: Examination) -> list[Way]:
+def ways_of(found: Examination) -> list[TimedVariant]:
     return [found.native, found.noop, *found.forced, *found.policies, *found.by_batch, *found.protected]
 
 
-def row_of(way: Way, found: Examination) -> Row:
+def row_of(way: TimedVariant, found: Examination) -> Row:
     whole, nobody = (
         way.batch == found.native.batch,
         next((each for each in found.policies if each.name == way.name), None),

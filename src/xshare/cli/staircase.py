@@ -19,7 +19,15 @@ from xshare.errors import XShareError
 from xshare.policy import Policy
 from xshare.results import Results, Row, check_continued
 from xshare.staircase import WHERE
-from xshare.tune.staircase import Staircase, Visit, climb, fill, filled, natively, rows_of
+from xshare.tune.staircase import (
+    Staircase,
+    Visit,
+    experts_by_size,
+    filled_sizes,
+    measure_staircase,
+    native_experts,
+    staircase_rows,
+)
 from xshare.version import __version__
 
 
@@ -73,11 +81,11 @@ def loaded(engine: Engine, rows: int, workload: Workload, results: Results) -> d
     active = {each["experts"]: each["active"] for each in results.lists["counts"] if each["batch"] == rows}
     if not active:
         prompts = workload.prompts_of(engine, -1)
-        native = natively(engine, prompts)
+        native = native_experts(engine, prompts)
         with progress_bar(f"{rows} rows, sizes", max(1, math.ceil(native) - engine.about.top_k + 1)) as advance:
-            active = fill(engine, prompts, native, advance)
+            active = experts_by_size(engine, prompts, native, advance)
         results.lists["counts"] += [{"batch": rows, "experts": size, "active": active[size]} for size in active]
-    if len(filled(active)) < 2:
+    if len(filled_sizes(active)) < 2:
         raise XShareError(f"a step of {rows} rows loads {max(active.values()):.1f} experts: give it more --rows")
     return active
 
@@ -92,14 +100,14 @@ def measured(
     results: Results,
 ) -> tuple[Staircase, list[int]]:
     """-> the staircase of so many rows, and the sizes that a batch does not fill."""
-    about, sizes = engine.about, filled(active)
+    about, sizes = engine.about, filled_sizes(active)
 
     def keep(visits: list[Visit]) -> None:
         results.put([asdict(visit) for visit in visits], by=("batch", "experts", "round"), into="samples")
         results.write()
 
     with progress_bar(f"{rows} rows, rounds", rounds) as advance:
-        found = climb(
+        found = measure_staircase(
             engine,
             lambda number: workload.prompts_of(engine, number),
             rows,
@@ -111,7 +119,7 @@ def measured(
             keep=keep,
             advance=advance,
         )
-    made = rows_of(found, active, about.experts, backend=about.backend, layers=about.layers)
+    made = staircase_rows(found, active, about.experts, backend=about.backend, layers=about.layers)
     results.put(made, by=("batch", "experts"))
     results.rows.sort(key=lambda row: (row["batch"], row["experts"]))
     return found, sorted({*active} - {*sizes})

@@ -32,7 +32,7 @@ from xshare.staircase import read_stairs
 from xshare.tasks import LONGEST
 from xshare.tune.candidate import front
 from xshare.tune.questions import Questions
-from xshare.tune.search import Tried
+from xshare.tune.search import CandidateTrials
 from xshare.tune.tuning import Objective, Tuning
 from xshare.version import __version__
 
@@ -200,7 +200,7 @@ def without(tuning: Tuning) -> str:
     return f"undecided: {undecided(open_)}"
 
 
-def undecided(tried: Sequence[Tried]) -> str:
+def undecided(tried: Sequence[CandidateTrials]) -> str:
     """Of the boldest that would hold if it went on so, or else of the one that came nearest."""
     hopeful = [each for each in tried if each.needed is not None]
     if hopeful:
@@ -210,7 +210,7 @@ def undecided(tried: Sequence[Tried]) -> str:
     return f"{so_far(best)}: should that stay it would not hold, and more --questions would show it"
 
 
-def so_far(tried: Tried) -> str:
+def so_far(tried: CandidateTrials) -> str:
     (low, high), change = tried.last.bounds, tried.last.change.change
     return (
         f"{tried.candidate.name} changes {change:+.1%} of {len(tried.last.right)} answers, within {low:+.1%} and "

@@ -24,7 +24,7 @@ from xshare.results import Row
 
 
 @dataclass(frozen=True)
-class Asked:
+class BackendBenchmark:
     """What every kernel is asked."""
 
     model: str | None
@@ -36,7 +36,7 @@ class Asked:
 
 
 @dataclass(frozen=True)
-class Tried:
+class BackendResult:
     moe_backend: str
     backend: str | None = None  # the kernel that it came to
     why: str | None = None  # it was not measured
@@ -47,37 +47,41 @@ class Tried:
         return {"moe_backend": self.moe_backend, "backend": self.backend, "why": self.why}
 
 
-def tried(name: str, asked: Asked, known: Mapping[str, str]) -> Tried:
+def measure_in_process(name: str, asked: BackendBenchmark, known: Mapping[str, str]) -> BackendResult:
     """In a process of its own: what it holds of a device is given back whatever happens. `known`: by kernel, the value
     under which it was measured."""
     with ProcessPoolExecutor(1, get_context("spawn")) as pool:
         try:
-            return pool.submit(measure, name, asked, known).result()
+            return pool.submit(measure_backend, name, asked, known).result()
         except BrokenProcessPool:
-            return Tried(name, why="its process died")
+            return BackendResult(name, why="its process died")
 
 
-def measure(name: str, asked: Asked, known: Mapping[str, str]) -> Tried:
+def measure_backend(name: str, asked: BackendBenchmark, known: Mapping[str, str]) -> BackendResult:
     try:
         policies = [Policy.parse(text) for text in asked.policies]
         options = dict(asked.options) | {"moe_backend": name}
         engine = open_engine("vllm", asked.model, drafts=asked.drafts, policies=policies, options=options)
         try:
-            return measured(engine, name, asked, policies, known)
+            return measure_engine(engine, name, asked, policies, known)
         finally:
             engine.close()
     except Exception as error:  # of whatever kind: the next kernel may do
-        return Tried(name, why=first_sentence(error))
+        return BackendResult(name, why=first_sentence(error))
 
 
-def measured(engine: Engine, name: str, asked: Asked, policies: list[Policy], known: Mapping[str, str]) -> Tried:
+def measure_engine(
+    engine: Engine, name: str, asked: BackendBenchmark, policies: list[Policy], known: Mapping[str, str]
+) -> BackendResult:
     backend = engine.about.backend
     if backend is not None and backend in known:
-        return Tried(name, backend, f"the kernel is {known[backend]}'s, {backend}")
+        return BackendResult(name, backend, f"the kernel is {known[backend]}'s, {backend}")
     compared, samples = [Variant(policy) for policy in policies_by_name(engine, policies).values()], list[Row]()
     compare(engine, compared, asked.workload, range(asked.repeats), quiet, samples.extend)
     setting = {"moe_backend": name, "backend": backend} | asked.workload.record() | {"drafts": engine.about.drafts}
-    return Tried(name, backend, None, summary_rows(samples, str(noop_control(engine)), setting), engine.about.record())
+    return BackendResult(
+        name, backend, None, summary_rows(samples, str(noop_control(engine)), setting), engine.about.record()
+    )
 
 
 def first_sentence(error: BaseException) -> str:

@@ -41,7 +41,7 @@ def product_ms(rows: int, with_onednn: bool, repeats: int = 5) -> float:
     return min(times[1:])
 
 
-def cliff(below: float, above: float, without: float) -> str | None:
+def cliff_text(below: float, above: float, without: float) -> str | None:
     """What to say of products of `BELOW` and `ABOVE` rows with oneDNN, and of the latter without; ms each."""
     if above < CLIFF * below or above < CLIFF * without:
         return None
@@ -52,4 +52,4 @@ def cliff(below: float, above: float, without: float) -> str | None:
 
 
 def find_cliff() -> str | None:
-    return cliff(product_ms(BELOW, True), product_ms(ABOVE, True), product_ms(ABOVE, False))
+    return cliff_text(product_ms(BELOW, True), product_ms(ABOVE, True), product_ms(ABOVE, False))

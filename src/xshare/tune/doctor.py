@@ -28,7 +28,7 @@ WAVES = 3  # batches of requests that follow one another with drafts, where requ
 
 
 @dataclass(frozen=True)
-class Decoded:
+class TimedRun:
     """One way to route in one repeat, as a result file has it."""
 
     point: str  # the way's label
@@ -39,7 +39,7 @@ class Decoded:
 
 
 @dataclass
-class Way:
+class TimedVariant:
     """One way to route, measured over all repeats."""
 
     name: str  # the policy's
@@ -72,16 +72,16 @@ class Way:
 
 @dataclass
 class Examination:
-    native: Way
-    noop: Way
-    forced: list[Way]
-    policies: list[Way]
-    by_batch: list[Way]  # natively, smaller batches first
+    native: TimedVariant
+    noop: TimedVariant
+    forced: list[TimedVariant]
+    policies: list[TimedVariant]
+    by_batch: list[TimedVariant]  # natively, smaller batches first
     top_k: int
     copy_gbps: float
     expert_bytes: int | None = None  # of one expert, in all layers together
     on_host: bool = False  # whether most experts are read over the bus, whose speed is then `copy_gbps`
-    protected: list[Way] = field(default_factory=list)  # the policies again, with some requests protected
+    protected: list[TimedVariant] = field(default_factory=list)  # the policies again, with some requests protected
 
     @property
     def law(self) -> Law:
@@ -107,11 +107,11 @@ class Examination:
         """At which experts are read, as the law has it."""
         return self.expert_bytes / self.law.b / 1e6 if self.expert_bytes and self.law.b > 0 else None
 
-    def faster(self, way: Way, base: Way) -> tuple[float, float, float]:
+    def faster(self, way: TimedVariant, base: TimedVariant) -> tuple[float, float, float]:
         """How many times as fast as another, repeat by repeat: the median and its interval."""
         return median_interval([b / a for a, b in zip(way.step_ms, base.step_ms, strict=True)])
 
-    def expected(self, way: Way) -> float | None:
+    def expected(self, way: TimedVariant) -> float | None:
         """The gain over native that the experts saved should bring."""
         return None if way.active is None else self.law.gain(self.wanted, way.active) / self.overhead
 
@@ -121,7 +121,7 @@ def waves(drafts: int | None) -> int:
     return WAVES if drafts else 1
 
 
-def sizes(num_experts: int, top_k: int, count: int = 6) -> list[int]:
+def forced_budgets(num_experts: int, top_k: int, count: int = 6) -> list[int]:
     """Budgets from k to N, closer together where they are small."""
     steps = [round(top_k * (num_experts / top_k) ** (i / (count - 1))) for i in range(count)]
     return list(dict.fromkeys(steps[:-1]))
@@ -136,20 +136,25 @@ def examine(
     repeats: int = 3,
     protect: Sequence[float] = (),
     advance: Advance = lambda done: None,
-    kept: Sequence[Decoded] = (),
-    keep: Callable[[list[Decoded]], None] = lambda samples: None,
+    kept: Sequence[TimedRun] = (),
+    keep: Callable[[list[TimedRun]], None] = lambda samples: None,
 ) -> Examination:
     """The prompts are as many batches as `waves` says. `protect`: shares of the requests with which policies are
     measured again. `kept` are samples of an earlier run, and `keep` gets those of every new repeat."""
     N, k, batches = engine.about.experts, engine.about.top_k, waves(engine.about.drafts)
     batch = len(prompts) // batches
     noop = Policy(warmup=min(1, k), batch_budget=N)
-    ways: list[tuple[Way, Policy | None]] = [(Way("native", batch), None), (Way(str(noop), batch), noop)]
-    ways += [(Way(f"k0=0,m={m}", batch), Policy(batch_budget=m)) for m in sizes(N, k)]
-    ways += [(Way(str(policy), batch, requests=len(prompts)), policy) for policy in policies]
+    ways: list[tuple[TimedVariant, Policy | None]] = [
+        (TimedVariant("native", batch), None),
+        (TimedVariant(str(noop), batch), noop),
+    ]
+    ways += [(TimedVariant(f"k0=0,m={m}", batch), Policy(batch_budget=m)) for m in forced_budgets(N, k)]
+    ways += [(TimedVariant(str(policy), batch, requests=len(prompts)), policy) for policy in policies]
     guarded = [(policy, share) for policy in policies for share in protect]
-    ways += [(Way(str(policy), batch, protected=share, requests=len(prompts)), policy) for policy, share in guarded]
-    ways += [(Way("native", size), None) for size in sorted({1, max(1, batch // 2)}) if size < batch]
+    ways += [
+        (TimedVariant(str(policy), batch, protected=share, requests=len(prompts)), policy) for policy, share in guarded
+    ]
+    ways += [(TimedVariant("native", size), None) for size in sorted({1, max(1, batch // 2)}) if size < batch]
     known = {(each.point, each.batch, each.repeat): each for each in kept}
     # A repeat is measured whole, in one go: what is held against each other in it must be of one time.
     missing = {
@@ -166,7 +171,7 @@ def examine(
                 exact = spread(way.protected, len(asked)) if way.protected else None
                 run = engine.run(asked, limit=tokens, batch=way.batch, to_the_end=True, protected=exact)
                 if repeat:
-                    fresh.append(decoded(way, repeat, run, engine))
+                    fresh.append(timed_run(way, repeat, run, engine))
                     known[way.label, way.batch, repeat] = fresh[-1]
             if repeat:
                 sample = known[way.label, way.batch, repeat]
@@ -181,7 +186,7 @@ def examine(
     return Examination(
         native=next(parts),
         noop=next(parts),
-        forced=list(islice(parts, len(sizes(N, k)))),
+        forced=list(islice(parts, len(forced_budgets(N, k)))),
         policies=list(islice(parts, len(policies))),
         protected=list(islice(parts, len(guarded))),
         by_batch=list(parts),
@@ -192,14 +197,14 @@ def examine(
     )
 
 
-def runs(num_experts: int, top_k: int, batch: int, policies: int, repeats: int) -> int:
+def count_runs(num_experts: int, top_k: int, batch: int, policies: int, repeats: int) -> int:
     """How often `examine` calls `advance`."""
     smaller = sum(size < batch for size in {1, max(1, batch // 2)})
-    return (repeats + 1) * (2 + len(sizes(num_experts, top_k)) + policies + smaller)
+    return (repeats + 1) * (2 + len(forced_budgets(num_experts, top_k)) + policies + smaller)
 
 
-def decoded(way: Way, repeat: int, run: Run, engine: Engine) -> Decoded:
-    return Decoded(way.label, way.batch, repeat, run.decode_s / run.steps * 1000, engine.stats().mean)
+def timed_run(way: TimedVariant, repeat: int, run: Run, engine: Engine) -> TimedRun:
+    return TimedRun(way.label, way.batch, repeat, run.decode_s / run.steps * 1000, engine.stats().mean)
 
 
 def copy_gbps(device: str, megabytes: int = 256) -> float:
@@ -237,7 +242,7 @@ def verdict(found: Examination) -> tuple[bool, str]:
     if share >= 0.1 and law.r2 < FITS:
         return False, f"the times lie on no line ({law}), so no gain can be promised: is the machine busy?"
     if law.b <= 0 or share < 0.1:
-        return False, f"experts are {max(0.0, share):.0%} of a step ({law}): it is {bound(found)}"
+        return False, f"experts are {max(0.0, share):.0%} of a step ({law}): it is {bottleneck(found)}"
     gains = [(gain, way) for way in found.policies if (gain := found.expected(way)) is not None]
     gain, best = max(gains, key=lambda pair: pair[0], default=(0.0, None))
     if best is None or gain < WORTH:
@@ -249,7 +254,7 @@ def verdict(found: Examination) -> tuple[bool, str]:
     )
 
 
-def bound(found: Examination) -> str:
+def bottleneck(found: Examination) -> str:
     """What holds a step up, if not its experts: seen from smaller batches."""
     if not found.by_batch:
         return "held up elsewhere"

@@ -11,7 +11,7 @@ from xshare.tune.candidate import Candidate
 LEAST, MOST = 0.75, 8.0  # weights of layers: a layer's own rho must stay above zero, and KL of a single layer is noisy
 
 
-def divided(policy: Policy, budgets: dict[int, int]) -> Policy:
+def with_budget_per_layer(policy: Policy, budgets: dict[int, int]) -> Policy:
     """Alike but for m, which every layer has its own of."""
     return policy.model_copy(update={"batch_budget": 0}).with_layer_budgets(budgets)
 
@@ -35,7 +35,7 @@ def allocate(family: Sequence[Candidate], target: float) -> list[int]:
     return [family[i].policy.batch_budget for i in at(high)]
 
 
-def alone(layer: int, layers: Sequence[int], num_experts: int, warmup: int) -> Policy:
+def prune_one_layer(layer: int, layers: Sequence[int], num_experts: int, warmup: int) -> Policy:
     """Prunes one layer, to its tokens' best `warmup` experts, and leaves the others whatever they want."""
     return Policy(warmup=warmup, layer_budgets={other: num_experts for other in layers if other != layer})
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from xshare.quality.answering import ordered
 from xshare.quality.task_files import Task, nano_prompt
 from xshare.tasks import ASKED, held_out_questions
-from xshare.tune.search import span
+from xshare.tune.search import round_span
 
 EACH = 8  # questions of each kind in the first round of nano's
 FIRST = 4  # the first round of a task file, in batches
@@ -21,16 +21,16 @@ class Questions:
     def round(self, unseen: bool, number: int) -> list[Task]:
         """Of a task file, one half is for searching and one for deciding."""
         if self.given is None:
-            return ordered(own_questions(unseen, number), mixed=True)
+            return ordered(nano_questions(unseen, number), mixed=True)
         half = ordered(self.given, mixed=True)[int(unseen) :: 2]
-        begin, length = (self.first * each for each in span(number))
+        begin, length = (self.first * each for each in round_span(number))
         return half[begin : begin + length]
 
 
-def own_questions(unseen: bool, number: int) -> list[Task]:
+def nano_questions(unseen: bool, number: int) -> list[Task]:
     """Nano's, a round of them: no question comes twice or is in both sets. Kinds that are used up are left out."""
     found = []
-    begin, length = (2 * EACH * each for each in span(number))
+    begin, length = (2 * EACH * each for each in round_span(number))
     for kind in ASKED:
         try:
             both = held_out_questions(kind, begin + length)[begin:]

@@ -16,7 +16,7 @@ from xshare.errors import XShareError
 from xshare.policy import Policy
 from xshare.progress import Advance, quiet
 from xshare.tune.candidate import Candidate
-from xshare.tune.layers import allocate, alone, divided, layer_weights
+from xshare.tune.layers import allocate, layer_weights, prune_one_layer, with_budget_per_layer
 
 SHARES = (0.0, 1 / 16, 1 / 8, 3 / 16, 1 / 4, 3 / 8, 1 / 2)  # of N, as batch budgets
 VOTES: tuple[dict[str, Any], ...] = (
@@ -57,7 +57,7 @@ def families(policies: Sequence[Policy]) -> list[list[Policy]]:
     return list(by_votes.values())
 
 
-def weighed(kl: dict[int, float], top_k: int) -> Iterator[Policy]:
+def layer_weight_policies(kl: dict[int, float], top_k: int) -> Iterator[Policy]:
     """Guarantees and prices with weights of layers, from the KL of pruning each alone."""
     for power in FOLLOWED:
         if weights := layer_weights(kl, power):
@@ -105,13 +105,13 @@ class Scan:
             for like in family[SOME]:
                 budgets = allocate([found[policy] for policy in family], found[like].mean_active)
                 if len(set(budgets)) > 1:
-                    policy = divided(like, dict(zip(layers, budgets, strict=True)))
+                    policy = with_budget_per_layer(like, dict(zip(layers, budgets, strict=True)))
                     found[policy] = self.look(policy)
         if self.engine.forces and len(layers) > 1:
             warmup = max(1, min(2, about.top_k - 1))
-            kl = {layer: self.look(alone(layer, layers, about.experts, warmup)).kl for layer in layers}
+            kl = {layer: self.look(prune_one_layer(layer, layers, about.experts, warmup)).kl for layer in layers}
             known = {layer: own for layer, own in kl.items() if own is not None}
-            for policy in weighed(known, about.top_k) if len(known) == len(layers) else ():
+            for policy in layer_weight_policies(known, about.top_k) if len(known) == len(layers) else ():
                 found[policy] = self.look(policy)
         self.engine.count_all(False)
         return list(found.values())

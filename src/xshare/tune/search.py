@@ -29,7 +29,7 @@ State = Literal["holds", "fails", "undecided"]
 Rounds = Callable[[bool, int], list[Task]]  # (unseen, round) -> its questions; none when they are used up
 
 
-def span(number: int) -> tuple[int, int]:
+def round_span(number: int) -> tuple[int, int]:
     """Where a round begins and how long it is, in first rounds."""
     return (0, 1) if number == 0 else (1 << number - 1, 1 << number - 1)
 
@@ -99,7 +99,7 @@ class Trial:
 
 
 @dataclass
-class Tried:
+class CandidateTrials:
     candidate: Candidate
     search: Trial
     unseen: Trial
@@ -150,8 +150,8 @@ class Search:
         # Of candidates that came to the unseen questions, in this run or before: which one each was.
         self.turns: dict[str, int] = {each.policy: each.turn for each in kept if each.turn}
 
-    def run(self, candidates: list[Candidate]) -> Iterator[Tried]:
-        found: dict[int, Tried] = {}  # by place
+    def run(self, candidates: list[Candidate]) -> Iterator[CandidateTrials]:
+        found: dict[int, CandidateTrials] = {}  # by place
         yield from self.halve(candidates, found, 0, len(candidates), lambda tried: tried.may_hold)
         if self.could_hold():  # between the boldest that holds and the mildest before it that does not
             best = min((place for place, tried in found.items() if tried.state == "holds"), default=len(candidates))
@@ -163,11 +163,11 @@ class Search:
     def halve(
         self,
         candidates: list[Candidate],
-        found: dict[int, Tried],
+        found: dict[int, CandidateTrials],
         low: int,
         high: int,
-        will_do: Callable[[Tried], bool],
-    ) -> Iterator[Tried]:
+        will_do: Callable[[CandidateTrials], bool],
+    ) -> Iterator[CandidateTrials]:
         """None before `low` will do, and from `high` on nothing bolder is found."""
         while low < high:
             middle = (low + high) // 2
@@ -176,8 +176,8 @@ class Search:
                 yield found[middle]
             low, high = (low, middle) if will_do(found[middle]) else (middle + 1, high)
 
-    def trial(self, candidate: Candidate) -> Tried:
-        tried = Tried(candidate, Trial(False), Trial(True), self.max_drop)
+    def trial(self, candidate: Candidate) -> CandidateTrials:
+        tried = CandidateTrials(candidate, Trial(False), Trial(True), self.max_drop)
         if self.judge(candidate, tried.search) == "holds":
             tried.unseen.turn = self.turns.setdefault(candidate.name, 1 + max(self.turns.values(), default=0))
             self.judge(candidate, tried.unseen)

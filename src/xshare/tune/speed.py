@@ -15,7 +15,7 @@ REPEATS = 7  # of fewer the interval of a median says little
 
 
 @dataclass(frozen=True)
-class Timed:
+class SpeedSample:
     """One repeat, as a result file has it: tokens a second and request, of a candidate and natively."""
 
     timed: str  # the candidate
@@ -24,12 +24,12 @@ class Timed:
     otps_native: float
 
 
-def ratios(
+def speed_ratios(
     engine: Engine,
     candidate: Candidate,
     workload: Workload,
-    known: Sequence[Timed] = (),
-    keep: Callable[[Timed], None] = lambda sample: None,
+    known: Sequence[SpeedSample] = (),
+    keep: Callable[[SpeedSample], None] = lambda sample: None,
     advance: Advance = quiet,
 ) -> list[float]:
     """Tokens a second and request, the candidate's over native's, one for each repeat.
@@ -43,7 +43,7 @@ def ratios(
             engine.use(None if native else candidate.policy, timed=True)
             warm_up(engine, workload, workload.prompts_of(engine, -1))
             otps[native] = measure(engine, workload, prompts, None, quiet)[0]["otps"]
-        mine[repeat] = Timed(candidate.name, repeat, otps[False], otps[True])
+        mine[repeat] = SpeedSample(candidate.name, repeat, otps[False], otps[True])
         keep(mine[repeat])
     advance(1)
     return [each.otps / each.otps_native for each in mine.values()]

@@ -109,28 +109,28 @@ class Staircase:
         return [] if cost is None else clear_edges(cost, self.times)
 
 
-def natively(engine: Engine, prompts: Prompts) -> float:
+def native_experts(engine: Engine, prompts: Prompts) -> float:
     """Experts that a step of these requests loads by itself, in a layer."""
     about = engine.about
-    found = counted(engine, prompts, Policy(warmup=min(1, about.top_k), batch_budget=about.experts))
+    found = count_experts(engine, prompts, Policy(warmup=min(1, about.top_k), batch_budget=about.experts))
     return found["experts_native"]
 
 
-def fill(engine: Engine, prompts: Prompts, native: float, advance: Advance = quiet) -> dict[int, float]:
+def experts_by_size(engine: Engine, prompts: Prompts, native: float, advance: Advance = quiet) -> dict[int, float]:
     """Experts that a step loads with sets of every size, from k up to what it loads natively."""
     about, found = engine.about, dict[int, float]()
     for size in range(about.top_k, min(about.experts, math.ceil(native)) + 1):
-        found[size] = counted(engine, prompts, Policy(batch_budget=size))["experts_active"]
+        found[size] = count_experts(engine, prompts, Policy(batch_budget=size))["experts_active"]
         advance(1)
     return found
 
 
-def filled(active: dict[int, float]) -> list[int]:
+def filled_sizes(active: dict[int, float]) -> list[int]:
     """Sizes that a batch fills: in a larger set some experts are nobody's, and take no time."""
     return [size for size, loaded in sorted(active.items()) if loaded >= size - SHORT]
 
 
-def counted(engine: Engine, prompts: Prompts, policy: Policy) -> dict[str, float]:
+def count_experts(engine: Engine, prompts: Prompts, policy: Policy) -> dict[str, float]:
     """Figures of a few steps in which all is counted, and none is timed."""
     engine.use(policy)
     engine.count_all(True)
@@ -143,7 +143,7 @@ def counted(engine: Engine, prompts: Prompts, policy: Policy) -> dict[str, float
     return stats.mean
 
 
-def climb(
+def measure_staircase(
     engine: Engine,
     prompts_of: Callable[[int], Prompts],
     rows: int,
@@ -166,7 +166,7 @@ def climb(
         number, order = found.rounds, list(sizes)
         random.Random(f"{seed} {rows} {number}").shuffle(order)
         engine.use(Policy(batch_budget=order[0]))
-        times = visited(engine, prompts_of(number), order, tokens)
+        times = time_sizes(engine, prompts_of(number), order, tokens)
         fresh = [Visit(rows, size, number, times[size]) for size in sorted(times)]
         keep(fresh)
         found = Staircase(rows, [*found.visits, *fresh])
@@ -174,7 +174,7 @@ def climb(
     return found
 
 
-def visited(engine: Engine, prompts: Prompts, order: Sequence[int], tokens: int | None = None) -> dict[int, float]:
+def time_sizes(engine: Engine, prompts: Prompts, order: Sequence[int], tokens: int | None = None) -> dict[int, float]:
     """ms of a step with sets of each size, in this order. Batches follow one another where answers may not be as long
     as all visits take."""
     each = 1 + (engine.about.drafts or 0)  # tokens that a step may bring a request
@@ -210,7 +210,7 @@ def visited(engine: Engine, prompts: Prompts, order: Sequence[int], tokens: int 
     return times
 
 
-def rows_of(found: Staircase, active: dict[int, float], num_experts: int, **facts: Any) -> list[Row]:
+def staircase_rows(found: Staircase, active: dict[int, float], num_experts: int, **facts: Any) -> list[Row]:
     """As a result file has them; `facts` stand in each."""
     cost = found.cost(num_experts)
     return [

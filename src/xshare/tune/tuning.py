@@ -15,23 +15,23 @@ from xshare.progress import Advance
 from xshare.results import Results, Row, provenance
 from xshare.statistics import median_interval, share_interval
 from xshare.tune.candidate import Candidate, front
-from xshare.tune.doctor import Decoded, Examination, examine, runs, waves
-from xshare.tune.old_samples import as_today
+from xshare.tune.doctor import Examination, TimedRun, count_runs, examine, waves
+from xshare.tune.old_samples import upgrade_sample
 from xshare.tune.questions import Questions
 from xshare.tune.scan import Scan
-from xshare.tune.search import Round, Search, Tried
-from xshare.tune.speed import Timed, ratios
+from xshare.tune.search import CandidateTrials, Round, Search
+from xshare.tune.speed import SpeedSample, speed_ratios
 
 TIMED = 48  # tokens of an answer, when candidates are timed
 Objective = Literal["otps", "experts"]
 Progress = Callable[[str, int], AbstractContextManager[Advance]]
 
 
-def to_sample(found: Candidate) -> Row:
+def candidate_sample(found: Candidate) -> Row:
     return {"scan": found.name, "figures": [found.active, found.native, found.mass], "kl": found.kl}
 
 
-def from_sample(sample: Row) -> Candidate:
+def sample_candidate(sample: Row) -> Candidate:
     active, native, mass = map(tuple, sample["figures"])
     return Candidate(Policy.parse(sample["scan"]), active, native, mass, sample["kl"])
 
@@ -57,7 +57,7 @@ class Tuning:
         self.engine, self.questions, self.max_drop, self.objective = engine, questions, max_drop, objective
         self.most, self.batch, self.limit, self.cost = most, batch, limit, cost
         self.results, self.samples, self.progress, self.say = results, results.samples, progress, say
-        self.tried: list[Tried] = []
+        self.tried: list[CandidateTrials] = []
         self.candidates: list[Candidate] = []
         self.law: Examination | None = None
         self.speed: dict[str, tuple[float, float, float]] = {}  # measured, by candidate
@@ -91,7 +91,7 @@ class Tuning:
     def kept(self, column: str) -> list[Row]:
         """Samples so far of the kind that has this column."""
         layers = self.engine.about.layer_numbers
-        return [as_today(sample, layers) for sample in self.samples if column in sample]
+        return [upgrade_sample(sample, layers) for sample in self.samples if column in sample]
 
     def first_look(self, search: Search) -> str:
         best = search.best_case
@@ -105,8 +105,8 @@ class Tuning:
             [self.engine.encode(task.prompt) for task in self.questions.round(False, 0)],
             batch=self.batch,
             limit=self.limit,
-            known=[from_sample(sample) for sample in self.kept("scan")],
-            keep=lambda found: self.keep(to_sample(found)),
+            known=[sample_candidate(sample) for sample in self.kept("scan")],
+            keep=lambda found: self.keep(candidate_sample(found)),
         )
         with self.progress("policies", scan.most) as scan.advance:
             return scan.run()
@@ -117,16 +117,18 @@ class Tuning:
         workload = Workload(self.batch, self.batch, None, 48, TIMED, "questions", 0)
         with self.progress("speed", len(open_)) as advance:
             for candidate in open_:
-                known = [Timed(**sample) for sample in self.kept("timed")]
-                found = ratios(self.engine, candidate, workload, known, lambda timed: self.keep(asdict(timed)), advance)
+                known = [SpeedSample(**sample) for sample in self.kept("timed")]
+                found = speed_ratios(
+                    self.engine, candidate, workload, known, lambda timed: self.keep(asdict(timed)), advance
+                )
                 self.speed[candidate.name] = median_interval(found)
 
     def examined(self) -> Examination:
         about = self.engine.about
         workload = Workload(self.batch, self.batch * waves(about.drafts), None, 48, 24, "questions", 0)
-        with self.progress("law", runs(about.experts, about.top_k, self.batch, 0, 2)) as advance:
+        with self.progress("law", count_runs(about.experts, about.top_k, self.batch, 0, 2)) as advance:
             prompts = workload.prompts_of(self.engine, 0)
-            kept = [Decoded(**sample) for sample in self.kept("point")]
+            kept = [TimedRun(**sample) for sample in self.kept("point")]
             return examine(
                 self.engine,
                 prompts,
@@ -156,7 +158,7 @@ class Tuning:
         tried = {each.candidate.name: each for each in self.tried}
         return [self.row(candidate, tried.get(candidate.name)) for candidate in self.candidates]
 
-    def row(self, candidate: Candidate, tried: Tried | None) -> Row:
+    def row(self, candidate: Candidate, tried: CandidateTrials | None) -> Row:
         row: Row = {"policy": candidate.name, "active": candidate.mean_active, "active_native": candidate.mean_native}
         known = self.law is not None or self.objective == "experts"
         row |= {"mass": candidate.mean_mass, "kl": candidate.kl, "predicted": self.gain(candidate) if known else None}
@@ -184,7 +186,7 @@ class Tuning:
         self.results.write()
 
     @property
-    def holds(self) -> Tried | None:
+    def holds(self) -> CandidateTrials | None:
         """The boldest that does."""
         found = [each for each in self.tried if each.state == "holds"]
         return min(found, key=lambda each: each.candidate.mean_active, default=None)
@@ -195,7 +197,7 @@ class Tuning:
         rounds = [Round(**sample) for sample in self.kept("right") if sample["policy"] == "native"]
         return sum(each.cut for each in rounds) / max(1, sum(len(each.right) for each in rounds))
 
-    def loaded(self, tried: Tried) -> tuple[float, float]:
+    def loaded(self, tried: CandidateTrials) -> tuple[float, float]:
         """Experts active in the unseen questions, and natively in the same steps; of the first look where the engine
         counted none."""
         found = [tried.unseen.mean(name) for name in ("experts_active", "experts_native")]
@@ -203,7 +205,7 @@ class Tuning:
         active, native = (have if have is not None else was for have, was in zip(found, looked, strict=True))
         return active, native
 
-    def profile(self, holds: Tried) -> Profile:
+    def profile(self, holds: CandidateTrials) -> Profile:
         change = holds.unseen.change
         about = self.engine.about
         measured: dict[str, Any] = {
