@@ -32,7 +32,7 @@ def test_worth_it_where_experts_are_the_step():
     worth, why = verdict(found)
     assert worth, why
     assert found.overhead == pytest.approx(1.01)
-    assert found.expected(found.policies[0]) == pytest.approx(7.1 / 5 / 1.01, rel=0.01)
+    assert found.expected_gain(found.policies[0]) == pytest.approx(7.1 / 5 / 1.01, rel=0.01)
     assert found.bandwidth_gbps == pytest.approx(1000 / 1.01)
     assert "k0=1,m=2 loads 30.0 instead of 51.0 and should give 1.4" in why
 
@@ -103,7 +103,7 @@ def test_runs_without_a_count_are_left_out_of_the_law():
     found = examination(lambda T, n: 2 + 0.1 * T)
     found.forced[0].counted, found.native.counted = [], []
     assert found.law.r2 > 0.999
-    assert found.expected(found.forced[0]) is None
+    assert found.expected_gain(found.forced[0]) is None
     assert verdict(found)[0]
 
 

@@ -71,7 +71,7 @@ def searching(most, kept=(), right=lambda name: True, max_drop=0.05):
                 rows.append(self.known[key])
             return self.known[key]
 
-    found = Search_(None, questions, max_drop=max_drop, most=most, batch=1, limit=1, kept=list(kept), keep=rows.append)
+    found = Search_(None, questions, max_drop=max_drop, most=most, batch=1, limit=1, known=list(kept), keep=rows.append)
     return found, rows
 
 
@@ -121,7 +121,7 @@ def test_the_boldest_that_holds_is_found_by_halving(max_drop):
         most=400,
         batch=1,
         limit=1,
-        kept=[],
+        known=[],
         keep=lambda row: None,
     )
     tried = list(search.run(line))

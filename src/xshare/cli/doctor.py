@@ -154,7 +154,7 @@ def examined(
             repeats=repeats,
             protect=shares,
             advance=advance,
-            kept=[TimedRun(**sample) for sample in results.samples],
+            known=[TimedRun(**sample) for sample in results.samples],
             keep=keep,
         )
 
@@ -177,13 +177,13 @@ def row_of(way: TimedVariant, found: Examination) -> Row:
         "active": way.active,
         "active_native": way.mean("experts_native"),
         "mass": way.mass,
-        "predicted": found.expected(way) if way in found.policies else None,
+        "predicted": found.expected_gain(way) if way in found.policies else None,
         "mass_shared": way.mean("mass_shared"),
         "requests": way.requests or way.batch,
         "repeats": len(way.step_ms),
-        **_paired("ratio", found.faster(way, found.native) if whole else (None,) * 3),
+        **_paired("ratio", found.speedup(way, found.native) if whole else (None,) * 3),
     }
-    return row | (_paired("nobody_ratio", found.faster(way, nobody)) if way.protected and nobody else {})
+    return row | (_paired("nobody_ratio", found.speedup(way, nobody)) if way.protected and nobody else {})
 
 
 def _paired(name: str, values: tuple[float | None, ...]) -> Row:
@@ -206,13 +206,15 @@ def show(found: Examination, about: About, worth: bool, why: str) -> None:
             f"{way.ms:.2f}",
             f"{found.law.step(way.active):.2f}" if whole and way.active is not None else "",
             spelled(way.mass, ".3f"),
-            f"{found.faster(way, found.native)[0]:.2f}x" if whole else "",
-            spelled(found.expected(way), ".2f") + "x" if way in found.policies else "",
+            f"{found.speedup(way, found.native)[0]:.2f}x" if whole else "",
+            spelled(found.expected_gain(way), ".2f") + "x" if way in found.policies else "",
         )
     print_table(table, "by the law", "mass")
     show_protection([row_of(way, found) for way in (*found.policies, *found.protected)])
     console = wide_console()
-    console.print(f"law        {found.law}; experts are {max(0.0, found.law.share(found.wanted)):.0%} of a step")
+    console.print(
+        f"law        {found.law}; experts are {max(0.0, found.law.share(found.native_experts)):.0%} of a step"
+    )
     console.print(f"overhead   selection that keeps everything takes {found.overhead - 1:+.1%} of a step")
     if found.expert_bytes is None:
         console.print("bandwidth  not known: this engine keeps its experts in a form whose size cannot be told")
@@ -224,9 +226,9 @@ def show(found: Examination, about: About, worth: bool, why: str) -> None:
             f"{found.copy_gbps:.0f} GB/s in a copy"
         )
         if found.on_host and found.expert_bytes:
-            least = found.wanted * found.expert_bytes / found.copy_gbps / 1e6
+            least = found.native_experts * found.expert_bytes / found.copy_gbps / 1e6
             console.print(
-                f"bus        {found.wanted:.1f} experts take at least {least:.0f} ms to read, a step natively"
+                f"bus        {found.native_experts:.1f} experts take at least {least:.0f} ms to read, a step natively"
             )
     for note in made_up(about):
         console.print(note)

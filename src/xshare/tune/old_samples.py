@@ -1,4 +1,4 @@
-"""Samples of tunings from before a policy held its budgets by layer, as they would be written today."""
+"""Samples of older `xshare tune` files, which stored per-layer budgets outside the policy, in today's form."""
 
 from __future__ import annotations
 
@@ -13,14 +13,16 @@ NAME = re.compile(r"k0=(\d+),m=\[([\d,]+)\](?:,score=(\w+))?")  # k0=1,m=[8,4]: 
 
 
 def upgrade_sample(sample: Row, layers: Sequence[int]) -> Row:
-    """`layers`: the model's own numbers of its MoE layers."""
-    found = dict(sample)
-    if (budgets := found.pop("budgets", None)) is not None:
-        found["scan"] = str(with_budget_per_layer(Policy.parse(found["scan"]), dict(zip(layers, budgets, strict=True))))
+    """The sample in today's form. `layers`: the model's own numbers of its MoE layers."""
+    upgraded = dict(sample)
+    if (budgets := upgraded.pop("budgets", None)) is not None:
+        upgraded["scan"] = str(
+            with_budget_per_layer(Policy.parse(upgraded["scan"]), dict(zip(layers, budgets, strict=True)))
+        )
     for name in ("policy", "timed"):
-        if isinstance(found.get(name), str) and (old := NAME.fullmatch(found[name])):
+        if isinstance(upgraded.get(name), str) and (old := NAME.fullmatch(upgraded[name])):
             policy = Policy.parse(f"k0={old[1]},score={old[3] or 'topk'}")
-            found[name] = str(
+            upgraded[name] = str(
                 with_budget_per_layer(policy, dict(zip(layers, map(int, old[2].split(",")), strict=True)))
             )
-    return found
+    return upgraded
