@@ -11,7 +11,7 @@ from killed_command import killed
 from typer.testing import CliRunner
 
 from xshare.cli import app
-from xshare.cli.tune import share
+from xshare.cli.tune import parse_share
 from xshare.engines.transformers.engine import TransformersEngine
 from xshare.errors import XShareError
 from xshare.models.loading import load
@@ -197,10 +197,10 @@ def test_tasks_that_cannot_show_harm_are_refused(tmp_path, model):
 
 @pytest.mark.parametrize(("text", "value"), [("2%", 0.02), ("0.5%", 0.005), ("0.02", 0.02)])
 def test_shares(text, value):
-    assert share(text) == pytest.approx(value)
+    assert parse_share(text) == pytest.approx(value)
 
 
 @pytest.mark.parametrize("text", ["2", "0", "-1%", "much", "100%"])
 def test_what_is_no_share(text):
     with pytest.raises(XShareError, match="max-drop must be a share"):
-        share(text)
+        parse_share(text)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from xshare.cli.staircase import said
+from xshare.cli.staircase import staircase_lines
 from xshare.engines.base import About, Answer, Run, StepTime
 from xshare.engines.counters import Stats
 from xshare.errors import XShareError
@@ -120,21 +120,21 @@ def test_sets_that_a_batch_does_not_fill_are_left_out():
 def test_noise_goes_on_to_the_last_round_and_is_said():
     _, found = staircase(Machine(noise=5.0), rounds=6)
     assert (found.rounds, found.settled) == (6, False)
-    lines = said(found, [15, 16], 16)
+    lines = staircase_lines(found, [15, 16], 16)
     assert "no stairs are clear of the noise" in "".join(lines) or "times do not grow" in "".join(lines)
     assert lines[-1] == "  2 sizes from 15 up left out: the batch does not fill such a set"
 
 
 def test_what_is_said():
     _, found = staircase(Machine(noise=0.02))
-    lines = said(found, [], 16)
+    lines = staircase_lines(found, [], 16)
     assert lines[0].startswith("4 rows: 4 to 14 experts, 2.0")
     assert "an expert costs" in lines[1]
     assert lines[1].endswith("after 4 rounds)")
     # 0.5 ms where eleven sizes differ by 1 ms
     assert re.fullmatch(r"  stairs end at 8, 12: one expert more than (8|12) costs as much as [45] others", lines[2])
     flat = Staircase(4, [Visit(4, size, number, 2.0 + (size == 4)) for size in (4, 5, 6) for number in range(4)])
-    assert "times do not grow with the experts" in said(flat, [], 16)[1]
+    assert "times do not grow with the experts" in staircase_lines(flat, [], 16)[1]
 
 
 def test_a_round_that_does_not_fit_is_cut_into_several_batches():

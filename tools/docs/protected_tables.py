@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from xshare.report.labels import named
+from xshare.report.labels import policy_label
 from xshare.results.columns import spelled_mean
 
 Row = dict[str, Any]
@@ -24,7 +24,7 @@ def cost(found: Row) -> Table:
             kept = "" if protected == row["batch"] else f" ({row['mass_shared']:.3f})"
             line.append(spelled_mean(row, "active", 1) + kept)
         cells.append(line)
-    return ["protected", *(f"`{named(policy)}`" for policy in policies)], cells
+    return ["protected", *(f"`{policy_label(policy)}`" for policy in policies)], cells
 
 
 def batches(*files: Row | None) -> Table:

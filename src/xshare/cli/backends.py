@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from xshare.cli.interrupted import counted, says_what_is_kept
+from xshare.cli.interrupted import plural, says_what_is_kept
 from xshare.cli.output import number_table, print_table, progress_bar, wide_console
 from xshare.engines.by_name import moe_backends
 from xshare.errors import XShareError
@@ -26,7 +26,7 @@ def backends(asked: BackendBenchmark, out: Path | None) -> None:
     fingerprint |= {"engine_args": dict(asked.options), "xshare": __version__}
     check_continued(out, fingerprint)
     results = Results(out, fingerprint, {"seed": asked.workload.seed})
-    with says_what_is_kept(out, kept):
+    with says_what_is_kept(out, kept_text):
         names = moe_backends()
         with progress_bar("backends", len(names)) as advance:
             for name in names:
@@ -42,8 +42,8 @@ def backends(asked: BackendBenchmark, out: Path | None) -> None:
         wide_console().print(f"results: {out}")
 
 
-def kept(found: Row) -> str:
-    return counted(len(found["samples"]), "backend")
+def kept_text(found: Row) -> str:
+    return plural(len(found["samples"]), "backend")
 
 
 def show(rows: list[Row], samples: list[Row], asked: BackendBenchmark) -> None:
@@ -54,7 +54,7 @@ def show(rows: list[Row], samples: list[Row], asked: BackendBenchmark) -> None:
     if not rows:
         raise XShareError("no moe_backend of this vLLM could be measured here: the lines above say why")
     title = (
-        f"{asked.model or 'nano'} on vllm, batch {asked.workload.batch}, medians of {counted(asked.repeats, 'repeat')}"
+        f"{asked.model or 'nano'} on vllm, batch {asked.workload.batch}, medians of {plural(asked.repeats, 'repeat')}"
     )
     within, marks = interval_names([count_of(row, "step_ratio") for row in rows])
     table = number_table(title, "moe_backend", "kernel", "policy", "step ms", "ratio", within, "experts")
@@ -64,10 +64,10 @@ def show(rows: list[Row], samples: list[Row], asked: BackendBenchmark) -> None:
         ratio = f"{row['step_ratio']:.2f}x"
         table.add_row(row["moe_backend"], row["backend"], row["policy"], f"{row['step_ms']:.2f}", ratio, span, experts)
     print_table(table, "kernel")
-    console.print(said(rows))
+    console.print(fastest_text(rows))
 
 
-def said(rows: list[Row]) -> str:
+def fastest_text(rows: list[Row]) -> str:
     """Which was fastest, of what was measured."""
     kernels = {row["backend"] for row in rows}
     if len(kernels) == 1:

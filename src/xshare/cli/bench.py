@@ -21,18 +21,18 @@ from xshare.bench.interleaved import (
 from xshare.bench.summary import summary_rows
 from xshare.bench.workload import Workload
 from xshare.cli import options as take
-from xshare.cli.interrupted import counted, says_what_is_kept
+from xshare.cli.interrupted import plural, says_what_is_kept
 from xshare.cli.output import (
     chosen_engine,
     engine_arguments,
-    lasting,
-    made_up,
     number_table,
     print_table,
     progress_bar,
+    result_options,
+    unreal_notes,
     wide_console,
 )
-from xshare.cli.prompts import asked_for
+from xshare.cli.prompts import resolve_prompts
 from xshare.cli.protection import show_protection
 from xshare.engines.base import About, Engine
 from xshare.engines.by_name import open_engine
@@ -75,12 +75,12 @@ def bench(
     if rate is not None and not 0 < rate < inf:
         raise XShareError(f"rate must be above 0 requests a second, and finite, not {rate:g}")
     options = engine_arguments(engine_args, timed=True, device=device, dtype=dtype)
-    asked, prompt_tokens, texts = asked_for(prompts, prompt_tokens)
+    asked, prompt_tokens, texts = resolve_prompts(prompts, prompt_tokens)
     workload = Workload(batch, requests or batch, rate, prompt_tokens, tokens, asked, seed, texts)
     forms: Row = {} if cost is None else {"cost": read_stairs(cost).sha256}
     forms |= {"protect": protect} if protect else {}
-    check_continued(out, workload.record() | forms | {"engine_args": lasting(options), "xshare": __version__})
-    with says_what_is_kept(out, kept):
+    check_continued(out, workload.record() | forms | {"engine_args": result_options(options), "xshare": __version__})
+    with says_what_is_kept(out, kept_text):
         opened = open_engine(
             chosen_engine(engine, out),
             model,
@@ -98,8 +98,8 @@ def bench(
             opened.close()
 
 
-def kept(found: Row) -> str:
-    return counted(repeats_of(found["samples"]), "repeat") + " of every policy"
+def kept_text(found: Row) -> str:
+    return plural(repeats_of(found["samples"]), "repeat") + " of every policy"
 
 
 def repeats_of(samples: list[Row]) -> int:
@@ -121,7 +121,10 @@ def run(
     setting = workload.record() | {"drafts": engine.about.drafts}
     record = engine.about.record()
     fingerprint = (
-        record | setting | forms | {"policies": list(compared), "engine_args": lasting(options), "xshare": __version__}
+        record
+        | setting
+        | forms
+        | {"policies": list(compared), "engine_args": result_options(options), "xshare": __version__}
     )
     control = str(noop_control(engine))
     results = Results(out, fingerprint, record | {"seed": workload.seed})
@@ -135,7 +138,7 @@ def run(
     left = range(repeats_of(samples), repeats)
     ways = [Variant(each) for each in compared.values()]
     if "cost" in forms:
-        ways = with_cost_variants(compared, equals(engine, policies, workload, samples))
+        ways = with_cost_variants(compared, equal_policies(engine, policies, workload, samples))
     ways = with_protected_variants(ways, forms.get("protect", []), noop_control(engine))
     try:
         with progress_bar("answers", len(left) * len(ways) * workload.requests) as advance:
@@ -147,7 +150,7 @@ def run(
                 wide_console().print(f"results: {out}; run again, the same command goes on from there")
 
 
-def equals(engine: Engine, policies: list[Policy], workload: Workload, samples: list[Row]) -> dict[str, Policy]:
+def equal_policies(engine: Engine, policies: list[Policy], workload: Workload, samples: list[Row]) -> dict[str, Policy]:
     """By the name of each policy that weighs costs: the plain one that loads as many experts, as it was measured before
     or is found now. Rivals know no costs."""
     known = {sample["equals"]: Policy.parse(sample["policy"]) for sample in samples if "equals" in sample}
@@ -251,7 +254,7 @@ def notes(rows: list[Row], about: About, control: str) -> list[str]:
                 f'{row["left_alone"]}: see "gates" of the xshare key, in which "bypass": false acts even where '
                 "nothing is saved."
             )
-    return found + made_up(about)
+    return found + unreal_notes(about)
 
 
 def _number(value: float | None, digits: int) -> str:

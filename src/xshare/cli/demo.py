@@ -22,7 +22,7 @@ from xshare.policy import RECOMMENDED, Policy
 from xshare.progress import Advance
 from xshare.quality.answering import Outcome, answer, ordered, row_of
 from xshare.quality.task_files import Task, built_in
-from xshare.report.labels import PRESETS, named
+from xshare.report.labels import PRESETS, policy_label
 from xshare.results import Results, Row
 from xshare.results.columns import count_of
 from xshare.statistics import interval_names
@@ -54,14 +54,14 @@ def demo(
         check_writable(out)
     models.check(models.folder("nano"))
     with says_what_is_kept(out, lambda found: f"{len(found['rows'])} of {len(policies)} policies", goes_on=False):
-        rows, timed = measured(policies, questions, batch, tokens, jobs, speed, out)
+        rows, timed = measure(policies, questions, batch, tokens, jobs, speed, out)
     if out is not None:
         wide_console().print(f"results: {out}")
     if speed and policy is None:
         wide_console().print(advice(rows, timed))
 
 
-def measured(
+def measure(
     policies: list[Policy | None], questions: int, batch: int, tokens: int, jobs: int, speed: bool, out: Path | None
 ) -> tuple[list[Row], list[Row]]:
     """Answers and, if `speed` is wanted, times; shown and written as they come."""
@@ -72,13 +72,13 @@ def measured(
     slow = find_cliff()
     if slow is not None:
         wide_console().print(f"oneDNN is switched off for this demo: {slow}")
-    workers = Workers(partial(Nano, slow is None), jobs)
+    workers = Workers(partial(NanoWorker, slow is None), jobs)
     # What is not compiled takes longest, and begun last it would leave the other cores idle.
     in_turn = sorted(policies, key=lambda each: each is None or each.method in COMPILED)
     with progress_bar("answers", len(asked) * len(policies)) as advance:
         workers.tell(advance)
         for which, (outcome, about) in workers.run(
-            (each, Nano.answer, (each, asked, batch, tokens)) for each in in_turn
+            (each, NanoWorker.answer, (each, asked, batch, tokens)) for each in in_turn
         ):
             found[which] = outcome
             if None not in found:  # native is what the others are held against
@@ -102,7 +102,7 @@ def measured(
     return rows, timed
 
 
-class Nano:
+class NanoWorker:
     """A worker's engine."""
 
     def __init__(self, with_onednn: bool, advance: Advance) -> None:
@@ -123,7 +123,7 @@ def show(rows: list[Row], asked: int, batch: int) -> None:
     table = number_table(title, "policy", "experts", "of native", "mass", "accuracy", "change", "95 %", "agreement")
     for row in rows:
         table.add_row(
-            named(row["policy"]),
+            policy_label(row["policy"]),
             f"{row['active']:.1f}",
             f"{row['active'] / row['active_native']:.0%}",
             f"{row['mass']:.3f}",
@@ -157,7 +157,7 @@ def show_speed(rows: list[Row]) -> None:
     table = number_table(title, "policy", "experts", "of native", "ms a step", "times native", within)
     for row, mark in zip(rows, marks, strict=True):
         table.add_row(
-            named(row["policy"]),
+            policy_label(row["policy"]),
             f"{row['active']:.1f}",
             f"{row['active'] / row['active_native']:.0%}",
             f"{row['step_ms']:.0f}",

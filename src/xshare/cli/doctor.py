@@ -10,18 +10,18 @@ import typer
 
 from xshare.bench.workload import Workload
 from xshare.cli import options as take
-from xshare.cli.interrupted import counted, says_what_is_kept
+from xshare.cli.interrupted import plural, says_what_is_kept
 from xshare.cli.output import (
     check_local,
     chosen_engine,
     engine_arguments,
-    made_up,
     number_table,
     print_table,
     progress_bar,
+    unreal_notes,
     wide_console,
 )
-from xshare.cli.prompts import asked_for
+from xshare.cli.prompts import resolve_prompts
 from xshare.cli.protection import show_protection
 from xshare.engines.base import About, Engine
 from xshare.engines.by_name import open_engine
@@ -91,7 +91,7 @@ def doctor(
     check_local(engine)
     asked = [Policy.parse(text) for text in policy or POLICIES]
     options = engine_arguments(engine_args, timed=True, device=device, dtype=dtype)
-    prompts, prompt_tokens, texts = asked_for(prompts, prompt_tokens)
+    prompts, prompt_tokens, texts = resolve_prompts(prompts, prompt_tokens)
     if stairs is not None:
         from xshare.cli.staircase import staircase
 
@@ -110,14 +110,14 @@ def doctor(
     setting |= {"engine_args": options, "xshare": __version__}
     check_continued(out, setting | {"engine": engine})
     forced = Policy(batch_budget=1)
-    with says_what_is_kept(out, kept):
+    with says_what_is_kept(out, kept_text):
         opened = open_engine(engine, model, drafts=drafts, policies=[*asked, forced], options=options)
         about = opened.about
         workload = Workload(batch, batch * waves(about.drafts), None, prompt_tokens, tokens, prompts, seed, texts)
         try:
             results = Results(out, about.record() | setting, about.record() | {"seed": seed})
             shares = [share for share in dict.fromkeys(SHARES if protect is None else protect) if share]
-            found = examined(opened, workload, asked, repeats, shares, results)
+            found = run_examination(opened, workload, asked, repeats, shares, results)
         finally:
             opened.close()
     worth, why = verdict(found)
@@ -125,18 +125,18 @@ def doctor(
     slow = find_cliff() if about.device == "cpu" else None
     if slow is not None:
         wide_console().print(f"products   {slow}")
-    results.rows = [row_of(way, found) for way in ways_of(found)]
+    results.rows = [row_of(way, found) for way in all_variants(found)]
     measured: Row = {"law": asdict(found.law), "overhead": found.overhead, "copy_gbps": found.copy_gbps}
     results.write(**measured, worth=worth, verdict=why)
     if out is not None:
         wide_console().print(f"results: {out}")
 
 
-def kept(found: Row) -> str:
-    return counted(len({sample["repeat"] for sample in found["samples"]}), "repeat") + " of every number of experts"
+def kept_text(found: Row) -> str:
+    return plural(len({sample["repeat"] for sample in found["samples"]}), "repeat") + " of every number of experts"
 
 
-def examined(
+def run_examination(
     engine: Engine, workload: Workload, asked: list[Policy], repeats: int, shares: list[float], results: Results
 ) -> Examination:
     def keep(repeat: list[TimedRun]) -> None:  # what an earlier run came to stays until this one has
@@ -159,7 +159,7 @@ def examined(
         )
 
 
-def ways_of(found: Examination) -> list[TimedVariant]:
+def all_variants(found: Examination) -> list[TimedVariant]:
     return [found.native, found.noop, *found.forced, *found.policies, *found.by_batch, *found.protected]
 
 
@@ -190,7 +190,7 @@ def _paired(name: str, values: tuple[float | None, ...]) -> Row:
     return dict(zip((name, f"{name}_low", f"{name}_high"), values, strict=True))
 
 
-def spelled(value: float | None, form: str) -> str:
+def number_text(value: float | None, form: str) -> str:
     return "-" if value is None else f"{value:{form}}"
 
 
@@ -198,16 +198,16 @@ def show(found: Examination, about: About, worth: bool, why: str) -> None:
     title = f"{about.model} on {about.engine} {about.version}, {about.device}, batch {found.native.batch}"
     title += f", {about.drafts} drafts" if about.drafts else ""
     table = number_table(title, "", "experts", "step ms", "by the law", "mass", "faster", "expected")
-    for way in (way for way in ways_of(found) if not way.protected):
+    for way in (way for way in all_variants(found) if not way.protected):
         whole = way.batch == found.native.batch
         table.add_row(
             way.name if whole else f"native, batch {way.batch}",
-            spelled(way.active, ".1f"),
+            number_text(way.active, ".1f"),
             f"{way.ms:.2f}",
             f"{found.law.step(way.active):.2f}" if whole and way.active is not None else "",
-            spelled(way.mass, ".3f"),
+            number_text(way.mass, ".3f"),
             f"{found.speedup(way, found.native)[0]:.2f}x" if whole else "",
-            spelled(found.expected_gain(way), ".2f") + "x" if way in found.policies else "",
+            number_text(found.expected_gain(way), ".2f") + "x" if way in found.policies else "",
         )
     print_table(table, "by the law", "mass")
     show_protection([row_of(way, found) for way in (*found.policies, *found.protected)])
@@ -230,6 +230,6 @@ def show(found: Examination, about: About, worth: bool, why: str) -> None:
             console.print(
                 f"bus        {found.native_experts:.1f} experts take at least {least:.0f} ms to read, a step natively"
             )
-    for note in made_up(about):
+    for note in unreal_notes(about):
         console.print(note)
     console.print(f"[bold]{'worth it' if worth else 'not worth it'}[/bold]: {why}")

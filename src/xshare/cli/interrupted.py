@@ -36,6 +36,6 @@ def says_what_is_kept(out: Path | None, holds: Callable[[Row], str], goes_on: bo
         raise typer.Exit(STOPPED) from None
 
 
-def counted(number: int, what: str) -> str:
+def plural(number: int, what: str) -> str:
     """`1 repeat`, `3 repeats`."""
     return f"{number} {what}{'' if number == 1 else 's'}"

@@ -21,7 +21,7 @@ class Commands(TyperGroup):
         # Of a name that is none, all are looked at: the one that was meant may be among them.
         for name in [cmd_name] if cmd_name in COMMANDS else COMMANDS:
             if name not in self.commands:
-                self.commands[name] = made(name)
+                self.commands[name] = load_command(name)
         return super().get_command(ctx, cmd_name)
 
     def invoke(self, ctx: Any) -> Any:
@@ -32,7 +32,7 @@ class Commands(TyperGroup):
             raise typer.Exit(130) from None
 
 
-def made(name: str) -> Any:
+def load_command(name: str) -> Any:
     """The command of xshare.cli.NAME: the function of that name, or its `app` of several commands."""
     module = import_module(f"xshare.cli.{name}")
     app = getattr(module, "app", None)

@@ -17,10 +17,10 @@ class Command(TyperCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         names = {name for param in self.params for name in param.opts}
         old = {was: now for was, now in OPTIONS.items() if now in names and was not in names}
-        return super().parse_args(ctx, as_today(args, old))
+        return super().parse_args(ctx, upgrade_args(args, old))
 
 
-def as_today(args: list[str], old: dict[str, str]) -> list[str]:
+def upgrade_args(args: list[str], old: dict[str, str]) -> list[str]:
     found: list[str] = []
     for word in args:
         name, equals, value = word.partition("=")

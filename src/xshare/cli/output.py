@@ -109,12 +109,12 @@ def engine_arguments(
     return found
 
 
-def lasting(options: dict[str, Any]) -> dict[str, Any]:
+def result_options(options: dict[str, Any]) -> dict[str, Any]:
     """Of an engine's arguments those that results depend on: how long to wait for a server is none of them."""
     return {name: value for name, value in options.items() if name != "timeout"}
 
 
-def made_up(about: About) -> list[str]:
+def unreal_notes(about: About) -> list[str]:
     """What of an engine is not real, and what follows from it."""
     found = []
     if "dummy" in str(about.weights):
@@ -124,7 +124,7 @@ def made_up(about: About) -> list[str]:
     return found
 
 
-def cut_off(share: float, policy: str, tokens: int) -> list[str]:
+def cut_off_notes(share: float, policy: str, tokens: int) -> list[str]:
     """What to say of answers that ended for want of tokens, where they are more than a few."""
     if share <= 0.05:
         return []

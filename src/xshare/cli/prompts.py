@@ -13,7 +13,7 @@ KEYWORDS = ("questions", "random")
 TOKENS = 64  # of a prompt that is made
 
 
-def of_a_file(prompts: str) -> list[Prompt]:
+def prompts_from_file(prompts: str) -> list[Prompt]:
     """None where prompts are made by a keyword."""
     if prompts in KEYWORDS:
         return []
@@ -24,8 +24,8 @@ def of_a_file(prompts: str) -> list[Prompt]:
     return read_prompts(Path(prompts))
 
 
-def asked_for(prompts: str, tokens: int | None) -> tuple[str, int | None, tuple[str, ...]]:
+def resolve_prompts(prompts: str, tokens: int | None) -> tuple[str, int | None, tuple[str, ...]]:
     """-> the keyword, or the file as results name it; tokens of a prompt; the file's texts."""
-    if texts := tuple(prompt.text for prompt in of_a_file(prompts)):
+    if texts := tuple(prompt.text for prompt in prompts_from_file(prompts)):
         return f"{Path(prompts).name} {sha256(Path(prompts))[:12]}", tokens, texts
     return prompts, tokens or TOKENS, ()

@@ -3,7 +3,7 @@ does."""
 
 from __future__ import annotations
 
-from xshare.cli.output import cut_off, number_table, print_table, wide_console
+from xshare.cli.output import cut_off_notes, number_table, print_table, wide_console
 from xshare.engines.base import About
 from xshare.quality.protected import HALF, MATES
 from xshare.results import Row
@@ -77,17 +77,17 @@ def show_protected(rows: list[Row], about: About, setting: Row) -> None:
         "same: answers that are token for token native's in the same batches. Native routing is held against itself "
         "twice, with XShare off: with other mates in the batch, and in batches half as large."
     )
-    for note in cut_off(first["cut"], first["policy"], setting["tokens"]):
+    for note in cut_off_notes(first["cut"], first["policy"], setting["tokens"]):
         console.print(note)
     for row in (row for row in rows if row["control"] is not None):
-        console.print(settled(row))
+        console.print(control_text(row))
     for row in rows:
         moved = row["protected_questions"] - row["protected_same"]
         if moved and row["method"] != "native":
             console.print(f"{row['policy']} moved {moved} of {row['protected_questions']} protected answers.")
 
 
-def settled(row: Row) -> str:
+def control_text(row: Row) -> str:
     """What the batch alone does, with XShare off."""
     asked = row["protected_questions"] + row["questions"]
     moved = asked - row["protected_same"] - row["same"]

@@ -10,15 +10,15 @@ from typing import Annotated, Literal
 import typer
 
 from xshare.cli import options as take
-from xshare.cli.interrupted import counted, says_what_is_kept
+from xshare.cli.interrupted import plural, says_what_is_kept
 from xshare.cli.output import (
     chosen_engine,
-    cut_off,
+    cut_off_notes,
     engine_arguments,
-    lasting,
     number_table,
     print_table,
     progress_bar,
+    result_options,
     wide_console,
 )
 from xshare.cli.protection import show_protected
@@ -95,12 +95,12 @@ def quality(
     if (chat or task_folder is not None) and (tasks is None or not is_harness(tasks)):
         given = "--chat" if chat else "--task-folder"
         raise XShareError(f"{given} is for tasks of lm-evaluation-harness: name them, with --tasks")
-    asked, said = asked_for(tasks, task_folder, chat, questions, tokens, seed)
+    asked, said = load_questions(tasks, task_folder, chat, questions, tokens, seed)
     if asked[0].name is not None and mix != "mixed":
         raise XShareError("--mix is for questions of several kinds: tasks of lm-evaluation-harness are one kind each")
     options = engine_arguments(engine_args, device=device, dtype=dtype)
     setting: Row = {"batch": batch, "tokens": max(each.tokens for each in asked), "seed": seed}
-    setting |= {"questions": sum(len(each.tasks) for each in asked), "engine_args": lasting(options)}
+    setting |= {"questions": sum(len(each.tasks) for each in asked), "engine_args": result_options(options)}
     setting |= {"tasks": said, "xshare": __version__}
     if protect is not None:
         if protect == 0 or neighbours or against is not None or not policy:
@@ -110,23 +110,23 @@ def quality(
             )
         setting["protect"] = protect
     check_continued(out, setting)
-    with says_what_is_kept(out, kept):
+    with says_what_is_kept(out, kept_text):
         named = [each for each in policies if each is not None]
         access, chosen = Access(api_key, ca_file), chosen_engine(engine, out)
         opened = open_engine(chosen, model, drafts=drafts, policies=named, options=options, access=access)
-        policies = possible(opened, policies, against)
+        policies = measurable_policies(opened, policies, against)
         record = opened.about.record()
         try:
             results = Results(out, record | setting, record | {"seed": seed})
             if protect is None:
                 measure(opened, asked, policies, setting, mix, neighbours, against, results)
             else:
-                protected(opened, asked, named, setting, mix, protect, results)
+                measure_protected(opened, asked, named, setting, mix, protect, results)
         finally:
             opened.close()
 
 
-def asked_for(
+def load_questions(
     tasks: str | None, folder: Path | None, chat: bool, questions: int | None, tokens: int | None, seed: int
 ) -> tuple[list[QuestionSet], str]:
     """What is asked, and how results name it."""
@@ -140,15 +140,15 @@ def asked_for(
     return [QuestionSet(read_tasks(path), tokens or LONGEST)], f"{path.name} {sha256(path)[:12]}"
 
 
-def kept(found: Row) -> str:
+def kept_text(found: Row) -> str:
     """Policies that are done, and the answers of the one that was not."""
     rows = len(found["rows"])
     said = f"{rows} finished {'policy' if rows == 1 else 'policies'}"
     begun = [(sample["policy"], len(sample["ended"])) for sample in found["samples"] if "ended" in sample]
-    return said + "".join(f" and {counted(number, 'answer')} of {policy}" for policy, number in begun)
+    return said + "".join(f" and {plural(number, 'answer')} of {policy}" for policy, number in begun)
 
 
-def possible(opened: Engine, policies: list[Policy | None], against: Path | None) -> list[Policy | None]:
+def measurable_policies(opened: Engine, policies: list[Policy | None], against: Path | None) -> list[Policy | None]:
     """What this engine can be measured under, of what is asked; it is closed where nothing can be."""
     asked = len(policies) > 1
     if (running := opened.about.policy) is not None:  # a server that cannot be changed: measured as it is
@@ -178,7 +178,11 @@ def measure(
         for each, mixed in product(asked, mixes(mix)):
             some = replace(each, tasks=ordered(each.tasks, mixed, setting["seed"]))
             study = Study(engine, some, mixed, setting["batch"], neighbours, results)
-            native = None if against is None else Samples(natives(against, setting), mixed, each.name).answers(None, 0)
+            native = (
+                None
+                if against is None
+                else Samples(native_samples(against, setting), mixed, each.name).answers(None, 0)
+            )
             if against is not None and native is None:
                 raise XShareError(f"{str(against)!r} holds no answers of native routing to these questions")
             with progress_bar(each.name or "answers", study.answers(len(policies))) as advance:
@@ -193,7 +197,7 @@ def measure(
                 wide_console().print(f"results: {results.path}")
 
 
-def protected(
+def measure_protected(
     engine: Engine,
     asked: list[QuestionSet],
     policies: list[Policy],
@@ -224,7 +228,7 @@ def mixes(mix: Mix) -> list[bool]:
     return [True, False] if mix == "both" else [mix == "mixed"]
 
 
-def natives(path: Path, setting: Row) -> list[Row]:
+def native_samples(path: Path, setting: Row) -> list[Row]:
     """Samples of another result file, which must be of the same questions."""
     same = {name: setting[name] for name in ("batch", "tokens", "seed", "questions", "tasks")}
     if not is_file(path):
@@ -233,7 +237,7 @@ def natives(path: Path, setting: Row) -> list[Row]:
     return samples
 
 
-def held_against(row: Row) -> list[str]:
+def change_cells(row: Row) -> list[str]:
     if row["change"] is None:
         return ["-"] * 4
     interval = f"{row['change_low']:+.1%} to {row['change_high']:+.1%}"
@@ -256,7 +260,7 @@ def show(rows: list[Row], about: About, setting: Row) -> None:
             "-" if row["mass"] is None else f"{row['mass']:.3f}",
             f"{row['accuracy']:.1%}",
             f"{row['accuracy_low']:.0%} to {row['accuracy_high']:.0%}",
-            *held_against(row),
+            *change_cells(row),
             "-" if row["kl"] is None else f"{row['kl']:.4f}",
         ]
         if drafted:
@@ -270,7 +274,7 @@ def show(rows: list[Row], about: About, setting: Row) -> None:
         "change: against native on the same questions, with McNemar's p; agreement: share of native's tokens decoded "
         "before the first that differs; KL: of native's next-token distribution, teacher-forced, in nats."
     )
-    for note in cut_off(rows[0]["cut"], rows[0]["policy"], setting["tokens"]):
+    for note in cut_off_notes(rows[0]["cut"], rows[0]["policy"], setting["tokens"]):
         console.print(note)
     if rows[0]["change"] is None:
         console.print("Native routing was not measured: --against FILE takes results of a server that runs natively.")

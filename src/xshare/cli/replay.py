@@ -19,7 +19,7 @@ from xshare.cli.output import number_table, print_table, progress_bar, wide_cons
 from xshare.errors import PolicyError, XShareError
 from xshare.files import check_apart, read_whole
 from xshare.policy import Policy
-from xshare.report.labels import apart
+from xshare.report.labels import with_variant_name
 from xshare.report.plot import check_plot, plot_curve, plot_overlap, plot_tradeoff
 from xshare.results import Row, check_replaced, provenance, write_result
 from xshare.results.columns import spelled_mean
@@ -142,7 +142,7 @@ def replay(
             console.print(CHOSEN_ONLY)
         if by_layer:
             by = [row for outcome in outcomes for row in layer_rows(outcome, header, setting)]
-            print_table(_layer_table([*map(apart, by)]))
+            print_table(_layer_table([*map(with_variant_name, by)]))
             rows += by
     largest = 0 if everything or overlaps else max(row["batch"] for row in rows)
     if mix == "alike" and (least := min(Counter(header.domains).values())) < largest:
@@ -154,7 +154,7 @@ def replay(
         console.print(f"rows written to {out}")
     if plot is not None:
         draw = plot_overlap if overlaps else plot_curve if curve else plot_tradeoff
-        draw([apart(row) for row in rows if row.get("layer") is None], plot, title)
+        draw([with_variant_name(row) for row in rows if row.get("layer") is None], plot, title)
         console.print(f"plot written to {plot}")
 
 

@@ -11,8 +11,8 @@ from typing import Any
 from torch import Tensor
 
 from xshare.bench.workload import Workload
-from xshare.cli.interrupted import counted, says_what_is_kept
-from xshare.cli.output import made_up, progress_bar, wide_console
+from xshare.cli.interrupted import plural, says_what_is_kept
+from xshare.cli.output import progress_bar, unreal_notes, wide_console
 from xshare.engines.base import Engine
 from xshare.engines.by_name import open_engine
 from xshare.errors import XShareError
@@ -46,7 +46,7 @@ def staircase(
     setting: Row = {"stairs": True, "engine_args": options, "tokens": most, "xshare": __version__}
     setting |= {"prompts": workload.prompts, "prompt_tokens": workload.prompt_tokens, "seed": workload.seed}
     check_continued(path, setting | {"engine": engine})
-    with says_what_is_kept(path, kept):
+    with says_what_is_kept(path, kept_text):
         opened = open_engine(engine, model, drafts=drafts, policies=[Policy(batch_budget=1)], options=options)
         about = opened.about
         try:
@@ -57,26 +57,28 @@ def staircase(
             stamp = dict.fromkeys(WHERE) | about.record() | {"backend": about.backend, "seed": workload.seed}
             results = Results(path, about.record() | setting, stamp, ("samples", "counts"))
             asks = {number: replace(workload, batch=number // each, requests=number // each) for number in asked}
-            active = {number: loaded(opened, number, asks[number], results) for number in asked}
-            found = [measured(opened, number, asks[number], active[number], rounds, most, results) for number in asked]
+            active = {number: experts_loaded(opened, number, asks[number], results) for number in asked}
+            found = [
+                measure_rows(opened, number, asks[number], active[number], rounds, most, results) for number in asked
+            ]
         finally:
             opened.close()
     results.write()
     console = wide_console()
     console.print(f"{about.model} on {about.engine} {about.version}, {about.device}, experts by {about.backend}")
     for stairs, left_out in found:
-        for line in said(stairs, left_out, about.experts):
+        for line in staircase_lines(stairs, left_out, about.experts):
             console.print(line)
-    for note in made_up(about):
+    for note in unreal_notes(about):
         console.print(note)
     console.print(f"results: {path}")
 
 
-def kept(found: Row) -> str:
-    return counted(len({(sample["batch"], sample["round"]) for sample in found["samples"]}), "round")
+def kept_text(found: Row) -> str:
+    return plural(len({(sample["batch"], sample["round"]) for sample in found["samples"]}), "round")
 
 
-def loaded(engine: Engine, rows: int, workload: Workload, results: Results) -> dict[int, float]:
+def experts_loaded(engine: Engine, rows: int, workload: Workload, results: Results) -> dict[int, float]:
     """Experts that a step of so many rows loads, by the size of the set."""
     active = {each["experts"]: each["active"] for each in results.lists["counts"] if each["batch"] == rows}
     if not active:
@@ -90,7 +92,7 @@ def loaded(engine: Engine, rows: int, workload: Workload, results: Results) -> d
     return active
 
 
-def measured(
+def measure_rows(
     engine: Engine,
     rows: int,
     workload: Workload,
@@ -125,19 +127,19 @@ def measured(
     return found, sorted({*active} - {*sizes})
 
 
-def said(found: Staircase, left_out: Sequence[int], num_experts: int) -> list[str]:
+def staircase_lines(found: Staircase, left_out: Sequence[int], num_experts: int) -> list[str]:
     """Where the edges are and what an expert costs, in words."""
     first, last = found.sizes[0], found.sizes[-1]
     low, high = found.times[first][0], found.times[last][0]
     lines = [f"{found.rows} rows: {first} to {last} experts, {low:.3g} to {high:.3g} ms a step"]
-    noise = f"standard error up to {micro(found.noise_ms)} after {counted(found.rounds, 'round')}"
+    noise = f"standard error up to {microseconds_text(found.noise_ms)} after {plural(found.rounds, 'round')}"
     cost, ends = found.cost(num_experts), found.edges(num_experts)
     if cost is None:
         lines.append(
             f"  times do not grow with the experts ({noise}): no cost can be told, and engines refuse the file"
         )
     else:
-        lines.append(f"  an expert costs {micro(found.expert_ms)} ({noise})")
+        lines.append(f"  an expert costs {microseconds_text(found.expert_ms)} ({noise})")
         lines.append("  " + (stairs_end(cost, ends) if ends else no_stairs(found)))
     if left_out:
         which = "size" if len(left_out) == 1 else "sizes"
@@ -157,5 +159,5 @@ def no_stairs(found: Staircase) -> str:
     return f"no stairs are clear of the noise{more}"
 
 
-def micro(ms: float) -> str:
+def microseconds_text(ms: float) -> str:
     return f"{1000 * ms:.{0 if ms >= 0.01 else 1}f} µs"

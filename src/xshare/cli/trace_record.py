@@ -11,7 +11,7 @@ from xshare import models
 from xshare.bench.workload import Workload
 from xshare.cli import options as take
 from xshare.cli.output import progress_bar
-from xshare.cli.prompts import KEYWORDS, TOKENS, of_a_file
+from xshare.cli.prompts import KEYWORDS, TOKENS, prompts_from_file
 from xshare.engines.trace_recording import Tokens, record_folder
 from xshare.errors import XShareError
 from xshare.files import check_apart, check_writable
@@ -43,7 +43,7 @@ def record_command(
     made = prompts in KEYWORDS
     check_apart([out], [] if made else [Path(prompts)])
     check_writable(out)
-    given = of_a_file(prompts)[:requests]
+    given = prompts_from_file(prompts)[:requests]
     count = len(given) or requests or batch
     source: dict[str, Any] = {"source": prompts, "seed": seed} if made else {"source": Path(prompts).name}
     source |= {} if made else {"source_sha256": sha256(Path(prompts))}

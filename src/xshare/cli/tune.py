@@ -9,16 +9,16 @@ from typing import Annotated
 import typer
 
 from xshare.cli import options as take
-from xshare.cli.interrupted import counted, says_what_is_kept
+from xshare.cli.interrupted import plural, says_what_is_kept
 from xshare.cli.output import (
     check_local,
     chosen_engine,
-    cut_off,
+    cut_off_notes,
     engine_arguments,
-    made_up,
     number_table,
     print_table,
     progress_bar,
+    unreal_notes,
     wide_console,
 )
 from xshare.engines.by_name import open_engine
@@ -65,7 +65,7 @@ def tune(
     profile: Annotated[Path, typer.Option(help="Where to write the profile.")] = Path("profile.yaml"),
 ) -> None:
     """Search guarantees, prices and budgets; decide by intervals on unseen questions; write a profile."""
-    allowed = share(max_drop)
+    allowed = parse_share(max_drop)
     engine = chosen_engine(engine, out)
     check_local(engine)
     check_apart([out, profile], [tasks, cost])
@@ -79,14 +79,14 @@ def tune(
     setting: Row = {"batch": batch, "tokens": tokens, "engine_args": options, "xshare": __version__}
     setting["first_round"] = asked.first
     setting["tasks"] = "nano's" if tasks is None else f"{tasks.name} {sha256(tasks)[:12]}"
-    weighed = None if cost is None else named_from(cost, profile)
+    weighed = None if cost is None else cost_reference(cost, profile)
     setting |= {} if weighed is None else {"cost": weighed.sha256}
     check_continued(out, setting)
     like = Policy(warmup=1, request_budget=min(1, drafts))  # what selection must provide for
-    with says_what_is_kept(out, kept):
+    with says_what_is_kept(out, kept_text):
         opened = open_engine(engine, model, drafts=drafts, policies=[like], options=options, cost=cost)
         record = opened.about.record()
-        if unreal := made_up(opened.about):
+        if unreal := unreal_notes(opened.about):
             opened.close()
             raise XShareError(f"answers would decide nothing here: {' '.join(unreal)}")
         if objective is None:  # a step on a CPU is not bound by loading experts, and says nothing about one on a GPU
@@ -109,12 +109,12 @@ def tune(
         finally:
             opened.close()
     show(tuning, profile, out)
-    for note in cut_off(tuning.cut, "native", tokens):
+    for note in cut_off_notes(tuning.cut, "native", tokens):
         wide_console().print(note)
     wide_console().print(f"results: {out}; the same command with more --questions goes on from there")
 
 
-def named_from(cost: Path, profile: Path) -> Weighed:
+def cost_reference(cost: Path, profile: Path) -> Weighed:
     """A staircase as a profile names it: relative where it lies beside the profile or below, so that they move
     together."""
     found = cost.resolve()
@@ -122,12 +122,12 @@ def named_from(cost: Path, profile: Path) -> Weighed:
     return Weighed(file=str(beside), sha256=str(read_stairs(cost).sha256))
 
 
-def kept(found: Row) -> str:
+def kept_text(found: Row) -> str:
     scanned, rounds = (sum(column in sample for sample in found["samples"]) for column in ("scan", "right"))
-    return f"a first look at {scanned} policies and {counted(rounds, 'round')} of answers"
+    return f"a first look at {scanned} policies and {plural(rounds, 'round')} of answers"
 
 
-def share(text: str) -> float:
+def parse_share(text: str) -> float:
     """`2%` or `0.02`."""
     try:
         value = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
@@ -178,14 +178,14 @@ def show(tuning: Tuning, profile: Path, out: Path) -> None:
         )
         bolder = [each for each in tuning.tried if each.candidate.mean_active < holds.candidate.mean_active]
         if waiting := [each for each in bolder if each.state == "undecided"]:
-            console.print(f"bolder ones are undecided: {undecided(waiting)}")
+            console.print(f"bolder ones are undecided: {undecided_text(waiting)}")
     else:
-        console.print(without(tuning))
+        console.print(no_profile_reason(tuning))
         if profile.exists():
             console.print(f"{profile} is of an earlier run, and was left as it is")
 
 
-def without(tuning: Tuning) -> str:
+def no_profile_reason(tuning: Tuning) -> str:
     """Why there is no profile."""
     tried = tuning.tried
     gains = [tuning.gain(candidate) for candidate in front(tuning.candidates)]
@@ -197,20 +197,20 @@ def without(tuning: Tuning) -> str:
     if not open_:
         lose = f"all of {len(tried)} policies that were tried lose more than {tuning.max_drop:.1%}"
         return f"no operating window: {lose}" + (f"; {slower}" if left_out else "")
-    return f"undecided: {undecided(open_)}"
+    return f"undecided: {undecided_text(open_)}"
 
 
-def undecided(tried: Sequence[CandidateTrials]) -> str:
+def undecided_text(tried: Sequence[CandidateTrials]) -> str:
     """Of the boldest that would hold if it went on so, or else of the one that came nearest."""
     hopeful = [each for each in tried if each.needed is not None]
     if hopeful:
         best = min(hopeful, key=lambda each: each.candidate.mean_active)
-        return f"{so_far(best)}: about {best.needed} of each set would show it (--questions)"
+        return f"{progress_text(best)}: about {best.needed} of each set would show it (--questions)"
     best = max(tried, key=lambda each: each.last.change.change)
-    return f"{so_far(best)}: should that stay it would not hold, and more --questions would show it"
+    return f"{progress_text(best)}: should that stay it would not hold, and more --questions would show it"
 
 
-def so_far(tried: CandidateTrials) -> str:
+def progress_text(tried: CandidateTrials) -> str:
     (low, high), change = tried.last.bounds, tried.last.change.change
     return (
         f"{tried.candidate.name} changes {change:+.1%} of {len(tried.last.right)} answers, within {low:+.1%} and "

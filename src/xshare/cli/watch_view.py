@@ -13,7 +13,7 @@ from xshare.cli.output import number_table
 from xshare.engines.counters import Stats
 from xshare.engines.server_metrics import Between
 from xshare.policy import Policy
-from xshare.report.labels import named
+from xshare.report.labels import policy_label
 
 AROUND = 13  # lines of a view that are not its layers, beside the reasons
 FEWEST = 4  # layers that are shown on any terminal
@@ -30,7 +30,7 @@ COLUMNS = {  # of the table by layer
 def policy_name(between: Between) -> str:
     """With the preset's name, where it is one."""
     try:
-        return named(Policy.parse(between.last.policy))
+        return policy_label(Policy.parse(between.last.policy))
     except ValueError:  # of another version of xshare
         return between.last.policy
 

@@ -53,7 +53,7 @@ def by_regime(file: ResultFile, rows: list[Row], but: str | None = None) -> list
     return [(dict(key), group) for key, group in groups.items()]
 
 
-def spelled(regime: Regime) -> str:
+def regime_text(regime: Regime) -> str:
     """`gpt-oss-20b, batch 16, draft 3`"""
     if regime.get("drafts") == 0:  # then the drafter has nothing to do
         regime = {name: value for name, value in regime.items() if name != "drafter"}
@@ -72,14 +72,14 @@ def spelled(regime: Regime) -> str:
     )
 
 
-def spelled_all(file: ResultFile) -> str:
+def file_regime_text(file: ResultFile) -> str:
     """The conditions of all rows of a file together: `gpt-oss-120b, batch 4, 16, 32`."""
     values: dict[str, dict[Any, None]] = {}
     for row in file.rows:
         for name, value in regime_of(row, file).items():
             values.setdefault(name, {})[value] = None
     lists = {name: sorted(found, key=lambda v: (isinstance(v, str), v)) for name, found in values.items()}
-    return spelled({name: found[0] if len(found) == 1 else _listed(found) for name, found in lists.items()})
+    return regime_text({name: found[0] if len(found) == 1 else _listed(found) for name, found in lists.items()})
 
 
 def _listed(found: list[Any]) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from xshare.report.axis import Axis
 from xshare.report.chart import Chart, Series
 from xshare.report.conditions import Regime, by_regime
-from xshare.report.labels import Value, named, plain, value
+from xshare.report.labels import Value, policy_label, printable, value
 from xshare.report.result_files import ResultFile
 from xshare.results import Row
 from xshare.results.columns import number
@@ -40,5 +40,7 @@ def chart(found: Curves) -> Chart:
     series = [Series("independent uniform choices", x, y, line=True)]
     for look, (policy, points) in enumerate(found.items()):
         batches = [3 * (batch,) for batch, _, _ in points]
-        series.append(Series(plain(named(policy), 200), batches, [active for _, active, _ in points], look, line=True))
+        series.append(
+            Series(printable(policy_label(policy), 200), batches, [active for _, active, _ in points], look, line=True)
+        )
     return Chart(Axis("requests in the batch", doubling=True), Axis("experts loaded per layer", zero=True), series)

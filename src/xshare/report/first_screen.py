@@ -7,18 +7,28 @@ from collections.abc import Callable, Sequence
 
 from xshare.report.html import EMPTY, Html, join, tag
 from xshare.report.known_policies import NATIVE, Choice, Setting, settings
-from xshare.report.labels import BARS, BY_COST, PRESETS, Value, more, named, percent, points, within
+from xshare.report.labels import (
+    BARS,
+    BY_COST,
+    PRESETS,
+    Value,
+    interval_text,
+    percent,
+    policy_label,
+    signed_percent,
+    signed_points,
+)
 from xshare.report.pareto import SAVED, Judged, Plane, chart
 from xshare.report.result_files import ResultFile
 from xshare.report.tables import Cell, box
-from xshare.report.verdict import LIMIT, Verdict, kept, verdict
+from xshare.report.verdict import LIMIT, Verdict, points_kept, verdict
 from xshare.statistics import interval_names
 
 MOST = 4  # policies on the first screen
 NOTHING = "These files measured neither the speed of policies nor their answers, so there is nothing to decide by."
 
 
-def first(files: list[ResultFile]) -> Html:
+def first_screen(files: list[ResultFile]) -> Html:
     found = [verdict(setting) for setting in settings(files)]
     if not found:
         return tag("section", tag("h2", "Should I turn it on?"), tag("p", NOTHING), class_="first")
@@ -53,7 +63,7 @@ def _table(top: Verdict) -> Html:
     others = [choice for choice in choices if choice is not top.shown]
     if plane is not None and top.setting.answers is not None:
         front = {p.policy for p in plane.front()}
-        others = sorted((choice for choice in others if choice.policy in front), key=kept, reverse=True)
+        others = sorted((choice for choice in others if choice.policy in front), key=points_kept, reverse=True)
     others = others[: MOST - 1]
     shown = [choice for choice in choices if choice is top.shown or choice in others]  # the fastest first
     head = [Cell("policy"), *_measured(shown), Cell("experts loaded", number=True)]
@@ -67,10 +77,10 @@ def _table(top: Verdict) -> Html:
 def _row(choice: Choice, about: Verdict) -> list[Cell]:
     loads = "" if choice.saved is None else percent(1 - choice.saved[0])
     mark = "recommended" if about.recommended and choice is about.shown else ""
-    name = Cell(named(choice.policy), small=mark)
+    name = Cell(policy_label(choice.policy), small=mark)
     native = "of native's" if loads else ""
-    gain = _cell(choice.gain, more, choice.runs)
-    return [name, gain, _cell(choice.points, points), Cell(loads, number=True, small=native)]
+    gain = _cell(choice.gain, signed_percent, choice.runs)
+    return [name, gain, _cell(choice.points, signed_points), Cell(loads, number=True, small=native)]
 
 
 def _measured(choices: Sequence[Choice]) -> tuple[Cell, Cell]:
@@ -83,7 +93,7 @@ def _measured(choices: Sequence[Choice]) -> tuple[Cell, Cell]:
 def _cell(found: Value | None, spelled: Callable[[float], str], count: int | None = None) -> Cell:
     if found is None:
         return Cell("", number=True)
-    return Cell(spelled(found[0]), number=True, small=within(found, spelled, count).removeprefix("95 %: "))
+    return Cell(spelled(found[0]), number=True, small=interval_text(found, spelled, count).removeprefix("95 %: "))
 
 
 def _plane(setting: Setting) -> Plane | None:

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from math import hypot
 
-from xshare.report.conditions import Regime, by_regime, spelled
+from xshare.report.conditions import Regime, by_regime, regime_text
 from xshare.report.labels import Value, value
-from xshare.report.pareto import method_of, saved, whole
+from xshare.report.pareto import experts_saved, method_of, policy_rows
 from xshare.report.result_files import KINDS, ResultFile
 from xshare.results import Row
 from xshare.results.columns import count_of, number
@@ -127,7 +127,7 @@ class Setting:
             if None not in engines and len(engines) == 2:
                 regime["engine"] = " for speed, ".join(map(str, engines)) + " for answers"
         regime |= {"model": self._only.model} if "model" in regime else {}
-        return spelled(regime)
+        return regime_text(regime)
 
     @property
     def files(self) -> str:
@@ -143,7 +143,7 @@ class Setting:
 
 
 def _choice(row: Row, gain: Value | None, points: Value | None) -> Choice:
-    return Choice(str(row["policy"]), method_of(row), gain, points, saved(row), count_of(row, "ratio"))
+    return Choice(str(row["policy"]), method_of(row), gain, points, experts_saved(row), count_of(row, "ratio"))
 
 
 def settings(files: list[ResultFile]) -> list[Setting]:
@@ -166,5 +166,5 @@ def _tells(found: dict[str, Value]) -> bool:
 
 
 def _groups(file: ResultFile) -> Iterator[Group]:
-    for regime, rows in by_regime(file, whole(file)):
+    for regime, rows in by_regime(file, policy_rows(file)):
         yield Group(file, regime, {str(row["policy"]): row for row in rows})

@@ -61,7 +61,7 @@ UNITS = {"ms": ", ms", "us": ", µs", "gbps": "GB/s", "kl": "KL"}
 PRESETS = {str(Policy.parse(name)): name for name in RECOMMENDED}  # by what they are
 
 
-def titled(column: str) -> str:
+def column_title(column: str) -> str:
     """`step_ms` is `step, ms`."""
     if column in NAMES:
         return NAMES[column]
@@ -71,14 +71,14 @@ def titled(column: str) -> str:
 BY_COST = " by cost"  # behind a policy whose sets were weighed by what they cost
 
 
-def named(policy: object) -> str:
+def policy_label(policy: object) -> str:
     """A policy as it is written, a recommended preset with its name."""
     text = str(policy).removesuffix(BY_COST)
     preset = PRESETS.get(text)
     return str(policy) if preset is None else str(policy).replace(text, f"{preset} ({RECOMMENDED[preset]})")
 
 
-def apart(row: Row) -> Row:
+def with_variant_name(row: Row) -> Row:
     """A row whose policy has a name of its own, where a file has several forms of one policy."""
     if number(row.get("protected")):
         return row | {"policy": f"{row['policy']}, {row['protected']:.0%} protected"}
@@ -87,13 +87,13 @@ def apart(row: Row) -> Row:
     return row if row.get("equals") is None else row | {"policy": f"{row['policy']} (as many as {row['equals']})"}
 
 
-def plain(text: object, most: int = 40) -> str:
+def printable(text: object, most: int = 40) -> str:
     """A name from a file as it may stand in a picture: one line, not too long, no control characters."""
     cleaned = "".join(char if char.isprintable() else "�" for char in str(text))
     return cleaned if len(cleaned) <= most else cleaned[: most - 1] + "…"
 
 
-def span(row: Row, column: str) -> tuple[float, float] | None:
+def interval_of(row: Row, column: str) -> tuple[float, float] | None:
     """The interval of a column, within what is possible: files of before have changes below -100 %."""
     found = ends(row, column)
     if found is None or column not in SHARES | POINTS:
@@ -108,7 +108,7 @@ def value(row: Row, column: str) -> Value | None:
     middle = number(row.get(column))
     if middle is None:
         return None
-    low, high = span(row, column) or (middle, middle)
+    low, high = interval_of(row, column) or (middle, middle)
     return middle, min(low, middle), max(high, middle)
 
 
@@ -116,16 +116,16 @@ def percent(share: float) -> str:
     return f"{100 * share:.1f} %"
 
 
-def more(share: float) -> str:
+def signed_percent(share: float) -> str:
     """`+12.5 %`"""
     return f"{round(100 * share, 1) + 0:+.1f} %"  # + 0: not -0
 
 
-def points(found: float) -> str:
+def signed_points(found: float) -> str:
     return f"{round(found, 1) + 0:+.1f}"
 
 
-def within(found: Value, spelled: Any, count: int | None = None) -> str:
+def interval_text(found: Value, spelled: Any, count: int | None = None) -> str:
     """The interval of a value in words; says so where there is none. `count`: the runs that a median is of."""
     if found[1] == found[2]:
         return "no interval"

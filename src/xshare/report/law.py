@@ -9,8 +9,8 @@ from functools import cached_property
 from xshare.latency_law import Law, fit
 from xshare.report.axis import Axis
 from xshare.report.chart import Chart, Series
-from xshare.report.conditions import by_regime, spelled
-from xshare.report.labels import Value, plain
+from xshare.report.conditions import by_regime, regime_text
+from xshare.report.labels import Value, printable
 from xshare.report.result_files import ResultFile
 from xshare.results.columns import number
 
@@ -44,7 +44,7 @@ def laws(file: ResultFile) -> Iterator[Steps]:
         if len(pairs) > 1:
             but_batch = {name: value for name, value in regime.items() if name != "batch"}
             batch = f"batch {regime['batch']}" if "batch" in regime else "all rows"
-            names = (spelled(regime) or "all rows", spelled(but_batch), batch)
+            names = (regime_text(regime) or "all rows", regime_text(but_batch), batch)
             yield Steps(*names, [x for x, _ in pairs], [y for _, y in pairs])
 
 
@@ -52,7 +52,7 @@ def chart(found: list[Steps]) -> Chart:
     """Of steps that differ in their batch alone, which the legend names."""
     series: list[Series] = []
     for look, steps in enumerate(found):
-        series.append(Series(plain(steps.batch, 200), _exact(steps.active), _exact(steps.step_ms), look))
+        series.append(Series(printable(steps.batch, 200), _exact(steps.active), _exact(steps.step_ms), look))
         if steps.law is not None:
             ends = [min(steps.active), max(steps.active)]
             line = _exact(list(map(steps.law.step, ends)))

@@ -6,7 +6,7 @@ from typing import Any
 
 from xshare.report.axis import Axis
 from xshare.report.chart import COLOURS, Chart, Series
-from xshare.report.labels import named, plain
+from xshare.report.labels import policy_label, printable
 from xshare.results import Row
 from xshare.results.columns import number
 
@@ -50,5 +50,5 @@ def chart(layers: Layers) -> Chart:
     series = []
     for look, (policy, values) in enumerate(layers.items()):
         x, y = zip(*((3 * (layer,), 3 * (active,)) for layer, active in sorted(values.items())), strict=True)
-        series.append(Series(plain(named(policy), 200), x, y, None if policy == NATIVE else look, line=True))
+        series.append(Series(printable(policy_label(policy), 200), x, y, None if policy == NATIVE else look, line=True))
     return Chart(Axis("layer"), Axis("experts loaded", zero=True), series)

@@ -7,10 +7,10 @@ from typing import Any
 
 from xshare.progress import Advance, quiet
 from xshare.report import curve, law, layers, pareto, staircase
-from xshare.report.conditions import by_regime, spelled, spelled_all
-from xshare.report.first_screen import first
+from xshare.report.conditions import by_regime, file_regime_text, regime_text
+from xshare.report.first_screen import first_screen
 from xshare.report.html import EMPTY, Html, join, tag
-from xshare.report.labels import BARS, titled
+from xshare.report.labels import BARS, column_title
 from xshare.report.result_files import ResultFile
 from xshare.report.tables import file_table
 from xshare.results import Row
@@ -24,7 +24,7 @@ STEPS = 8  # of making a page, for whoever wants to know how far it is
 
 def page(files: list[ResultFile], notes: list[str], title: str, advance: Advance = quiet) -> str:
     sections = []
-    top = first(files)
+    top = first_screen(files)
     advance(1)
     for name, heading, make in (
         ("pareto", "Speed against quality", _pareto),
@@ -78,7 +78,7 @@ def _tables(files: list[ResultFile]) -> Html:
 def _file(file: ResultFile) -> Html:
     """What was measured, when and under which conditions; how, and all rows, when opened."""
     when = str(file.provenance.get("time", ""))[:10]
-    facts = [file.kind or "columns of no known kind", spelled_all(file)]
+    facts = [file.kind or "columns of no known kind", file_regime_text(file)]
     said = tag("span", ", ".join(fact for fact in facts if fact), " ", tag("time", when))
     summary = tag("summary", tag("h3", file.name), " ", said)
     later = [join(tag("p", "Gone on with by a later run:"), _facts(stamp)) for stamp in file.later]
@@ -86,7 +86,7 @@ def _file(file: ResultFile) -> Html:
 
 
 def _facts(stamp: Row) -> Html:
-    named = {TITLES.get(name, titled(name)): _fact(value) for name, value in stamp.items() if value is not None}
+    named = {TITLES.get(name, column_title(name)): _fact(value) for name, value in stamp.items() if value is not None}
     return tag("dl", *(tag("div", tag("dt", name), tag("dd", fact)) for name, fact in named.items()))
 
 
@@ -117,7 +117,7 @@ def _layers(files: list[ResultFile]) -> Html:
                 left = len(found) - layers.MOST
                 found = dict(list(found.items())[: layers.MOST])
                 label = f"Active experts in each layer: {', '.join(found)}"
-                caption = _caption(file, spelled(regime)) + (f" {left} more in the tables." if left > 0 else "")
+                caption = _caption(file, regime_text(regime)) + (f" {left} more in the tables." if left > 0 else "")
                 figures.append(layers.chart(found).figure(label, caption))
     return _grid(figures, "What a step loads in each layer, beside what native routing would load.")
 
@@ -140,7 +140,7 @@ def _stairs(files: list[ResultFile]) -> Html:
         for regime, found in staircase.staircases(file):
             said = "; ".join(stairs.spelled() for stairs in found)
             label = f"Time of a step against the size of its set: {said}"
-            figures.append(staircase.chart(found).figure(label, f"{_caption(file, spelled(regime))} {said}."))
+            figures.append(staircase.chart(found).figure(label, f"{_caption(file, regime_text(regime))} {said}."))
     return _grid(
         figures,
         "Time of a decode step with a set of so many experts, for each number of rows. "
@@ -153,7 +153,7 @@ def _curve(files: list[ResultFile]) -> Html:
     for file in files:
         for regime, found in curve.curves(file):
             label = f"Active experts against batch size: {', '.join(found)}"
-            figures.append(curve.chart(found).figure(label, _caption(file, spelled(regime))))
+            figures.append(curve.chart(found).figure(label, _caption(file, regime_text(regime))))
     return _grid(figures, "The dashed line is what independent, uniform choices would load.")
 
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from xshare.report.axis import Axis
 from xshare.report.chart import Chart, Series
-from xshare.report.conditions import Regime, by_regime, spelled
-from xshare.report.labels import Value, named, plain, value
+from xshare.report.conditions import Regime, by_regime, regime_text
+from xshare.report.labels import Value, policy_label, printable, value
 from xshare.report.point_labels import Spot
 from xshare.report.result_files import ResultFile
 from xshare.results import Row
@@ -69,7 +69,7 @@ class Plane:
     def title(self, p: Judged) -> str:
         """A point in words."""
         x, y = AXES[self.speed], AXES[self.quality]
-        return f"{named(p.policy)}: {x.label} {x.spelled(p.speed[0], 1)}, {y.label} {y.spelled(p.quality[0], 1)}"
+        return f"{policy_label(p.policy)}: {x.label} {x.spelled(p.speed[0], 1)}, {y.label} {y.spelled(p.quality[0], 1)}"
 
 
 def planes(files: list[ResultFile]) -> Iterator[Plane]:
@@ -77,7 +77,7 @@ def planes(files: list[ResultFile]) -> Iterator[Plane]:
 
     A file of speeds alone meets the answers of another, if both name the same model and agree in every condition.
     """
-    groups = [(file, regime, rows) for file in files for regime, rows in by_regime(file, whole(file))]
+    groups = [(file, regime, rows) for file in files for regime, rows in by_regime(file, policy_rows(file))]
     for file, regime, rows in groups:
         measured, quality = _column(rows, SPEED), _column(rows, QUALITY)
         if quality in ANSWERS or measured is None:
@@ -99,11 +99,11 @@ def _plane(source: str, rows: list[Row], speed: str | None, judged: list[Row], q
 
 
 def _source(names: str, regime: Regime) -> str:
-    where = spelled(regime)
+    where = regime_text(regime)
     return f"{names}: {where}" if where else names
 
 
-def whole(file: ResultFile) -> list[Row]:
+def policy_rows(file: ResultFile) -> list[Row]:
     """Rows about policies in whole; not of one layer, nor a point of a curve."""
     rows = [r for r in file.rows if "policy" in r and r.get("layer") is None and "closed_form" not in r]
     return [r for r in rows if not r.get("protected")]  # what a share of protected requests costs is no other policy
@@ -135,10 +135,10 @@ def method_of(row: Row) -> str:
 
 
 def _value(row: Row, name: str) -> Value | None:
-    return saved(row) if name == SAVED else value(row, name)
+    return experts_saved(row) if name == SAVED else value(row, name)
 
 
-def saved(row: Row) -> Value | None:
+def experts_saved(row: Row) -> Value | None:
     active, native = value(row, "active"), number(row.get("active_native"))
     if active is None or not native:
         return None
@@ -154,11 +154,11 @@ def chart(plane: Plane, best: Judged | None = None, rule: float | None = None) -
         mine = [p for p in plane.points if p.method == method]
         titles = [plane.title(p) for p in mine]
         series.append(
-            Series(plain(method, 200), [p.speed for p in mine], [p.quality for p in mine], look, titles=titles)
+            Series(printable(method, 200), [p.speed for p in mine], [p.quality for p in mine], look, titles=titles)
         )
     names: dict[Spot, dict[str, None]] = {}  # policies at the same spot share one name
     for p in [*([] if best is None else [best]), *front, *plane.points]:
-        names.setdefault((p.speed[0], p.quality[0]), {})[plain(named(p.policy))] = None
+        names.setdefault((p.speed[0], p.quality[0]), {})[printable(policy_label(p.policy))] = None
     spelled = {at: " = ".join([*many][:3]) + (" …" if len(many) > 3 else "") for at, many in names.items()}
     ring = None if best is None else (best.speed[0], best.quality[0])
     return Chart(AXES[plane.speed], AXES[plane.quality], series, spelled, rule, ring)

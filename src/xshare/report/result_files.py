@@ -10,7 +10,7 @@ from typing import Any
 
 from xshare.errors import XShareError
 from xshare.files import is_folder, named
-from xshare.report.labels import apart
+from xshare.report.labels import with_variant_name
 from xshare.results import Row, as_meant
 from xshare.results.resumable import STAMP
 
@@ -107,5 +107,5 @@ def read_result(path: Path) -> ResultFile:
     rows, later = as_meant(read)["rows"], read.get("stamps")
     later = tuple(each for each in later if isinstance(each, dict)) if isinstance(later, list) else ()
     # Which run made a row is none of its results.
-    rows = [apart({k: v for k, v in row.items() if k != STAMP}) for row in rows]
+    rows = [with_variant_name({k: v for k, v in row.items() if k != STAMP}) for row in rows]
     return ResultFile(path.name, raw, stamp, rows, later)

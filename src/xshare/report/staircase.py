@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from xshare.report.axis import Axis
 from xshare.report.chart import Chart, Series
 from xshare.report.conditions import Regime, by_regime
-from xshare.report.labels import Value, plain, value
+from xshare.report.labels import Value, printable, value
 from xshare.report.point_labels import Spot
 from xshare.report.result_files import STAIRS, ResultFile
 from xshare.results import Row
@@ -69,7 +69,7 @@ def chart(found: list[Stairs]) -> Chart:
             f"{size} experts: {ms:.3f} ms ({low:.3f} to {high:.3f}{mark})"
             for size, (ms, low, high) in stairs.times.items()
         ]
-        name = plain(f"{stairs.rows:g} rows")
+        name = printable(f"{stairs.rows:g} rows")
         series.append(Series(name, sizes, list(stairs.times.values()), look, line=True, titles=titles))
         names |= {(float(edge), stairs.times[edge][0]): str(edge) for edge in stairs.ends()}
     return Chart(Axis("experts of the set, T"), Axis("step, ms"), series, names)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from xshare.report.html import EMPTY, Html, join, tag
-from xshare.report.labels import POINTS, SHARES, named, span, titled
+from xshare.report.labels import POINTS, SHARES, column_title, interval_of, policy_label
 from xshare.report.result_files import ResultFile
 from xshare.results import Row
 from xshare.results.columns import ENDS, count_of, ends, number
@@ -54,16 +54,16 @@ def file_table(file: ResultFile) -> Html:
     for column in columns:
         numeric = all(row.get(column) is None or number(row.get(column)) is not None for row in file.rows)
         decimals = _decimals(column, file.rows)
-        head.append(Cell(titled(column), numeric, column))
+        head.append(Cell(column_title(column), numeric, column))
         for row, line in zip(file.rows, lines, strict=True):
-            line.append(Cell(_spelled(column, row.get(column), decimals), numeric))
+            line.append(Cell(_cell_text(column, row.get(column), decimals), numeric))
         if _has_ends(file, column):
             called, marks = interval_names([count_of(row, column) for row in file.rows])
-            head.append(Cell(called, number=True, title=f"{titled(column)}, its interval: {called}"))
+            head.append(Cell(called, number=True, title=f"{column_title(column)}, its interval: {called}"))
             for row, line, mark in zip(file.rows, lines, marks, strict=True):
                 text = _interval(column, row, decimals)
                 line.append(Cell(text and text + mark, number=True))
-    shared = ", ".join(f"{titled(column)} {text}" for column, text in same.items())
+    shared = ", ".join(f"{column_title(column)} {text}" for column, text in same.items())
     size = f"{len(lines)} rows, {len(head)} columns." + (f" In every row: {shared}." if same else "")
     return join(tag("p", size), box(head, lines, f"Table of {file.name}"), tag("p", _download(file)))
 
@@ -77,7 +77,7 @@ def _split(file: ResultFile) -> tuple[list[str], dict[str, str]]:
         for column in shown:
             values = [json.dumps(row.get(column)) for row in file.rows]
             if column != "policy" and len(set(values)) == 1 and not _has_ends(file, column):
-                same[column] = _spelled(column, file.rows[0].get(column), _decimals(column, file.rows[:1]))
+                same[column] = _cell_text(column, file.rows[0].get(column), _decimals(column, file.rows[:1]))
     left = [column for column in shown if column not in same]
     if not left:  # rows that are all alike
         return shown, {}
@@ -89,10 +89,10 @@ def _has_ends(file: ResultFile, column: str) -> bool:
 
 
 def _interval(column: str, row: Row, decimals: int) -> str:
-    found = span(row, column)
+    found = interval_of(row, column)
     if found is None:
         return ""
-    low, high = (_spelled(column, end, decimals) for end in found)
+    low, high = (_cell_text(column, end, decimals) for end in found)
     return f"{low.removesuffix(' %')} to {high}"
 
 
@@ -107,7 +107,7 @@ def _decimals(column: str, rows: Sequence[Row]) -> int:
     return min(6, max(0, 3 - math.floor(math.log10(largest))))
 
 
-def _spelled(column: str, value: Any, decimals: int) -> str:
+def _cell_text(column: str, value: Any, decimals: int) -> str:
     if value is None:
         return ""
     if isinstance(value, bool):
@@ -122,7 +122,7 @@ def _spelled(column: str, value: Any, decimals: int) -> str:
     if isinstance(value, list) and value and all(number(item) is not None for item in value):
         return f"{len(value)} values, {min(value):.3g} to {max(value):.3g}"
     if column == "policy":
-        return named(value)
+        return policy_label(value)
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
