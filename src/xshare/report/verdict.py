@@ -1,4 +1,4 @@
-"""Whether to turn selection on, and with which policy: in words, with the numbers that say so."""
+"""Whether to turn selection on and with which policy, in words and with the numbers behind it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Verdict:
 
 
 def verdict(setting: Setting) -> Verdict:
-    """The fastest policy that loses less than LIMIT points; whether its interval says so too is told."""
+    """Recommends the fastest policy that loses less than LIMIT points; doubts say if its interval allows more loss."""
     if setting.speed is None:
         return _untimed(setting)
     if setting.answers is None:
@@ -51,7 +51,7 @@ def holds(choice: Choice) -> bool:
 
 
 def _doubts(best: Choice) -> list[str]:
-    """Why it is not sure."""
+    """Why the recommendation is uncertain."""
     doubts = []
     if best.points is not None and best.points[1] == best.points[2]:
         doubts.append("Nothing says how sure the points are.")
@@ -66,8 +66,8 @@ def _of_two_models(setting: Setting) -> list[str]:
     if setting.one_model or setting.speed is None or setting.answers is None:
         return []
     timed, answered = (group.model or "a model without a name" for group in (setting.speed, setting.answers))
-    said = f"Speed is that of {timed}, answers are those of {answered}: nothing here measured both on one model."
-    return [said, NO_ANSWERS]
+    doubt = f"Speed is that of {timed}, answers are those of {answered}: nothing here measured both on one model."
+    return [doubt, NO_ANSWERS]
 
 
 def _none(setting: Setting, faster: list[Choice]) -> Verdict:
@@ -97,21 +97,21 @@ def _untimed(setting: Setting) -> Verdict:
 
 
 def points_kept(choice: Choice) -> float:
-    """To find what loses the least."""
+    """Sort key: the accuracy change in points; unknown counts as the worst."""
     return -100.0 if choice.points is None else choice.points[0]
 
 
 def _numbers(choice: Choice) -> str:
-    """What was measured of a policy, with intervals."""
-    said = []
+    """The measurements of a policy in words, with intervals."""
+    parts = []
     if choice.gain is not None:
-        said.append(
+        parts.append(
             f"{signed_percent(choice.gain[0])} speed ({interval_text(choice.gain, signed_percent, choice.runs)})"
         )
     if choice.points is not None:
-        said.append(
+        parts.append(
             f"{signed_points(choice.points[0])} points of accuracy ({interval_text(choice.points, signed_points)})"
         )
     if choice.saved is not None and choice.gain is None:
-        said.append(f"{percent(choice.saved[0])} fewer experts loaded")
-    return ", ".join(said)
+        parts.append(f"{percent(choice.saved[0])} fewer experts loaded")
+    return ", ".join(parts)
