@@ -155,7 +155,7 @@ def test_with_a_draft_model(small, tmp_path):
     words = ["quality", "--model", str(small), "--drafts", "2", "--questions", "1", "--batch", "4", "--tokens", "10"]
     result = CliRunner().invoke(app, [*words, "--policy", "k0=1,m=16", "--engine-args", options, "--json", str(path)])
     assert result.exit_code == 0, result.output
-    assert "accepted: tokens a request and step" in result.output
+    assert "accepted: tokens per request and step" in result.output
     native, noop = json.loads(path.read_text())["rows"]
     assert native["accepted"] == noop["accepted"] == 3  # it drafts for itself
     assert noop["agreement"] == 1

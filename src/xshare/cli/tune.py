@@ -1,4 +1,4 @@
-"""xshare tune: how much may be pruned? The boldest policy that holds on unseen questions, as a profile to serve."""
+"""xshare tune: how much may be pruned? Finds the boldest policy that holds on unseen questions; writes a profile."""
 
 from __future__ import annotations
 
@@ -43,19 +43,21 @@ def tune(
     max_drop: Annotated[str, typer.Option(help="Accuracy that may be lost, in points: 1%.")] = "1%",
     objective: Annotated[
         Objective | None,
-        typer.Option(help="Tokens a second by the latency law, or experts saved; by itself otps, on a CPU experts."),
+        typer.Option(
+            help="Tokens per second by the latency law (otps), or experts saved; by default otps, on a CPU experts."
+        ),
     ] = None,
     tasks: take.Tasks = None,
     questions: Annotated[
         int | None,
         typer.Option(
             min=1,
-            help="The most a policy may take, of each set; rounds of 64, 64, 128, 256 ...",
-            show_default="128, and a first round at least",
+            help="Questions per policy and set, at most, in rounds of 64, 64, 128, 256 ...",
+            show_default="128, or the first round if larger",
         ),
     ] = None,
     batch: Annotated[int, typer.Option(min=2, help="Questions decoded together.")] = 16,
-    tokens: Annotated[int, typer.Option(min=1, help="Tokens of an answer, at most.")] = LONGEST,
+    tokens: Annotated[int, typer.Option(min=1, help="Tokens per answer, at most.")] = LONGEST,
     drafts: take.Drafts = 0,
     cost: take.Cost = None,
     device: take.Device = None,
@@ -70,21 +72,21 @@ def tune(
     check_local(engine)
     check_apart([out, profile], [tasks, cost])
     check_writable(profile)
-    asked = Questions(None if tasks is None else read_tasks(tasks), batch)
-    first = len(asked.round(False, 0))
+    question_rounds = Questions(None if tasks is None else read_tasks(tasks), batch)
+    first = len(question_rounds.round(False, 0))
     questions = questions or max(128, first)
     if questions < first:
         raise XShareError(f"questions must be at least {first}, the first round of a policy, not {questions}")
     options = engine_arguments(engine_args, device=device, dtype=dtype)
     setting: Row = {"batch": batch, "tokens": tokens, "engine_args": options, "xshare": __version__}
-    setting["first_round"] = asked.first
+    setting["first_round"] = question_rounds.first
     setting["tasks"] = "nano's" if tasks is None else f"{tasks.name} {sha256(tasks)[:12]}"
-    weighed = None if cost is None else cost_reference(cost, profile)
-    setting |= {} if weighed is None else {"cost": weighed.sha256}
+    cost_file = None if cost is None else cost_reference(cost, profile)
+    setting |= {} if cost_file is None else {"cost": cost_file.sha256}
     check_continued(out, setting)
-    like = Policy(warmup=1, request_budget=min(1, drafts))  # what selection must provide for
+    example = Policy(warmup=1, request_budget=min(1, drafts))  # what the engine must support
     with says_what_is_kept(out, kept_text):
-        opened = open_engine(engine, model, drafts=drafts, policies=[like], options=options, cost=cost)
+        opened = open_engine(engine, model, drafts=drafts, policies=[example], options=options, cost=cost)
         record = opened.about.record()
         if unreal := unreal_notes(opened.about):
             opened.close()
@@ -94,7 +96,7 @@ def tune(
         try:
             tuning = Tuning(
                 opened,
-                asked,
+                question_rounds,
                 max_drop=allowed,
                 objective=objective,
                 most=questions,
@@ -103,7 +105,7 @@ def tune(
                 results=Results(out, record | setting, record | {"seed": 0, "max_drop": allowed}),
                 progress=progress_bar,
                 say=wide_console().print,
-                cost=weighed,
+                cost=cost_file,
             )
             tuning.run()
         finally:
@@ -115,20 +117,24 @@ def tune(
 
 
 def cost_reference(cost: Path, profile: Path) -> Weighed:
-    """A staircase as a profile names it: relative where it lies beside the profile or below, so that they move
-    together."""
-    found = cost.resolve()
-    beside = found.relative_to(profile.resolve().parent) if found.is_relative_to(profile.resolve().parent) else found
-    return Weighed(file=str(beside), sha256=str(read_stairs(cost).sha256))
+    """The staircase as the profile names it: by a relative path if it lies in the profile's folder or below, so that
+    both can move together."""
+    staircase = cost.resolve()
+    file = (
+        staircase.relative_to(profile.resolve().parent)
+        if staircase.is_relative_to(profile.resolve().parent)
+        else staircase
+    )
+    return Weighed(file=str(file), sha256=str(read_stairs(cost).sha256))
 
 
-def kept_text(found: Row) -> str:
-    scanned, rounds = (sum(column in sample for sample in found["samples"]) for column in ("scan", "right"))
+def kept_text(results: Row) -> str:
+    scanned, rounds = (sum(column in sample for sample in results["samples"]) for column in ("scan", "right"))
     return f"a first look at {scanned} policies and {plural(rounds, 'round')} of answers"
 
 
 def parse_share(text: str) -> float:
-    """`2%` or `0.02`."""
+    """The share that `2%` or `0.02` says."""
     try:
         value = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
     except ValueError:
@@ -156,9 +162,9 @@ def show(tuning: Tuning, profile: Path, out: Path) -> None:
             f"{row['ratio']:.2f}x" if "ratio" in row else "",
         ]
         for name in ("search", "unseen"):
-            there = f"{name}_change" in row
-            cells.append(f"{row[f'{name}_change']:+.1%}" if there else "")
-            within = (f"{row[f'{name}_bound_{end}']:+.1%}" for end in ("low", "high")) if there else ()
+            measured = f"{name}_change" in row
+            cells.append(f"{row[f'{name}_change']:+.1%}" if measured else "")
+            within = (f"{row[f'{name}_bound_{end}']:+.1%}" for end in ("low", "high")) if measured else ()
             cells.append(" to ".join(within))
         table.add_row(candidate.name, *cells, row["state"])
     print_table(table, "mass", "KL", "predicted", "change within", "unseen within", "speed", kept_in=f"{out} has them")
@@ -176,9 +182,9 @@ def show(tuning: Tuning, profile: Path, out: Path) -> None:
             f"{1 - active / native:.0%} fewer experts in them, and decodes {speed:.2f}x as fast as native routing "
             f"here ({low:.2f} to {high:.2f}); profile: {profile}"
         )
-        bolder = [each for each in tuning.tried if each.candidate.mean_active < holds.candidate.mean_active]
-        if waiting := [each for each in bolder if each.state == "undecided"]:
-            console.print(f"bolder ones are undecided: {undecided_text(waiting)}")
+        bolder = [trials for trials in tuning.tried if trials.candidate.mean_active < holds.candidate.mean_active]
+        if undecided := [trials for trials in bolder if trials.state == "undecided"]:
+            console.print(f"bolder ones are undecided: {undecided_text(undecided)}")
     else:
         console.print(no_profile_reason(tuning))
         if profile.exists():
@@ -193,26 +199,26 @@ def no_profile_reason(tuning: Tuning) -> str:
     slower = f"{left_out} of {len(gains)} policies would be no faster than native routing here"
     if not tried:
         return f"no operating window: {slower}"
-    open_ = [each for each in tried if each.state == "undecided"]
-    if not open_:
+    undecided = [trials for trials in tried if trials.state == "undecided"]
+    if not undecided:
         lose = f"all of {len(tried)} policies that were tried lose more than {tuning.max_drop:.1%}"
         return f"no operating window: {lose}" + (f"; {slower}" if left_out else "")
-    return f"undecided: {undecided_text(open_)}"
+    return f"undecided: {undecided_text(undecided)}"
 
 
-def undecided_text(tried: Sequence[CandidateTrials]) -> str:
-    """Of the boldest that would hold if it went on so, or else of the one that came nearest."""
-    hopeful = [each for each in tried if each.needed is not None]
+def undecided_text(candidates: Sequence[CandidateTrials]) -> str:
+    """About the boldest candidate that would hold if its rates stay, or else the one that came nearest."""
+    hopeful = [trials for trials in candidates if trials.needed is not None]
     if hopeful:
-        best = min(hopeful, key=lambda each: each.candidate.mean_active)
+        best = min(hopeful, key=lambda trials: trials.candidate.mean_active)
         return f"{progress_text(best)}: about {best.needed} of each set would show it (--questions)"
-    best = max(tried, key=lambda each: each.last.change.change)
+    best = max(candidates, key=lambda trials: trials.last.change.change)
     return f"{progress_text(best)}: should that stay it would not hold, and more --questions would show it"
 
 
-def progress_text(tried: CandidateTrials) -> str:
-    (low, high), change = tried.last.bounds, tried.last.change.change
+def progress_text(trials: CandidateTrials) -> str:
+    (low, high), change = trials.last.bounds, trials.last.change.change
     return (
-        f"{tried.candidate.name} changes {change:+.1%} of {len(tried.last.right)} answers, within {low:+.1%} and "
+        f"{trials.candidate.name} changes {change:+.1%} of {len(trials.last.right)} answers, within {low:+.1%} and "
         f"{high:+.1%}"
     )
