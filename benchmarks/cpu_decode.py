@@ -16,7 +16,7 @@ from typing import Annotated
 import typer
 from lib.command import run
 
-from xshare.bench.speedups import in_turns
+from xshare.bench.speedups import compare_speeds
 from xshare.cli.output import number_table, progress_bar, wide_console
 from xshare.engines.by_name import open_engine
 from xshare.policy import RECOMMENDED, Policy
@@ -40,7 +40,9 @@ def main(
     policies = {name: Policy.parse(name) for name in RECOMMENDED}
     prompts = [engine.encode(task.prompt) for task in ordered(built_in(2), mixed=True)[:batch]]
     with progress_bar("nano", (repeats + 1) * (1 + len(policies))) as advance:
-        rows = in_turns(engine, policies, batch=batch, prompts=prompts, steps=steps, repeats=repeats, advance=advance)
+        rows = compare_speeds(
+            engine, policies, batch=batch, prompts=prompts, steps=steps, repeats=repeats, advance=advance
+        )
     # Under names of its own: this is what selection costs a model that gains nothing, no speed to choose a policy by.
     rows = [{spelled_times(name): value for name, value in row.items()} for row in rows]
     products: list[Row] = []

@@ -20,8 +20,8 @@ import typer
 from lib import wide_nano
 from lib.paths import EVIDENCE
 
-from xshare.bench.interleaved import control_of
-from xshare.bench.run_record import counted
+from xshare.bench.interleaved import noop_control
+from xshare.bench.run_record import selection_figures
 from xshare.cli.output import number_table, progress_bar, wide_console
 from xshare.engines.base import Engine
 from xshare.engines.by_name import open_engine
@@ -39,7 +39,7 @@ BYTES = 2  # of a weight, in bfloat16
 
 def ways(engine: Engine) -> dict[str, Policy | None]:
     """By name."""
-    return {"native": None, "noop": control_of(engine)} | {name: Policy.parse(name) for name in RECOMMENDED}
+    return {"native": None, "noop": noop_control(engine)} | {name: Policy.parse(name) for name in RECOMMENDED}
 
 
 def round_of(
@@ -52,7 +52,7 @@ def round_of(
         policy = ways(engine)[name]
         outcomes[name] = (
             answer(engine, policy, tasks, batch=batch, limit=LONGEST, advance=advance),
-            counted(engine.stats()),
+            selection_figures(engine.stats()),
         )
     return outcomes
 

@@ -25,8 +25,8 @@ from lib.model_shapes import gpt_oss_120b, write
 from lib.paths import EVIDENCE
 from lib.routing_fits import fits
 
-from xshare.bench.interleaved import Way, compare, control_of, variants
-from xshare.bench.summary import rows_of
+from xshare.bench.interleaved import Variant, compare, noop_control, policies_by_name
+from xshare.bench.summary import summary_rows
 from xshare.bench.workload import Workload
 from xshare.cli.output import number_table, progress_bar, wide_console
 from xshare.engines.base import Engine
@@ -45,11 +45,11 @@ def measure(engine: Engine, rate: float, tokens: int, seconds: float, repeats: i
     batch, prompt = (8, 32) if tiny else (BATCH, PROMPT)
     workload = Workload(batch, requests, None if rate == inf else rate, prompt, tokens, "random", 0)
     samples: list[Row] = []
-    ways = [Way(policy) for policy in variants(engine, [Policy.parse("balanced")]).values()]
+    ways = [Variant(policy) for policy in policies_by_name(engine, [Policy.parse("balanced")]).values()]
     with progress_bar(f"{rate:g} a second, {tokens} tokens", repeats * len(ways) * requests) as advance:
         compare(engine, ways, workload, range(repeats), advance, samples.extend)
     setting: Row = {"rate": workload.rate, "tokens": tokens, "prompt_tokens": prompt, "requests": requests}
-    return rows_of(samples, str(control_of(engine)), setting)
+    return summary_rows(samples, str(noop_control(engine)), setting)
 
 
 def main(

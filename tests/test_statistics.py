@@ -6,7 +6,7 @@ import random
 import pytest
 
 from xshare.cli.demo import show_speed
-from xshare.report.labels import within
+from xshare.report.labels import interval_text
 from xshare.results.columns import count_of
 from xshare.statistics import FEWEST, coverage, interval_mark, interval_names, median_interval
 
@@ -45,9 +45,9 @@ def test_a_row_says_of_how_many_values_its_medians_are():
 
 
 def test_an_interval_in_words_says_what_it_is():
-    assert within((1.0, 0.5, 2.0), str) == "95 %: 0.5 to 2.0"
-    assert within((1.0, 0.5, 2.0), str, 5) == "range of 5: 0.5 to 2.0"
-    assert within((1.0, 1.0, 1.0), str, 1) == "no interval"
+    assert interval_text((1.0, 0.5, 2.0), str) == "95 %: 0.5 to 2.0"
+    assert interval_text((1.0, 0.5, 2.0), str, 5) == "range of 5: 0.5 to 2.0"
+    assert interval_text((1.0, 1.0, 1.0), str, 1) == "no interval"
 
 
 @pytest.mark.parametrize(("repeats", "called"), [(5, "range of 5"), (9, "95 %")])

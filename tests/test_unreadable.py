@@ -9,8 +9,8 @@ import torch
 from safetensors.torch import save_file
 
 from xshare.cli.output import engine_arguments, engine_of
-from xshare.cli.prompts import of_a_file
-from xshare.cli.quality import natives
+from xshare.cli.prompts import prompts_from_file
+from xshare.cli.quality import native_samples
 from xshare.cli.replay import _policies
 from xshare.engines.by_name import open_engine
 from xshare.errors import XShareError, short_repr
@@ -38,8 +38,8 @@ BAD = [*DEEP, '{"a": ' + "9" * 5000 + "}"]
         import_npz,
         read_prompts,
         read_tasks,
-        lambda path: of_a_file(str(path)),
-        lambda path: natives(path, SETTING),
+        lambda path: prompts_from_file(str(path)),
+        lambda path: native_samples(path, SETTING),
         lambda path: _policies([], path),
         lambda path: check_resumable(path, {}),
         check_replaceable,

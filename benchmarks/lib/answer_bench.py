@@ -114,11 +114,11 @@ class Bench:
 
     def native(self, setting: Setting) -> Row:
         """Native answers, in a form that can be stored."""
-        return asdict(setting) | self.decode(setting, None).kept()
+        return asdict(setting) | self.decode(setting, None).to_sample()
 
     def cell(self, setting: Setting, policy: Policy | None, native: Row) -> tuple[Row, list[bool]]:
         """One policy in one setting: its row, and per question whether it was answered rightly."""
-        base = Outcome.of(None, native)
+        base = Outcome.from_sample(None, native)
         outcome = base if policy is None else self.decode(setting, policy)
         row = (
             {"model": self.engine(setting.drafts).about.model}

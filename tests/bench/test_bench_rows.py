@@ -4,8 +4,8 @@ from math import comb
 
 import pytest
 
-from xshare.bench.run_record import counted, figures
-from xshare.bench.summary import COUNTS, RATES, rows_of
+from xshare.bench.run_record import selection_figures, speed_figures
+from xshare.bench.summary import COUNTS, RATES, summary_rows
 from xshare.cli.bench import notes
 from xshare.engines.base import About, Answer, Run
 from xshare.engines.counters import Stats
@@ -15,7 +15,7 @@ from xshare.statistics import median_interval
 def test_figures_of_a_run_by_hand():
     early = Answer([1, 2, 3, 4], "", 0.0, [0.1, 0.2, 0.4, 0.4])  # the last two were accepted together
     late = Answer([1, 2, 3, 4], "", 0.5, [0.6, 0.7, 0.8, 1.0])
-    found = figures(Run([early, late], decode_s=0.6, steps=5, rows=6, drafted=4, accepted=1))
+    found = speed_figures(Run([early, late], decode_s=0.6, steps=5, rows=6, drafted=4, accepted=1))
     assert found["otps"] == pytest.approx((3 / 0.3 + 3 / 0.4) / 2)
     assert found["otps_total"] == pytest.approx(8 / 1.0)
     assert (found["ttft_ms_p50"], found["ttft_ms_p99"]) == pytest.approx((100, 100))
@@ -27,11 +27,11 @@ def test_figures_of_a_run_by_hand():
 
 
 def test_what_an_engine_does_not_tell_is_none():
-    found = figures(Run([Answer([], "a", 0.0, [0.1])]))
+    found = speed_figures(Run([Answer([], "a", 0.0, [0.1])]))
     assert found["otps"] is found["step_ms"] is found["itl_ms_p50"] is found["accepted_length"] is None
-    nothing = counted(Stats())
+    nothing = selection_figures(Stats())
     assert set(nothing.values()) == {None}
-    some = counted(Stats(3, {"prefill": 9, "within_budget": 1, "off": 0}))
+    some = selection_figures(Stats(3, {"prefill": 9, "within_budget": 1, "off": 0}))
     assert (some["acted"], some["left_alone"]) == (0.75, "within_budget")
 
 
@@ -64,7 +64,7 @@ def test_forms_of_one_policy_are_rows_of_their_own():
         samples += [sample("native", repeat, rate), sample(name, repeat, 2 * rate)]
         samples += [sample(name, repeat, 3 * rate) | {"cost": True}]
         samples += [sample("k0=1,m=3", repeat, 2.5 * rate) | {"equals": name}, sample("k0=1,m=3", repeat, 2 * rate)]
-    rows = rows_of(samples, "k0=1,m=16", {})
+    rows = summary_rows(samples, "k0=1,m=16", {})
     assert [row["ratio"] for row in rows] == pytest.approx([1, 2, 3, 2.5, 2])
     assert [("cost" in row, row.get("equals")) for row in rows] == [
         (False, None), (False, None), (True, None), (False, name), (False, None)
@@ -90,7 +90,7 @@ def test_ratios_are_paired_by_repeat():
         sample("k0=1,m=8", 2, 9.5, 4.0, 20.0),
         sample("k0=1,m=2", 2, 13.0, 4.0, 9.0),
     ]
-    native, control, policy = rows_of(samples, "k0=1,m=8", {"batch": 16})
+    native, control, policy = summary_rows(samples, "k0=1,m=8", {"batch": 16})
     assert (native["policy"], native["method"], native["batch"]) == ("native", "native", 16)
     assert (control["method"], policy["method"]) == ("noop", "xshare")
     assert native["ratio"] == native["ratio_low"] == native["ratio_high"] == 1

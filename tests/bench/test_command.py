@@ -7,8 +7,8 @@ import staircase_files
 from documented_columns import check_columns
 from killed_command import killed
 
-from xshare.bench.equal_experts import equal
-from xshare.bench.interleaved import variants
+from xshare.bench.equal_experts import find_equal_policy
+from xshare.bench.interleaved import policies_by_name
 from xshare.cli import main
 from xshare.policy import Policy
 
@@ -219,12 +219,12 @@ def test_a_plain_policy_of_as_many_experts(policy, wanted, found):
             return 100 * policy.mass
         return 4 * policy.warmup + policy.batch_budget * (1 if policy.coverage else 2) + (4 if policy.coverage else 0)
 
-    assert str(equal(Policy.parse(policy), wanted, 16, count)) == found
+    assert str(find_equal_policy(Policy.parse(policy), wanted, 16, count)) == found
 
 
 def test_policies_of_both_scores_have_one_control(engine):
     both = [Policy.parse("k0=1,m=2"), Policy.parse("k0=1,m=2,score=full")]
-    assert list(variants(engine, both)) == ["native", "k0=1,m=16", "k0=1,m=2", "k0=1,m=2,score=full"]
+    assert list(policies_by_name(engine, both)) == ["native", "k0=1,m=16", "k0=1,m=2", "k0=1,m=2,score=full"]
 
 
 def test_what_protected_requests_cost(small, tmp_path, bench):

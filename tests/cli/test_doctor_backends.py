@@ -10,9 +10,9 @@ from xshare.bench.workload import Workload
 from xshare.cli import app
 from xshare.errors import ModelError, XShareError
 from xshare.tune import backends
-from xshare.tune.backends import Asked, Tried, first_sentence
+from xshare.tune.backends import BackendBenchmark, BackendResult, first_sentence
 
-ASKED = Asked("m", ("k0=1,m=2",), Workload(4, 4, None, 8, 6), repeats=2)
+ASKED = BackendBenchmark("m", ("k0=1,m=2",), Workload(4, 4, None, 8, 6), repeats=2)
 
 
 def test_a_kernel_is_measured_natively_and_under_each_policy(engine, monkeypatch):
@@ -23,7 +23,7 @@ def test_a_kernel_is_measured_natively_and_under_each_policy(engine, monkeypatch
         return engine
 
     monkeypatch.setattr(backends, "open_engine", opened)
-    found = backends.measure("marlin", ASKED, {})
+    found = backends.measure_backend("marlin", ASKED, {})
     assert started == [("vllm", {"moe_backend": "marlin"})]
     assert (found.why, found.backend) == (None, "grouped_mm")
     assert [row["policy"] for row in found.rows] == ["native", "k0=1,m=16", "k0=1,m=2"]
@@ -31,7 +31,7 @@ def test_a_kernel_is_measured_natively_and_under_each_policy(engine, monkeypatch
     check_columns("doctor --backends", found.rows)
     assert found.rows[2]["active"] < found.rows[0]["active"]
     assert found.about["engine"] == "transformers"
-    again = backends.measure("triton", ASKED, {"grouped_mm": "marlin"})  # the same kernel by another name
+    again = backends.measure_backend("triton", ASKED, {"grouped_mm": "marlin"})  # the same kernel by another name
     assert (again.rows, again.why) == ([], "the kernel is marlin's, grouped_mm")
 
 
@@ -52,7 +52,7 @@ def test_whatever_does_not_start_is_left_out_with_its_first_sentence(error, said
         raise error
 
     monkeypatch.setattr(backends, "open_engine", opened)
-    assert backends.measure("aiter", ASKED, {}) == Tried("aiter", why=said)
+    assert backends.measure_backend("aiter", ASKED, {}) == BackendResult("aiter", why=said)
     assert first_sentence(error) == said
 
 
@@ -70,14 +70,14 @@ def played(monkeypatch, kernels):
         tries.append(name)
         kernel, native, pruned = kernels[name]
         if kernel is None:
-            return Tried(name, why="no such device.")
+            return BackendResult(name, why="no such device.")
         if kernel in known:
-            return Tried(name, kernel, f"the kernel is {known[kernel]}'s, {kernel}")
+            return BackendResult(name, kernel, f"the kernel is {known[kernel]}'s, {kernel}")
         rows = [row(name, kernel, policy, ms, native) for policy, ms in (("native", native), ("k0=0,rho=0.7", pruned))]
-        return Tried(name, kernel, rows=rows, about={"model": "m"})
+        return BackendResult(name, kernel, rows=rows, about={"model": "m"})
 
     monkeypatch.setattr("xshare.cli.backends.moe_backends", lambda: list(kernels))
-    monkeypatch.setattr("xshare.cli.backends.tried", tried)
+    monkeypatch.setattr("xshare.cli.backends.measure_in_process", tried)
     return tries
 
 

@@ -105,6 +105,6 @@ def test_what_does_not_go_together_is_refused(small, tmp_path, monkeypatch):
 
 
 def test_a_batch_that_fills_one_size_alone_is_refused(small, tmp_path, monkeypatch):
-    monkeypatch.setattr("xshare.cli.staircase.fill", lambda *args: {4: 4.0, 5: 4.2})
+    monkeypatch.setattr("xshare.cli.staircase.experts_by_size", lambda *args: {4: 4.0, 5: 4.2})
     result = CliRunner().invoke(app, words(small, tmp_path / "s", "--rows", "2"))
     assert str(result.exception) == "a step of 2 rows loads 4.2 experts: give it more --rows"

@@ -113,6 +113,6 @@ def test_a_command_that_keeps_nothing_says_so(monkeypatch):
 
 
 def test_what_doctor_and_tune_hold():
-    assert doctor.kept({"samples": [{"repeat": 0}, {"repeat": 0}]}) == "1 repeat of every number of experts"
+    assert doctor.kept_text({"samples": [{"repeat": 0}, {"repeat": 0}]}) == "1 repeat of every number of experts"
     samples = [{"scan": "k0=1,m=0"}, {"scan": "k0=2,m=0"}, {"right": [True]}]
-    assert tune.kept({"samples": samples}) == "a first look at 2 policies and 1 round of answers"
+    assert tune.kept_text({"samples": samples}) == "a first look at 2 policies and 1 round of answers"

@@ -7,7 +7,7 @@ from killed_command import killed
 from typer.testing import CliRunner
 
 from xshare.cli import app
-from xshare.cli.protection import settled
+from xshare.cli.protection import control_text
 from xshare.errors import XShareError
 
 WORDS = ["quality", "--questions", "1", "--batch", "4", "--engine-args", '{"dtype": "float32"}']
@@ -155,7 +155,7 @@ def test_with_a_draft_model(small, tmp_path):
     words = ["quality", "--model", str(small), "--drafts", "2", "--questions", "1", "--batch", "4", "--tokens", "10"]
     result = CliRunner().invoke(app, [*words, "--policy", "k0=1,m=16", "--engine-args", options, "--json", str(path)])
     assert result.exit_code == 0, result.output
-    assert "accepted: tokens a request and step" in result.output
+    assert "accepted: tokens per request and step" in result.output
     native, noop = json.loads(path.read_text())["rows"]
     assert native["accepted"] == noop["accepted"] == 3  # it drafts for itself
     assert noop["agreement"] == 1
@@ -189,10 +189,10 @@ def test_protected_answers_do_not_move(small, tmp_path):
 
 def test_what_the_engine_does_by_itself_is_said():
     row = {"control": "half the batch", "protected_questions": 4, "protected_same": 3, "questions": 12, "same": 12}
-    assert settled(row).startswith(
+    assert control_text(row).startswith(
         "With XShare off 1 of 16 answers change in batches half as large: that is the engine's"
     )
-    assert settled(row | {"protected_same": 4}) == "With XShare off no answer changes in batches half as large."
+    assert control_text(row | {"protected_same": 4}) == "With XShare off no answer changes in batches half as large."
 
 
 @pytest.mark.parametrize("words", [["--protect", "0"], ["--protect", "0.5", "--neighbours"]])

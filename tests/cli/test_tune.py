@@ -11,13 +11,13 @@ from killed_command import killed
 from typer.testing import CliRunner
 
 from xshare.cli import app
-from xshare.cli.tune import share
+from xshare.cli.tune import parse_share
 from xshare.engines.transformers.engine import TransformersEngine
 from xshare.errors import XShareError
 from xshare.models.loading import load
 from xshare.profile import read_profile
 from xshare.quality.answering import answer
-from xshare.quality.paired import bounds
+from xshare.quality.paired import change_bounds
 from xshare.quality.task_files import Task, TaskError
 
 TOKENS = 6
@@ -33,7 +33,8 @@ def short():
         patched.setattr("xshare.tune.scan.WEIGHED", (0.6,))
         patched.setattr("xshare.tune.scan.REQUESTED", (2, 4))
         patched.setattr("xshare.tune.speed.REPEATS", 2)
-        patched.setattr("xshare.tune.search.bounds", functools.cache(bounds))  # asked for again at every row written
+        # asked for again at every row written
+        patched.setattr("xshare.tune.search.change_bounds", functools.cache(change_bounds))
         yield
 
 
@@ -196,10 +197,10 @@ def test_tasks_that_cannot_show_harm_are_refused(tmp_path, model):
 
 @pytest.mark.parametrize(("text", "value"), [("2%", 0.02), ("0.5%", 0.005), ("0.02", 0.02)])
 def test_shares_are_read_in_percent_and_as_numbers(text, value):
-    assert share(text) == pytest.approx(value)
+    assert parse_share(text) == pytest.approx(value)
 
 
 @pytest.mark.parametrize("text", ["2", "0", "-1%", "much", "100%"])
 def test_what_is_no_share(text):
     with pytest.raises(XShareError, match="max-drop must be a share"):
-        share(text)
+        parse_share(text)

@@ -3,7 +3,7 @@ import pytest
 from xshare import Policy
 from xshare.engines.transformers.step_rows import Places
 from xshare.engines.transformers.teacher_forcing import lay_out
-from xshare.quality.answering import Outcome, agreement, answer, diverged_at, ordered, row_of, unsettled
+from xshare.quality.answering import Outcome, agreement, answer, diverged_at, ordered, row_of, unsettled_share
 from xshare.quality.task_files import Task
 
 OPTIONS = {"batch": 4, "limit": 12}
@@ -108,7 +108,7 @@ def test_where_answers_part():
     assert diverged_at([1, 2], [1, 2, 3]) == 2
     assert agreement([[1, 2, 3, 4]], [[1, 2, 9, 4]]) == 0.5
     assert agreement([[1, 2], [3, 4]], [[1, 2], [5]]) == 0.5
-    assert unsettled(Outcome(None, [], [[1], [2]], {}), Outcome(None, [], [[1], [3]], {})) == 0.5
+    assert unsettled_share(Outcome(None, [], [[1], [2]], {}), Outcome(None, [], [[1], [3]], {})) == 0.5
 
 
 def test_forced_rows_are_laid_out_as_decoding_reads_them():

@@ -4,7 +4,7 @@ import random
 import numpy as np
 import pytest
 
-from xshare.quality.paired import bounds, mcnemar, needed, paired
+from xshare.quality.paired import change_bounds, mcnemar, paired, questions_needed
 
 
 def test_lost_won_and_change_agree_with_a_count_by_hand():
@@ -41,9 +41,9 @@ def test_the_interval_covers_the_truth_as_often_as_it_says():
 
 @pytest.mark.parametrize(("lost", "won", "asked"), [(0, 0, 40), (3, 1, 120), (10, 12, 400), (40, 0, 40)])
 def test_bounds_hold_what_was_seen_and_narrow_with_alpha(lost, won, asked):
-    low, high = bounds(lost, won, asked, 0.05)
+    low, high = change_bounds(lost, won, asked, 0.05)
     assert low <= (won - lost) / asked <= high
-    wider = bounds(lost, won, asked, 0.001)
+    wider = change_bounds(lost, won, asked, 0.001)
     assert wider[0] <= low
     assert wider[1] >= high
 
@@ -51,7 +51,7 @@ def test_bounds_hold_what_was_seen_and_narrow_with_alpha(lost, won, asked):
 def test_bounds_hold_however_often_one_looks():
     """At a true loss of 5 points, the bounds may part from it in one of twenty runs, over all looks together."""
     rng = np.random.default_rng(0)
-    of = functools.cache(bounds)  # runs often see the same counts
+    of = functools.cache(change_bounds)  # runs often see the same counts
     for lost, won in ((0.05, 0.0), (0.15, 0.1)):
         missed = [0, 0]
         for _ in range(300):
@@ -64,17 +64,17 @@ def test_bounds_hold_however_often_one_looks():
 
 
 def test_bounds_become_narrow():
-    assert bounds(0, 0, 300, 0.05)[0] > -0.02
-    low, high = bounds(50, 40, 1000, 0.05)
+    assert change_bounds(0, 0, 300, 0.05)[0] > -0.02
+    low, high = change_bounds(50, 40, 1000, 0.05)
     assert -0.04 < low < -0.01 < high < 0.02
-    assert bounds(40, 0, 40, 0.05)[0] == pytest.approx(-1, abs=1e-6)  # all of them: no bound on that side
-    assert bounds(0, 40, 40, 0.05)[0] > 0.7
+    assert change_bounds(40, 0, 40, 0.05)[0] == pytest.approx(-1, abs=1e-6)  # all of them: no bound on that side
+    assert change_bounds(0, 40, 40, 0.05)[0] > 0.7
 
 
 def test_how_many_questions_it_takes():
-    assert needed(5, 0, 100, 0.02, 0.01) is None  # worse than allowed: no number of questions helps
-    n = needed(0, 0, 40, 0.02, 0.01)
-    assert bounds(0, 0, n, 0.01)[0] >= -0.02 > bounds(0, 0, n - 60, 0.01)[0]
-    assert needed(1, 1, 100, 0.02, 0.01) > n
-    assert needed(6, 6, 128, 0.02, 0.01) > 5 * n  # at once, however many they are
-    assert needed(13, 11, 128, 0.02, 0.01) is None  # more than anyone asks
+    assert questions_needed(5, 0, 100, 0.02, 0.01) is None  # worse than allowed: no number of questions helps
+    n = questions_needed(0, 0, 40, 0.02, 0.01)
+    assert change_bounds(0, 0, n, 0.01)[0] >= -0.02 > change_bounds(0, 0, n - 60, 0.01)[0]
+    assert questions_needed(1, 1, 100, 0.02, 0.01) > n
+    assert questions_needed(6, 6, 128, 0.02, 0.01) > 5 * n  # at once, however many they are
+    assert questions_needed(13, 11, 128, 0.02, 0.01) is None  # more than anyone asks

@@ -4,7 +4,7 @@ from xshare.engines.base import Run
 from xshare.engines.counters import Stats
 from xshare.policy import Policy
 from xshare.quality.answering import Outcome
-from xshare.quality.stored_answers import Forced, Samples
+from xshare.quality.stored_answers import ForcedDivergence, Samples
 
 POLICY = Policy.parse("k0=1,m=2")
 # As files of before have them.
@@ -23,7 +23,7 @@ def test_files_of_before_are_read():
     assert (native.right, native.tokens, native.run.steps) == ([True], [[5, 6]], 3)
     assert native.stats == Stats(by_layer={"experts_active": [3.0, 5.0]}, mean={"experts_active": 4.0})
     assert samples.ended(POLICY, 1) == {3: (False, [7])}
-    assert samples.forced(POLICY) == Forced(0.1, 1.2, 0.9)
+    assert samples.forced(POLICY) == ForcedDivergence(0.1, 1.2, 0.9)
     assert samples.answers(POLICY, 1) is samples.answers(None, 1) is samples.forced(None) is None
     assert samples.ended(POLICY, 0) == {}
     assert Samples(samples.rows, mixed=False).answers(None, 0) is None
@@ -35,7 +35,7 @@ def test_what_is_added_has_the_form_of_before():
     stats = Stats(by_layer={"experts_active": [3.0, 5.0]}, mean={"experts_active": 4.0})
     samples.add_answers(None, 0, Outcome(None, [True], [[5, 6]], stats, Run([], 1.5, 3, 6)))
     samples.add_ended(POLICY, 1, {3: (False, [7])})
-    samples.add_forced(POLICY, Forced(0.1, 1.2, 0.9))
+    samples.add_forced(POLICY, ForcedDivergence(0.1, 1.2, 0.9))
     assert rows == OLD
 
 

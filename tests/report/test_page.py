@@ -103,7 +103,7 @@ def test_later_runs_are_told_and_are_no_column(tmp_path):
     (tmp_path / "r.json").write_text(json.dumps(whole | {"stamps": [later]}))
     text = made(tmp_path)
     assert "measured 2026-11-15 to 2026-12-24" in text
-    assert "Gone on with by a later run:" in text
+    assert "Continued by a later run:" in text
     assert "77c0ffee" in text
     assert ">stamp<" not in text
     assert "stamp 1" not in text

@@ -8,7 +8,7 @@ from report_pages import EVIDENCE, made, sections
 from small_result_files import write
 
 from xshare.cli import main
-from xshare.report.labels import named
+from xshare.report.labels import policy_label
 from xshare.report.result_files import read_folder
 from xshare.results.columns import interval_of, number
 
@@ -166,4 +166,4 @@ def test_forms_of_one_policy_have_names_of_their_own(tmp_path):
         "k0=0,rho=0.7 by cost",
         "k0=0,m=1,rho=0.7 (as many as k0=0,rho=0.7)",
     ]
-    assert named("k0=0,rho=0.7 by cost") == "balanced (rho=0.7) by cost"
+    assert policy_label("k0=0,rho=0.7 by cost") == "balanced (rho=0.7) by cost"

@@ -71,7 +71,7 @@ def test_the_law_is_fitted_for_each_regime_without_plain_runs(tmp_path):
     assert astuple(small.law) == pytest.approx((3.25, 0.1, 1.0))
     assert astuple(large.law) == pytest.approx((4.0, 0.1, 1.0))
     assert 44.0 not in small.active  # plain: no selection in its time
-    assert "batch 16: step = 4 + 0.1 T ms, R² 1.000" in large.spelled()
+    assert "batch 16: step = 4 + 0.1 T ms, R² 1.000" in large.law_text()
 
 
 def test_no_law_goes_through_models_of_different_depth(tmp_path):

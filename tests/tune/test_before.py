@@ -2,7 +2,7 @@
 
 import pytest
 
-from xshare.tune.old_samples import as_today
+from xshare.tune.old_samples import upgrade_sample
 
 
 @pytest.mark.parametrize(
@@ -23,4 +23,4 @@ from xshare.tune.old_samples import as_today
     ],
 )
 def test_old_samples_have_todays_names(sample, today):
-    assert as_today(sample, [1, 2]) == today
+    assert upgrade_sample(sample, [1, 2]) == today

@@ -7,7 +7,7 @@ import pytest
 from xshare import Policy
 from xshare.cli.doctor import show
 from xshare.engines.base import About
-from xshare.tune.doctor import Examination, Way, examine, runs, sizes, verdict
+from xshare.tune.doctor import Examination, TimedVariant, count_runs, examine, forced_budgets, verdict
 
 PRUNED = Policy.parse("k0=1,m=2")
 
@@ -17,9 +17,9 @@ def examination(step_ms, native=51, overhead=0.01, pruned=30, top_k=4):
 
     def point(name, active, batch=16, cost=overhead):
         figures = {"experts_active": active, "experts_native": native, "mass_kept": 0.9}
-        return Way(name, batch, [step_ms(active, batch) * (1 + cost)] * 3, [figures] * 3)
+        return TimedVariant(name, batch, [step_ms(active, batch) * (1 + cost)] * 3, [figures] * 3)
 
-    forced = [point(f"k0=0,m={m}", m) for m in sizes(128, top_k)]
+    forced = [point(f"k0=0,m={m}", m) for m in forced_budgets(128, top_k)]
     few, half = point("native", top_k, 1, 0), point("native", native * 0.6, 8, 0)
     return Examination(
         point("native", native, cost=0), point("k0=1,m=128", native), forced, [point(str(PRUNED), pruned)], [few, half],
@@ -32,7 +32,7 @@ def test_worth_it_where_experts_are_the_step():
     worth, why = verdict(found)
     assert worth, why
     assert found.overhead == pytest.approx(1.01)
-    assert found.expected(found.policies[0]) == pytest.approx(7.1 / 5 / 1.01, rel=0.01)
+    assert found.expected_gain(found.policies[0]) == pytest.approx(7.1 / 5 / 1.01, rel=0.01)
     assert found.bandwidth_gbps == pytest.approx(1000 / 1.01)
     assert "k0=1,m=2 loads 30.0 instead of 51.0 and should give 1.4" in why
 
@@ -70,7 +70,7 @@ def test_too_little_to_save():
 
 @pytest.mark.parametrize(("N", "k"), list(itertools.product([8, 64, 128, 384], [1, 4, 8])))
 def test_sizes_reach_from_k_towards_n(N, k):
-    found = sizes(N, k)
+    found = forced_budgets(N, k)
     assert found[0] == k
     assert found == sorted(set(found))
     assert found[-1] < max(N, k + 1)
@@ -80,8 +80,8 @@ def test_an_examination_of_a_real_engine_orders_its_expert_counts(engine):
     prompts = [engine.encode(f"Compute {i} + {i}") for i in range(6)]
     done = []
     found = examine(engine, prompts, [PRUNED], tokens=6, repeats=2, advance=done.append)
-    assert sum(done) == runs(16, 4, 6, 1, 2)
-    assert all(4 <= point.active <= m for point, m in zip(found.forced, sizes(16, 4), strict=True))
+    assert sum(done) == count_runs(16, 4, 6, 1, 2)
+    assert all(4 <= point.active <= m for point, m in zip(found.forced, forced_budgets(16, 4), strict=True))
     assert found.forced[0].active == 4
     assert found.native.active is None  # nothing is attached that would count
     assert found.noop.active > found.forced[0].active
@@ -103,7 +103,7 @@ def test_runs_without_a_count_are_left_out_of_the_law():
     found = examination(lambda T, n: 2 + 0.1 * T)
     found.forced[0].counted, found.native.counted = [], []
     assert found.law.r2 > 0.999
-    assert found.expected(found.forced[0]) is None
+    assert found.expected_gain(found.forced[0]) is None
     assert verdict(found)[0]
 
 

@@ -5,8 +5,8 @@ import pytest
 from xshare import Policy
 from xshare.errors import XShareError
 from xshare.tune.candidate import Candidate, front
-from xshare.tune.layers import allocate, alone, layer_weights
-from xshare.tune.scan import Scan, families, grid, weighed
+from xshare.tune.layers import allocate, layer_weights, prune_one_layer
+from xshare.tune.scan import Scan, families, grid, layer_weight_policies
 
 
 def candidate(m, active, mass):
@@ -76,14 +76,14 @@ def test_layers_weigh_what_pruning_them_harms():
     assert half == {0: 2.0, 1: 1.1, 2: 0.9, 3: 1.1, 4: 0.9, 5: 0.9}
     assert layer_weights({0: 1.0, 1: 1e-9, 2: 1e-9}, 1.0) == {0: 8.0}  # no layer takes all
     assert layer_weights({0: 0.0, 1: 0.0}, 1.0) == {}
-    policies = list(weighed({0: 1e-9, 1: 1.0, 2: 1.0}, 4))
+    policies = list(layer_weight_policies({0: 1e-9, 1: 1.0, 2: 1.0}, 4))
     assert len(policies) == 16
     for policy in policies:
         policy.by_layer([0, 1, 2])  # every layer's own rho is above zero
 
 
 def test_one_layer_alone():
-    first, second = alone(3, [3, 5], 16, 2).by_layer([3, 5])
+    first, second = prune_one_layer(3, [3, 5], 16, 2).by_layer([3, 5])
     assert (first.warmup, first.batch_budget, second.batch_budget) == (2, 0, 16)
 
 

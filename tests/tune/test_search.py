@@ -8,8 +8,8 @@ from xshare import Policy
 from xshare.quality.task_files import Task
 from xshare.tasks import ASKED
 from xshare.tune.candidate import Candidate
-from xshare.tune.questions import EACH, own_questions
-from xshare.tune.search import CHANCE, Round, Search, Trial, span
+from xshare.tune.questions import EACH, nano_questions
+from xshare.tune.search import CHANCE, Round, Search, Trial, round_span
 
 
 def says_it_holds(rng, drop, limit, rounds=12, size=40):
@@ -36,7 +36,7 @@ def test_often_right_far_from_it():
 
 
 def test_no_question_twice_and_none_in_both_sets():
-    prompts = [task.prompt for unseen in (False, True) for n in range(4) for task in own_questions(unseen, n)]
+    prompts = [task.prompt for unseen in (False, True) for n in range(4) for task in nano_questions(unseen, n)]
     assert len(prompts) == len(set(prompts)) == 2 * EACH * 8 * len(ASKED)  # 1, 1, 2 and 4 first rounds
 
 
@@ -51,7 +51,7 @@ class Known(Search):
 
 
 def questions(unseen, number):
-    begin, length = span(number)
+    begin, length = round_span(number)
     return [Task(f"{unseen} {i}", "x", "any") for i in range(40 * begin, 40 * (begin + length))]
 
 
@@ -71,7 +71,7 @@ def searching(most, kept=(), right=lambda name: True, max_drop=0.05):
                 rows.append(self.known[key])
             return self.known[key]
 
-    found = Search_(None, questions, max_drop=max_drop, most=most, batch=1, limit=1, kept=list(kept), keep=rows.append)
+    found = Search_(None, questions, max_drop=max_drop, most=most, batch=1, limit=1, known=list(kept), keep=rows.append)
     return found, rows
 
 
@@ -79,7 +79,7 @@ LINE = [Candidate(Policy(warmup=1, batch_budget=m), (m,), (41.0,), (1.0,)) for m
 
 
 def test_rounds_double_and_only_whole_ones_are_asked():
-    assert [span(number) for number in range(5)] == [(0, 1), (1, 1), (2, 2), (4, 4), (8, 8)]
+    assert [round_span(number) for number in range(5)] == [(0, 1), (1, 1), (2, 2), (4, 4), (8, 8)]
     search, _ = searching(200, max_drop=0.02)
     assert len(search.best_case.right) == 160  # 40, 40, 80; the next would be 160
     assert not search.could_hold()
@@ -121,7 +121,7 @@ def test_the_boldest_that_holds_is_found_by_halving(max_drop):
         most=400,
         batch=1,
         limit=1,
-        kept=[],
+        known=[],
         keep=lambda row: None,
     )
     tried = list(search.run(line))

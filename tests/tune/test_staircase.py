@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from xshare.cli.staircase import said
+from xshare.cli.staircase import staircase_lines
 from xshare.engines.base import About, Answer, Run, StepTime
 from xshare.engines.counters import Stats
 from xshare.errors import XShareError
@@ -17,12 +17,12 @@ from xshare.tune.staircase import (
     STEPS,
     Staircase,
     Visit,
-    climb,
-    fill,
-    filled,
-    natively,
-    rows_of,
-    visited,
+    experts_by_size,
+    filled_sizes,
+    measure_staircase,
+    native_experts,
+    staircase_rows,
+    time_sizes,
 )
 
 ENDS = (8, 12)
@@ -77,8 +77,10 @@ class Machine:
 
 def staircase(machine, **options):
     prompts = [[1, 2, 3]] * 4
-    active = fill(machine, prompts, natively(machine, prompts))
-    return active, climb(machine, lambda number: prompts, 4, filled(active), **({"rounds": 12} | options))
+    active = experts_by_size(machine, prompts, native_experts(machine, prompts))
+    return active, measure_staircase(
+        machine, lambda number: prompts, 4, filled_sizes(active), **({"rounds": 12} | options)
+    )
 
 
 def test_stairs_are_found_whatever_else_goes_slower():
@@ -91,7 +93,7 @@ def test_stairs_are_found_whatever_else_goes_slower():
     low, high = found.times[4], found.times[13]
     assert 1.35 < high[0] / low[0] < 1.6
     assert low[1] <= low[0] <= low[2]
-    rows = rows_of(found, active, 16, backend="B", layers=2)
+    rows = staircase_rows(found, active, 16, backend="B", layers=2)
     assert rows[0].keys() == {
         "batch", "experts", "ms", "ms_low", "ms_high", "active", "cost", "backend", "layers", "rounds"
     }  # fmt: skip
@@ -111,64 +113,64 @@ def test_every_round_has_an_order_of_its_own_and_every_size_once():
 def test_sets_that_a_batch_does_not_fill_are_left_out():
     active, _ = staircase(Machine(native=9.2))
     assert list(active) == list(range(4, 11))
-    assert filled(active) == [4, 5, 6, 7, 8, 9]
+    assert filled_sizes(active) == [4, 5, 6, 7, 8, 9]
     assert active[9] == pytest.approx(8.85)
 
 
 def test_noise_goes_on_to_the_last_round_and_is_said():
     _, found = staircase(Machine(noise=5.0), rounds=6)
     assert (found.rounds, found.settled) == (6, False)
-    lines = said(found, [15, 16], 16)
+    lines = staircase_lines(found, [15, 16], 16)
     assert "no stairs are clear of the noise" in "".join(lines) or "times do not grow" in "".join(lines)
     assert lines[-1] == "  2 sizes from 15 up left out: the batch does not fill such a set"
 
 
 def test_the_lines_say_where_stairs_end_and_what_an_expert_costs():
     _, found = staircase(Machine(noise=0.02))
-    lines = said(found, [], 16)
+    lines = staircase_lines(found, [], 16)
     assert lines[0].startswith("4 rows: 4 to 14 experts, 2.0")
     assert "an expert costs" in lines[1]
     assert lines[1].endswith("after 4 rounds)")
     # 0.5 ms where eleven sizes differ by 1 ms
     assert re.fullmatch(r"  stairs end at 8, 12: one expert more than (8|12) costs as much as [45] others", lines[2])
     flat = Staircase(4, [Visit(4, size, number, 2.0 + (size == 4)) for size in (4, 5, 6) for number in range(4)])
-    assert "times do not grow with the experts" in said(flat, [], 16)[1]
+    assert "times do not grow with the experts" in staircase_lines(flat, [], 16)[1]
 
 
 def test_a_round_that_does_not_fit_is_cut_into_several_batches():
     machine = Machine(room=3 + 2 * STEPS + 6)
     machine.use(Policy(batch_budget=4))
-    times = visited(machine, [[1, 2, 3]] * 2, [4, 9, 13, 5, 10])
+    times = time_sizes(machine, [[1, 2, 3]] * 2, [4, 9, 13, 5, 10])
     assert {size: round(ms, 6) for size, ms in times.items()} == {4: 2.0, 9: 2.5, 13: 3.0, 5: 2.0, 10: 2.5}
     assert machine.runs == [20, 20, 11]
     assert max(machine.runs) <= machine.room - 3
-    assert visited(machine, [[1, 2, 3]] * 2, [4, 9], tokens=12) == pytest.approx({4: 2.0, 9: 2.5})
+    assert time_sizes(machine, [[1, 2, 3]] * 2, [4, 9], tokens=12) == pytest.approx({4: 2.0, 9: 2.5})
     assert machine.runs[-2:] == [12, 11]
     with pytest.raises(XShareError, match="must have room for 11 tokens, not 10: more --tokens, shorter prompts"):
-        visited(machine, [[1, 2, 3]], [4], tokens=10)
+        time_sizes(machine, [[1, 2, 3]], [4], tokens=10)
 
 
 def test_with_drafts_a_step_brings_several_tokens():
     machine = Machine(drafts=3)
     machine.use(Policy(batch_budget=4))
-    assert visited(machine, [[1]] * 2, [4, 9, 13]) == pytest.approx({4: 2.0, 9: 2.5, 13: 3.0})
+    assert time_sizes(machine, [[1]] * 2, [4, 9, 13]) == pytest.approx({4: 2.0, 9: 2.5, 13: 3.0})
 
 
 def test_steps_in_which_a_request_has_ended_do_not_count():
     machine = Machine(late=6)
     machine.use(Policy(batch_budget=4))
-    assert visited(machine, [[1]] * 2, [4, 9]) == pytest.approx({4: 2.0, 9: 2.5})
+    assert time_sizes(machine, [[1]] * 2, [4, 9]) == pytest.approx({4: 2.0, 9: 2.5})
     assert machine.runs == [18, 11, 23]  # the second size in a batch of its own, and with more to spare
     machine.late, machine.room = 100, 50
     with pytest.raises(XShareError, match="all 2 requests were decoded together in 0 steps, and a visit takes 7"):
-        visited(machine, [[1]] * 2, [4])
+        time_sizes(machine, [[1]] * 2, [4])
 
 
 def test_an_engine_that_leaves_steps_alone_is_refused(monkeypatch):
     machine = Machine()
     monkeypatch.setattr(machine, "stats", lambda: Stats(steps_bypassed={"prefill": 1, "many_rows": 5}))
     with pytest.raises(XShareError, match="no step of 2 requests was counted: the engine left them alone by many_rows"):
-        natively(machine, [[1]] * 2)
+        native_experts(machine, [[1]] * 2)
 
 
 def test_earlier_rounds_are_gone_on_from():
@@ -183,10 +185,10 @@ def test_earlier_rounds_are_gone_on_from():
 
 def test_a_real_engine_changes_its_policy_between_steps(engine):
     prompts = [engine.encode(f"Compute {number} + {number}") for number in range(4)]
-    native = natively(engine, prompts)
-    active = fill(engine, prompts, native)
+    native = native_experts(engine, prompts)
+    active = experts_by_size(engine, prompts, native)
     assert active[4] == 4.0
-    assert filled(active)[:4] == [4, 5, 6, 7]
+    assert filled_sizes(active)[:4] == [4, 5, 6, 7]
     engine.use(Policy(batch_budget=4))
     state, layer, seen = engine.attached.state, engine.attached.layers[0], []
     begin = state.begin
@@ -197,7 +199,7 @@ def test_a_real_engine_changes_its_policy_between_steps(engine):
             seen.append(layer.policy.batch_budget)
 
     state.begin = spied
-    times = visited(engine, prompts, [6, 4, 7])
+    times = time_sizes(engine, prompts, [6, 4, 7])
     assert sorted(times) == [4, 6, 7]
     assert all(ms > 0 for ms in times.values())
     assert seen == [6] * STEPS + [4] * STEPS + [7] * (len(seen) - 2 * STEPS)

@@ -10,7 +10,7 @@ from quality_tables import Row, Table, change, of_native
 from spans import Span
 
 from xshare.policy import RECOMMENDED, Policy
-from xshare.report.labels import named
+from xshare.report.labels import policy_label
 
 MODELS = ("nano", "lab")
 SETTINGS = {"": (16, 0), "_drafts": (4, 3)}  # batch, drafts
@@ -70,7 +70,7 @@ def frontier(results: Row, batch: int, drafts: int) -> Table:
     for (_, _, policy), row in at.items():
         shares.setdefault(policy, []).append(row["active"] / row["active_native"])
     for policy in sorted(shares, key=lambda policy: -shares[policy][0]):
-        line = [f"`{named(policy)}`"]
+        line = [f"`{policy_label(policy)}`"]
         for model in MODELS:
             chosen, fresh = (at.get((model, name, policy)) for name in ("choosing", "confirming"))
             row = chosen or fresh

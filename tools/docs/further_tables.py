@@ -9,7 +9,7 @@ from typing import Any
 from quality_tables import change, of_native
 from spans import Span, Table
 
-from xshare.report.labels import named
+from xshare.report.labels import policy_label
 
 Row = dict[str, Any]
 CONTROL = "no-op control"
@@ -26,7 +26,7 @@ def larger_batches(results: Row) -> Table:
     for policy in dict.fromkeys(row["policy"] for row in rows):
         at = {row["batch"]: row for row in rows if row["policy"] == policy}
         line = [cell for batch in batches for cell in (of_native(at[batch]), change(at[batch]))]
-        cells.append([f"`{named(policy)}`", *line])
+        cells.append([f"`{policy_label(policy)}`", *line])
     return ["policy", *(f"{batch}: {what}" for batch in batches for what in ("experts", "points (95 %)"))], cells
 
 

@@ -20,7 +20,7 @@ from quality_tables import by_mates, named_row
 from speed_tables import REGIMES, deepest
 
 from xshare.policy import RECOMMENDED, Policy
-from xshare.report.labels import named
+from xshare.report.labels import policy_label
 from xshare.report.plot import need_matplotlib, new_axes, save
 from xshare.results.columns import count_of
 from xshare.statistics import interval_names
@@ -218,7 +218,7 @@ def protected(results: Row) -> tuple[Any, Any]:
     for place, name in enumerate(dict.fromkeys(row["policy"] for row in rows if row["method"] != "native")):
         line = sorted((row for row in rows if row["policy"] == name), key=lambda row: float(row.get("protected", 0)))
         x, y = [row.get("protected_requests", 0) for row in line], [row["active"] for row in line]
-        axes.errorbar(x, y, bars(line, "active"), fmt=MARKERS[place] + "-", capsize=2, label=named(name))
+        axes.errorbar(x, y, bars(line, "active"), fmt=MARKERS[place] + "-", capsize=2, label=policy_label(name))
     native = next(row for row in rows if row["method"] == "native")
     axes.axhline(native["active"], color="grey", linestyle=":", linewidth=1, label="native")
     axes.set_ylim(bottom=0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from xshare.report.labels import named
+from xshare.report.labels import policy_label
 from xshare.results.columns import mean_text
 
 Row = dict[str, Any]
@@ -24,7 +24,7 @@ def cost(results: Row) -> Table:
             shared = "" if protected == row["batch"] else f" ({row['mass_shared']:.3f})"
             line.append(mean_text(row, "active", 1) + shared)
         cells.append(line)
-    return ["protected", *(f"`{named(policy)}`" for policy in policies)], cells
+    return ["protected", *(f"`{policy_label(policy)}`" for policy in policies)], cells
 
 
 def batches(*files: Row | None) -> Table:

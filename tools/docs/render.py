@@ -26,7 +26,7 @@ import typer
 from spans import Span, called
 
 from xshare.policy_text import current_policy_text
-from xshare.report.labels import named
+from xshare.report.labels import policy_label
 from xshare.results.columns import mean_text
 from xshare.tasks import ASKED
 
@@ -133,7 +133,7 @@ def demo_table(name: str) -> str:
         timed, pruned = speed.get(row["policy"]), row["method"] != "native"
         cells.append(
             [
-                f"`{named(row['policy'])}`",
+                f"`{policy_label(row['policy'])}`",
                 f"{row['active']:.1f}",
                 quality_tables.of_native(row),
                 f"{row['accuracy']:.1%}",
@@ -176,7 +176,7 @@ def cpu_decode_table(name: str) -> str:
     rows = [row for row in rows_of(name) if "policy" in row]
     cells = [
         [
-            f"`{named(row['policy'])}`",
+            f"`{policy_label(row['policy'])}`",
             f"{row['active']:.1f}",
             f"{row['ms']:.1f}",
             f"{row['times']:.2f}",

@@ -18,7 +18,7 @@ from quality_tables import SETTINGS
 from speed_tables import REGIMES, deepest
 
 from xshare.policy_text import current_policy_text
-from xshare.report.labels import named
+from xshare.report.labels import policy_label
 from xshare.report.plot import need_matplotlib, new_axes, plot_tradeoff, put_names, save
 from xshare.results.file import with_current_policies
 
@@ -116,7 +116,7 @@ def tried(results: Row, batch: int, drafts: int) -> Figure:
             look = {"fmt": MARKERS[place], "color": f"C{place}", "fillstyle": fill, "capsize": 2, "elinewidth": 0.8}
             axes.errorbar(x, y, yerr=reach, label=f"{model}, {'3000 fresh' if fresh else '1000 to choose by'}", **look)
         if model == "nano":
-            spots = {_spot(row): named(scaled(row)) for row in best.values()}
+            spots = {_spot(row): policy_label(scaled(row)) for row in best.values()}
     axes.axhline(0, color="grey", linestyle=":", linewidth=1)
     put_names(figure, axes, spots)
     return figure, axes
@@ -135,7 +135,7 @@ def on_a_cpu(results: Row) -> Figure:
     ):
         at = [number + 0.27 * (place - 1) for number in range(len(results["rows"]))]
         axes.barh(at, [row[column] for row in results["rows"]], 0.27, label=name)
-    axes.set_yticks(range(len(results["rows"])), [named(row["policy"]) for row in results["rows"]], fontsize=8)
+    axes.set_yticks(range(len(results["rows"])), [policy_label(row["policy"]) for row in results["rows"]], fontsize=8)
     axes.set_xscale("log")
     axes.invert_yaxis()
     return figure, axes

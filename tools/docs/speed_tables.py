@@ -9,7 +9,7 @@ from typing import Any
 from spans import Span
 
 from xshare import latency_law as law
-from xshare.report.labels import named
+from xshare.report.labels import policy_label
 from xshare.staircase import clear_edges, cost_of
 
 Row = dict[str, Any]
@@ -137,7 +137,7 @@ def presets(results: Row, contexts: bool = False) -> Table:
             at.setdefault(cell, {})[row["policy"] if row["method"] == "xshare" else row["method"]] = row
     policies = list(dict.fromkeys(row["policy"] for row in rows if row["method"] == "xshare"))
     titles = ["tokens of a prompt" if contexts else "drafts", "batch", "layers", "native experts", "native, ms"]
-    titles += ["control (95 %)", *(f"`{named(policy)}`" for policy in policies)]
+    titles += ["control (95 %)", *(f"`{policy_label(policy)}`" for policy in policies)]
     cells = []
     for (_, prompt, batch), each in at.items():
         native = each["native"]
@@ -177,7 +177,7 @@ def cost_aware(results: Row) -> Table:
             for each in (plain[row["policy"]], row)
             for text in (f"{each['active']:.1f}", f"{each['votes_lost']:.1%}", f"{each['ms']:.2f}")
         ]
-        cells.append([f"`{named(row['policy'])}`", *pair, _measured(gain)])
+        cells.append([f"`{policy_label(row['policy'])}`", *pair, _measured(gain)])
     return [*titles, "faster at equal votes lost (95 %)"], cells
 
 

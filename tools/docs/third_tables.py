@@ -8,7 +8,7 @@ from typing import Any
 
 from quality_tables import Row, Table, change, of_native
 
-from xshare.report.labels import named
+from xshare.report.labels import policy_label
 
 MODELS = {
     "dense": "SmolLM2-135M, as it came",
@@ -85,7 +85,12 @@ def policies(results: Row, batch: int, mixed: bool) -> Table:
     cells = []
     for row in sorted(rows, key=lambda row: (row["policy"] != "native", -row["active"] / row["active_native"])):
         ratio = row["perplexity"] / row["perplexity_native"] - 1
-        line = [f"`{named(row['policy'])}`", row["paper"].replace(",", ", "), f"{row['active']:.1f}", of_native(row)]
+        line = [
+            f"`{policy_label(row['policy'])}`",
+            row["paper"].replace(",", ", "),
+            f"{row['active']:.1f}",
+            of_native(row),
+        ]
         line += [f"{row['kl']:.4f}", f"{row['perplexity']:.2f}", "" if row["policy"] == "native" else f"{ratio:+.1%}"]
         cells.append([*line, f"{row['agreement']:.1%}"])
     return titles, cells
@@ -96,7 +101,7 @@ def questions(results: Row) -> Table:
     rows = [row for row in results["rows"] if row["set"] == "questions"]
     cells = []
     for row in rows:
-        line = [f"`{named(row['policy'])}`", f"{row['active']:.1f}", of_native(row), f"{row['accuracy']:.1%}"]
+        line = [f"`{policy_label(row['policy'])}`", f"{row['active']:.1f}", of_native(row), f"{row['accuracy']:.1%}"]
         cells.append([*line, change(row), f"{row['kl']:.4f}", f"{row['agreement']:.1%}"])
     return titles, cells
 

@@ -15,13 +15,13 @@ from xshare.errors import XShareError
 from xshare.progress import Advance
 from xshare.results import Row
 
-WARM = 4  # tokens that are decoded after a change, before time is taken
+WARM = 4  # tokens decoded after a policy change before anything is timed
 
 
-def warm(engine: Engine, workload: Workload, prompts: Prompts, protected: Collection[int] | None = None) -> None:
-    """On prompts of its own: an engine may remember those it has read."""
-    asked = prompts[: workload.batch]
-    engine.run(asked, limit=WARM, batch=workload.batch, to_the_end=True, protected=protected)
+def warm_up(engine: Engine, workload: Workload, prompts: Prompts, protected: Collection[int] | None = None) -> None:
+    """Decode a few tokens of one batch. The prompts must not be timed later: engines cache prefixes."""
+    batch_prompts = prompts[: workload.batch]
+    engine.run(batch_prompts, limit=WARM, batch=workload.batch, to_the_end=True, protected=protected)
 
 
 def measure(
@@ -32,7 +32,7 @@ def measure(
     advance: Advance,
     protected: Collection[int] | None = None,
 ) -> tuple[Row, Run]:
-    """The policy in use, on one workload."""
+    """Run the workload under the policy in use; returns its record and the run."""
     run = engine.run(
         prompts,
         limit=workload.tokens,
@@ -48,31 +48,31 @@ def measure(
                 f"an answer ended after {len(answer.times_s)} of {workload.tokens} tokens: ask for fewer, or for an "
                 f"engine that holds prompts of {workload.prompt_tokens} tokens and their answers"
             )
-    return figures(run) | counted(engine.stats()), run
+    return speed_figures(run) | selection_figures(engine.stats()), run
 
 
-def figures(run: Run) -> Row:
-    """Rates and latencies; None where the engine does not tell.
+def speed_figures(run: Run) -> Row:
+    """Rates and latencies; None where the engine does not report them.
 
-    Per request the rate is that of decoding, from the first token to the last; in all it is that of the whole run.
-    Tokens that come together are one arrival: between them there is no latency to speak of.
+    `otps` is the decode rate per request, from its first token to its last; `otps_total` is the rate of the whole run.
+    Tokens that arrive together count as one arrival, so that drafts do not produce an ITL of zero.
     """
     tokens = sum(len(answer.times_s) for answer in run.answers)
-    ends = max(answer.times_s[-1] for answer in run.answers)
+    last_s = max(answer.times_s[-1] for answer in run.answers)
     rates = [rate for rate in map(_rate, run.answers) if rate is not None]
     arrivals = [sorted(set(answer.times_s)) for answer in run.answers]
     gaps = [b - a for times in arrivals for a, b in pairwise(times)]
-    firsts = [answer.first_s for answer in run.answers]
-    turns = sum(len(times) - 1 for times in arrivals)
+    ttfts = [answer.first_s for answer in run.answers]
+    decode_arrivals = sum(len(times) - 1 for times in arrivals)
     return {
         "otps": median(rates) if rates else None,
-        "otps_total": tokens / (ends - min(answer.arrived_s for answer in run.answers)),
-        **_quantiles("ttft_ms", firsts),
+        "otps_total": tokens / (last_s - min(answer.arrived_s for answer in run.answers)),
+        **_quantiles("ttft_ms", ttfts),
         **_quantiles("itl_ms", gaps),
         "step_ms": run.decode_s / run.steps * 1000 if run.steps else None,
         "steps": run.steps or None,
         "rows_per_step": run.rows / run.steps if run.steps else None,
-        "accepted_length": (tokens - len(run.answers)) / turns if run.drafted and turns else None,
+        "accepted_length": (tokens - len(run.answers)) / decode_arrivals if run.drafted and decode_arrivals else None,
         "drafted": run.drafted,
         "accepted": run.accepted,
     }
@@ -84,16 +84,16 @@ def _rate(answer: Answer) -> float | None:
 
 
 def _quantiles(name: str, seconds: list[float]) -> Row:
-    middle, worst = np.quantile(seconds, [0.5, 0.99]) * 1000 if seconds else (None, None)
+    p50, p99 = np.quantile(seconds, [0.5, 0.99]) * 1000 if seconds else (None, None)
     return {
-        f"{name}_p50": None if middle is None else float(middle),
-        f"{name}_p99": None if worst is None else float(worst),
+        f"{name}_p50": None if p50 is None else float(p50),
+        f"{name}_p99": None if p99 is None else float(p99),
     }
 
 
-def counted(stats: Stats) -> Row:
-    """What selection did. `acted`: the share of decode steps on which it did anything; `acted_all`: the same of all
-    steps, those that read prompts among them; `left_alone`: why not on most of the other decode steps."""
+def selection_figures(stats: Stats) -> Row:
+    """What selection did. `acted`: share of decode steps that it pruned; `acted_all`: the same share of all steps,
+    prefill included; `left_alone`: the most frequent reason why a decode step was not pruned."""
     reasons = {reason: count for reason, count in stats.steps_bypassed.items() if count and reason != "prefill"}
     steps = stats.steps_pruned + sum(reasons.values())
     all_steps = stats.steps_pruned + sum(stats.steps_bypassed.values())

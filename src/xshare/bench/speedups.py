@@ -1,4 +1,4 @@
-"""Native routing and a few policies in turns, on one engine: how many times as fast each is."""
+"""The speedup of a few policies over native routing, measured interleaved on one engine."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from xshare.progress import Advance, quiet
 from xshare.results import Row
 from xshare.statistics import median_interval
 
-PROMPT = [1, 2, 3, 4]  # where nobody cares what is decoded
+PROMPT = [1, 2, 3, 4]  # for timing, where the tokens do not matter
 
 
-def in_turns(
+def compare_speeds(
     engine: Engine,
     policies: Mapping[str, Policy],
     *,
@@ -24,26 +24,25 @@ def in_turns(
     repeats: int = 9,
     advance: Advance = quiet,
 ) -> list[Row]:
-    """A row for native routing and for each policy: decode steps of `batch` prompts, the same in every run, of which
-    the middle one counts.
+    """One row per policy, native routing first. Every run decodes the same `batch` prompts; its median step counts.
 
-    Experts are counted in a first run, which is not timed, and natively nothing is attached when time is taken.
+    Experts are counted in a first run that is not timed, so that timed native runs have nothing attached.
     """
-    ways: dict[str, Policy | None] = {"native": None, **policies}
+    variants: dict[str, Policy | None] = {"native": None, **policies}
     experts: dict[str, tuple[float, float]] = {}
-    ms: dict[str, list[float]] = {name: [] for name in ways}
+    ms: dict[str, list[float]] = {name: [] for name in variants}
     for repeat in range(repeats + 1):
-        for name in ways if repeat % 2 else reversed(ways):
-            engine.use(ways[name], timed=repeat > 0)
-            found = engine.run(prompts or [PROMPT] * batch, limit=1 + steps, batch=batch, to_the_end=True)
+        for name in variants if repeat % 2 else reversed(variants):
+            engine.use(variants[name], timed=repeat > 0)
+            run = engine.run(prompts or [PROMPT] * batch, limit=1 + steps, batch=batch, to_the_end=True)
             if repeat:
-                ms[name].append(median(found.answers[0].gaps_s) * 1000)
+                ms[name].append(median(run.answers[0].gaps_s) * 1000)
             else:
                 mean = engine.stats().mean
                 experts[name] = mean["experts_active"], mean["experts_native"]
             advance(1)
     rows = []
-    for name, policy in ways.items():
+    for name, policy in variants.items():
         ratio, low, high = median_interval([a / b for a, b in zip(ms["native"], ms[name], strict=True)])
         row: Row = {"model": engine.about.model, "batch": batch, "policy": "native" if policy is None else str(policy)}
         row |= dict(zip(("active", "active_native"), experts[name], strict=True))

@@ -1,4 +1,4 @@
-"""Samples -> one row a policy: medians, and paired ratios against native with their intervals."""
+"""Samples -> one row per policy: medians, and paired ratios against native with their intervals."""
 
 from __future__ import annotations
 
@@ -14,36 +14,36 @@ from xshare.statistics import median_interval
 
 RATES = ("otps", "otps_total", "ttft_ms_p50", "ttft_ms_p99", "itl_ms_p50", "itl_ms_p99", "step_ms", "rows_per_step")
 COUNTS = ("accepted_length", "active", "active_native", "mass", "mass_shared", "acted", "acted_all", "identical")
-# What each ratio is of; of a time it is native's over the policy's, so that more is always faster.
+# Ratio -> the column it compares. A time is inverted (native's over the policy's), so that more is always faster.
 RATIOS = {"ratio": "otps", "total_ratio": "otps_total", "step_ratio": "step_ms"}
-FORMS = ("cost", "equals", "protected")  # columns that rows of one policy may differ by, where they have them: see Way
+FORMS = ("cost", "equals", "protected")  # optional columns that tell variants of one policy apart: see Variant
 
-NONE = (None,) * len(FORMS)
+PLAIN = (None,) * len(FORMS)
 
 
-def rows_of(samples: Sequence[Row], control: str, setting: Row) -> list[Row]:
-    """`control` is the name of the no-op control, `setting` columns that all rows share."""
+def summary_rows(samples: Sequence[Row], control: str, setting: Row) -> list[Row]:
+    """One row per variant. `control` is the name of the no-op control, `setting` the columns that all rows share."""
     by_form: dict[tuple[Any, ...], list[Row]] = {}
     for sample in samples:
         by_form.setdefault((sample["policy"], *map(sample.get, FORMS)), []).append(sample)
-    native = by_repeat(by_form.get((NATIVE, *NONE), []))
+    native = by_repeat(by_form.get((NATIVE, *PLAIN), []))
     rows = []
-    for (name, *forms), mine in by_form.items():
+    for (name, *forms), variant_samples in by_form.items():
         cost, _, protected = forms
         method = "noop" if name == control and not any(forms) else Policy.parse(name).method
-        form = {column: mine[0][column] for column in FORMS if column in mine[0]}
-        row: Row = {"policy": name, **form, "method": method, **setting, "repeats": len(mine)}
-        row |= {column: _median(mine, column) for column in (*RATES, *COUNTS)}
-        row["left_alone"] = next((each["left_alone"] for each in mine if each.get("left_alone")), None)
+        form = {column: variant_samples[0][column] for column in FORMS if column in variant_samples[0]}
+        row: Row = {"policy": name, **form, "method": method, **setting, "repeats": len(variant_samples)}
+        row |= {column: _median(variant_samples, column) for column in (*RATES, *COUNTS)}
+        row["left_alone"] = next((sample["left_alone"] for sample in variant_samples if sample.get("left_alone")), None)
         for ratio, column in RATIOS.items():
-            row |= _against(native, mine, ratio, column)
+            row |= _against(native, variant_samples, ratio, column)
         if cost:
             plain = next((form for form in by_form if form[2] == name), None)
-            row |= _against(by_repeat(by_form.get(plain, []) if plain else []), mine, "equal_ratio", "otps")
+            row |= _against(by_repeat(by_form.get(plain, []) if plain else []), variant_samples, "equal_ratio", "otps")
         if protected is not None:
             row["protected_requests"] = len(protected_requests(protected, setting["requests"]))
-            row["protected_identical"] = _median(mine, "protected_identical")
-            row |= _against(by_repeat(by_form.get((name, *NONE), [])), mine, "nobody_ratio", "otps")
+            row["protected_identical"] = _median(variant_samples, "protected_identical")
+            row |= _against(by_repeat(by_form.get((name, *PLAIN), [])), variant_samples, "nobody_ratio", "otps")
         rows.append(row)
     _fill_native(rows, control)
     return rows
@@ -53,28 +53,28 @@ def by_repeat(samples: Sequence[Row]) -> dict[int, Row]:
     return {sample["repeat"]: sample for sample in samples}
 
 
-def _against(others: Mapping[int, Row], mine: Sequence[Row], ratio: str, column: str) -> Row:
-    """A ratio's columns, each sample held against the other of its repeat."""
-    pairs = [_ratio(column, each, others.get(each["repeat"], {})) for each in mine]
-    known = [pair for pair in pairs if pair is not None]
-    found = median_interval(known) if known else (None, None, None)
-    return dict(zip((ratio, f"{ratio}_low", f"{ratio}_high"), found, strict=True))
+def _against(baseline: Mapping[int, Row], samples: Sequence[Row], ratio: str, column: str) -> Row:
+    """The columns of a ratio, computed between samples of the same repeat."""
+    ratios = [_ratio(column, sample, baseline.get(sample["repeat"], {})) for sample in samples]
+    known = [value for value in ratios if value is not None]
+    interval = median_interval(known) if known else (None, None, None)
+    return dict(zip((ratio, f"{ratio}_low", f"{ratio}_high"), interval, strict=True))
 
 
 def _median(samples: Sequence[Row], column: str) -> Any:
-    known = [sample[column] for sample in samples if sample.get(column) is not None]  # files of before lack some
+    known = [sample[column] for sample in samples if sample.get(column) is not None]  # older files lack some columns
     return median(known) if known else None
 
 
-def _ratio(column: str, mine: Row, native: Row) -> float | None:
-    if mine.get(column) is None or native.get(column) is None:
+def _ratio(column: str, sample: Row, baseline: Row) -> float | None:
+    if sample.get(column) is None or baseline.get(column) is None:
         return None
-    return float(native[column] / mine[column] if column == "step_ms" else mine[column] / native[column])
+    return float(baseline[column] / sample[column] if column == "step_ms" else sample[column] / baseline[column])
 
 
 def _fill_native(rows: list[Row], control: str) -> None:
-    """Switched off, an engine counts no experts; the control, which keeps all, has counted them."""
-    named = {row["policy"]: row for row in rows if not any(column in row for column in FORMS)}
-    if NATIVE in named and control in named and named[NATIVE]["active"] is None:
-        found = named[control]["active_native"]
-        named[NATIVE] |= {"active": found, "active_native": found, "mass": None if found is None else 1.0}
+    """An engine with selection off counts no experts; the control keeps them all and has counted them."""
+    plain_rows = {row["policy"]: row for row in rows if not any(column in row for column in FORMS)}
+    if NATIVE in plain_rows and control in plain_rows and plain_rows[NATIVE]["active"] is None:
+        experts = plain_rows[control]["active_native"]
+        plain_rows[NATIVE] |= {"active": experts, "active_native": experts, "mass": None if experts is None else 1.0}

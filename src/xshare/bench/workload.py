@@ -1,4 +1,4 @@
-"""What is asked while time is taken: prompts that no run has seen, and when they come."""
+"""The requests of a timed run: prompts that no earlier run has seen, and their arrival times."""
 
 from __future__ import annotations
 
@@ -12,69 +12,69 @@ from xshare.engines.base import Encodes
 from xshare.errors import XShareError
 from xshare.tasks import ASKED, make_question
 
-Prompts = Sequence[Any]  # lists of token ids; text for a server that takes nothing else
+Prompts = Sequence[Any]  # lists of token ids; text for a server that takes only text
 
 
 @dataclass(frozen=True)
 class Workload:
-    """Every policy of a repeat gets the same; no two repeats the same."""
+    """Within a repeat every policy gets the same requests; every repeat has new ones."""
 
-    batch: int  # decoded at a time, at most
+    batch: int  # requests decoded together, at most
     requests: int
-    rate: float | None  # requests a second, Poisson; None: all are there at once
-    prompt_tokens: int | None  # None: prompts of a file, as long as they are
-    tokens: int  # of every answer
-    prompts: str = "questions"  # or random, or the file that `texts` are of
+    rate: float | None  # requests per second, Poisson; None: all arrive at once
+    prompt_tokens: int | None  # None: prompts from a file, at full length
+    tokens: int  # per answer
+    prompts: str = "questions"  # or "random", or the file that `texts` were read from
     seed: int = 0
     texts: tuple[str, ...] = ()
 
     def record(self) -> dict[str, Any]:
-        """The setting as it stands in files: all but the texts."""
-        found = asdict(self)
-        del found["texts"]
-        return found
+        """The columns of a result file: everything but the texts."""
+        columns = asdict(self)
+        del columns["texts"]
+        return columns
 
     def prompts_of(self, engine: Encodes, repeat: int) -> Prompts:
-        if self.texts:  # in turn, and from the first again where there are no more
+        if self.texts:  # in order, starting over when they run out
             first = self.seed + repeat * self.requests
             texts = [self.texts[number % len(self.texts)] for number in range(first, first + self.requests)]
-            return [_last(engine, _parts(engine, text), self.prompt_tokens) for text in texts]
+            return [_prompt_of_last(engine, _parts(engine, text), self.prompt_tokens) for text in texts]
         assert self.prompt_tokens is not None
-        dice = [random.Random(f"{self.seed} {repeat} {request}") for request in range(self.requests)]
+        rngs = [random.Random(f"{self.seed} {repeat} {request}") for request in range(self.requests)]
         if self.prompts == "questions":
-            return [_questions(engine, each, self.prompt_tokens) for each in dice]
+            return [_question_prompt(engine, rng, self.prompt_tokens) for rng in rngs]
         vocab = engine.about.vocab or getattr(engine, "vocab", None)
         if not vocab:
             raise XShareError("prompts random needs the size of a vocabulary, which this engine does not tell")
-        return [[each.randrange(vocab) for _ in range(self.prompt_tokens)] for each in dice]
+        return [[rng.randrange(vocab) for _ in range(self.prompt_tokens)] for rng in rngs]
 
     def arrivals_of(self, repeat: int) -> list[float] | None:
-        """Seconds after the first at which each request comes."""
+        """Arrival of each request, in seconds after the first; None: all at once."""
         if self.rate is None:
             return None
-        dice = random.Random(f"{self.seed} {repeat} arrivals")
-        return list(accumulate((dice.expovariate(self.rate) for _ in range(self.requests - 1)), initial=0.0))
+        rng = random.Random(f"{self.seed} {repeat} arrivals")
+        return list(accumulate((rng.expovariate(self.rate) for _ in range(self.requests - 1)), initial=0.0))
 
 
-def _questions(engine: Encodes, dice: random.Random, tokens: int) -> Any:
-    """Worked questions of all kinds and a last one to answer; so many tokens, cut in front."""
-    asked: list[str] = []
+def _question_prompt(engine: Encodes, rng: random.Random, tokens: int) -> Any:
+    """Worked questions of all kinds and a last one to answer, cut at the front to `tokens` tokens."""
+    texts: list[str] = []
     while True:
-        for _ in range(max(1, len(asked))):  # twice as many whenever they are too few
-            kind = dice.choice(list(ASKED))
-            question = make_question(kind, dice, ASKED[kind])
-            asked.insert(0, f"{question.text}\n{question.solution}\n" if asked else question.text)
-        found = _parts(engine, "".join(asked))
-        if len(found) >= tokens:
-            return _last(engine, found, tokens)
+        for _ in range(max(1, len(texts))):  # double the number until they are long enough
+            kind = rng.choice(list(ASKED))
+            question = make_question(kind, rng, ASKED[kind])
+            texts.insert(0, f"{question.text}\n{question.solution}\n" if texts else question.text)
+        parts = _parts(engine, "".join(texts))
+        if len(parts) >= tokens:
+            return _prompt_of_last(engine, parts, tokens)
 
 
 def _parts(engine: Encodes, text: str) -> list[Any]:
-    """Token ids, or words for a server that takes text alone."""
+    """Token ids, or words for a server that takes only text."""
     return text.split(" ") if engine.about.prompt_form == "text" else engine.encode(text)
 
 
-def _last(engine: Encodes, parts: list[Any], count: int | None) -> Any:
-    """A prompt of the last so many of them."""
+def _prompt_of_last(engine: Encodes, parts: list[Any], count: int | None) -> Any:
+    """The prompt made of the last `count` parts; None: of all."""
     parts = parts if count is None else parts[-count:]
     return " ".join(parts) if engine.about.prompt_form == "text" else parts

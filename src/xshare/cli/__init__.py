@@ -1,4 +1,4 @@
-"""The command line: one file a command. A user's mistake is one sentence and exit code 2, never a traceback."""
+"""The command line: one file per command. A user's mistake gives one sentence and exit code 2, never a traceback."""
 
 import signal
 import sys
@@ -19,8 +19,8 @@ app = typer.Typer(
 )
 
 
-def _version(wanted: bool) -> None:
-    if wanted:
+def _version(requested: bool) -> None:
+    if requested:
         typer.echo(f"xshare {__version__}")
         raise typer.Exit
 
@@ -35,7 +35,7 @@ def before_any_command(
 
 
 def main() -> None:
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # as if interrupted: things are set back
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # raises SystemExit, so that cleanup runs
     try:
         app()
     except XShareError as error:

@@ -1,74 +1,82 @@
-"""xshare doctor --backends: what a step takes with each kernel that vLLM has for experts, natively and pruned."""
+"""xshare doctor --backends: step time with each MoE kernel of vLLM, native and pruned."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from xshare.cli.interrupted import counted, says_what_is_kept
+from xshare.cli.interrupted import plural, says_what_is_kept
 from xshare.cli.output import number_table, print_table, progress_bar, wide_console
 from xshare.engines.by_name import moe_backends
 from xshare.errors import XShareError
 from xshare.results import Results, Row, check_resumable
 from xshare.results.columns import count_of
 from xshare.statistics import interval_names
-from xshare.tune.backends import Asked, tried
+from xshare.tune.backends import BackendBenchmark, measure_in_process
 from xshare.version import __version__
 
 NATIVE = "native"
 
 
-def backends(asked: Asked, out: Path | None) -> None:
-    """Those that a file holds are not tried again."""
-    if "moe_backend" in asked.options:
+def backends(benchmark: BackendBenchmark, out: Path | None) -> None:
+    """Measure every moe_backend and print a table. Those that the file `out` already holds are not measured again."""
+    if "moe_backend" in benchmark.options:
         raise XShareError("--backends tries every moe_backend: leave it out of engine-args")
-    fingerprint: Row = {"backends": True, "engine": "vllm", "model": asked.model or "nano", "drafts": asked.drafts}
-    fingerprint |= asked.workload.record() | {"policies": list(asked.policies), "repeats": asked.repeats}
-    fingerprint |= {"engine_args": dict(asked.options), "xshare": __version__}
+    fingerprint: Row = {
+        "backends": True,
+        "engine": "vllm",
+        "model": benchmark.model or "nano",
+        "drafts": benchmark.drafts,
+    }
+    fingerprint |= benchmark.workload.record() | {"policies": list(benchmark.policies), "repeats": benchmark.repeats}
+    fingerprint |= {"engine_args": dict(benchmark.options), "xshare": __version__}
     check_resumable(out, fingerprint)
-    results = Results(out, fingerprint, {"seed": asked.workload.seed})
-    with says_what_is_kept(out, kept):
+    results = Results(out, fingerprint, {"seed": benchmark.workload.seed})
+    with says_what_is_kept(out, kept_text):
         names = moe_backends()
         with progress_bar("backends", len(names)) as advance:
             for name in names:
                 if name not in [sample["moe_backend"] for sample in results.samples]:
                     known = {row["backend"]: row["moe_backend"] for row in results.rows}
-                    found = tried(name, asked, known)
-                    results.samples.append(found.record())
-                    results.rows += found.rows
-                    results.write(**found.about)
+                    result = measure_in_process(name, benchmark, known)
+                    results.samples.append(result.record())
+                    results.rows += result.rows
+                    results.write(**result.about)
                 advance(1)
-    show(results.rows, results.samples, asked)
+    show(results.rows, results.samples, benchmark)
     if out is not None:
         wide_console().print(f"results: {out}")
 
 
-def kept(found: Row) -> str:
-    return counted(len(found["samples"]), "backend")
+def kept_text(results: Row) -> str:
+    return plural(len(results["samples"]), "backend")
 
 
-def show(rows: list[Row], samples: list[Row], asked: Asked) -> None:
+def show(rows: list[Row], samples: list[Row], benchmark: BackendBenchmark) -> None:
     console = wide_console()
     for sample in samples:
         if sample["why"] is not None:
             console.print(f"{sample['moe_backend']}: left out, {sample['why']}", markup=False)
     if not rows:
         raise XShareError("no moe_backend of this vLLM could be measured here: the lines above say why")
-    title = (
-        f"{asked.model or 'nano'} on vllm, batch {asked.workload.batch}, medians of {counted(asked.repeats, 'repeat')}"
-    )
-    within, marks = interval_names([count_of(row, "step_ratio") for row in rows])
-    table = number_table(title, "moe_backend", "kernel", "policy", "step ms", "ratio", within, "experts")
+    repeats = plural(benchmark.repeats, "repeat")
+    title = f"{benchmark.model or 'nano'} on vllm, batch {benchmark.workload.batch}, medians of {repeats}"
+    interval_name, marks = interval_names([count_of(row, "step_ratio") for row in rows])
+    table = number_table(title, "moe_backend", "kernel", "policy", "step ms", "ratio", interval_name, "experts")
     for row, mark in zip(rows, marks, strict=True):
-        span = "" if row["policy"] == NATIVE else f"{row['step_ratio_low']:.2f} to {row['step_ratio_high']:.2f}{mark}"
+        interval = (
+            "" if row["policy"] == NATIVE else f"{row['step_ratio_low']:.2f} to {row['step_ratio_high']:.2f}{mark}"
+        )
         experts = "-" if row["active"] is None else f"{row['active']:.1f}"
         ratio = f"{row['step_ratio']:.2f}x"
-        table.add_row(row["moe_backend"], row["backend"], row["policy"], f"{row['step_ms']:.2f}", ratio, span, experts)
+        table.add_row(
+            row["moe_backend"], row["backend"], row["policy"], f"{row['step_ms']:.2f}", ratio, interval, experts
+        )
     print_table(table, "kernel")
-    console.print(said(rows))
+    console.print(fastest_text(rows))
 
 
-def said(rows: list[Row]) -> str:
-    """Which was fastest, of what was measured."""
+def fastest_text(rows: list[Row]) -> str:
+    """Which kernel was fastest."""
     kernels = {row["backend"] for row in rows}
     if len(kernels) == 1:
         return f"Only one kernel runs here, {kernels.pop()}: there is none to choose."

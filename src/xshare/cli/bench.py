@@ -1,4 +1,4 @@
-"""xshare bench: what selection costs and gains, natively, with a no-op control and under policies, in one engine."""
+"""xshare bench: what selection costs and gains. Native routing, a no-op control and policies run in one engine."""
 
 from __future__ import annotations
 
@@ -8,23 +8,31 @@ from typing import Annotated, Any
 
 import typer
 
-from xshare.bench.equal_experts import CLOSE, equals_of
-from xshare.bench.interleaved import NATIVE, Way, compare, control_of, protecting, variants, weighed
-from xshare.bench.summary import rows_of
+from xshare.bench.equal_experts import CLOSE, measure_equal_policy
+from xshare.bench.interleaved import (
+    NATIVE,
+    Variant,
+    compare,
+    noop_control,
+    policies_by_name,
+    with_cost_variants,
+    with_protected_variants,
+)
+from xshare.bench.summary import summary_rows
 from xshare.bench.workload import Workload
 from xshare.cli import options as take
-from xshare.cli.interrupted import counted, says_what_is_kept
+from xshare.cli.interrupted import plural, says_what_is_kept
 from xshare.cli.output import (
     chosen_engine,
     engine_arguments,
-    lasting,
-    made_up,
     number_table,
     print_table,
     progress_bar,
+    result_options,
+    unreal_notes,
     wide_console,
 )
-from xshare.cli.prompts import asked_for
+from xshare.cli.prompts import resolve_prompts
 from xshare.cli.protection import show_protection
 from xshare.engines.base import About, Engine
 from xshare.engines.by_name import open_engine
@@ -37,7 +45,7 @@ from xshare.staircase import read_stairs
 from xshare.statistics import FEWEST, interval_mark, interval_names
 from xshare.version import __version__
 
-KNOWS_COSTS = ("xshare", "native", "noop")  # methods, or what needs none
+KNOWS_COSTS = ("xshare", "native", "noop")  # methods that can weigh costs, or do not need to
 
 
 def bench(
@@ -45,12 +53,12 @@ def bench(
     model: take.Model = None,
     policy: take.Policies = None,
     batch: Annotated[int, typer.Option(min=1, help="Requests decoded together, at most.")] = 16,
-    requests: Annotated[int | None, typer.Option(min=1, help="Requests of a run; one batch by default.")] = None,
-    rate: Annotated[float | None, typer.Option(help="Requests a second, Poisson; all at once by default.")] = None,
+    requests: Annotated[int | None, typer.Option(min=1, help="Requests per run; one batch by default.")] = None,
+    rate: Annotated[float | None, typer.Option(help="Requests per second, Poisson; all at once by default.")] = None,
     prompts: take.Prompts = "questions",
     prompt_tokens: take.PromptTokens = None,
-    tokens: Annotated[int, typer.Option(min=2, help="Tokens of an answer.")] = 128,
-    repeats: Annotated[int, typer.Option(min=1, help="Runs of each policy.")] = 5,
+    tokens: Annotated[int, typer.Option(min=2, help="Tokens per answer.")] = 128,
+    repeats: Annotated[int, typer.Option(min=1, help="Runs per policy.")] = 5,
     drafts: take.Drafts = 0,
     cost: take.Cost = None,
     protect: take.Protect = None,
@@ -62,17 +70,17 @@ def bench(
     ca_file: take.CaFile = None,
     out: take.Out = None,
 ) -> None:
-    """Measure native routing, a no-op control and policies in turns: rates, latencies, experts, paired ratios."""
+    """Measure native routing, a no-op control and policies, interleaved: rates, latencies, experts, paired ratios."""
     policies = [Policy.parse(text) for text in policy or []]
     if rate is not None and not 0 < rate < inf:
         raise XShareError(f"rate must be above 0 requests a second, and finite, not {rate:g}")
     options = engine_arguments(engine_args, timed=True, device=device, dtype=dtype)
-    asked, prompt_tokens, texts = asked_for(prompts, prompt_tokens)
-    workload = Workload(batch, requests or batch, rate, prompt_tokens, tokens, asked, seed, texts)
+    prompt_source, prompt_tokens, texts = resolve_prompts(prompts, prompt_tokens)
+    workload = Workload(batch, requests or batch, rate, prompt_tokens, tokens, prompt_source, seed, texts)
     forms: Row = {} if cost is None else {"cost": read_stairs(cost).sha256}
     forms |= {"protect": protect} if protect else {}
-    check_resumable(out, workload.record() | forms | {"engine_args": lasting(options), "xshare": __version__})
-    with says_what_is_kept(out, kept):
+    check_resumable(out, workload.record() | forms | {"engine_args": result_options(options), "xshare": __version__})
+    with says_what_is_kept(out, kept_text):
         opened = open_engine(
             chosen_engine(engine, out),
             model,
@@ -90,8 +98,8 @@ def bench(
             opened.close()
 
 
-def kept(found: Row) -> str:
-    return counted(repeats_of(found["samples"]), "repeat") + " of every policy"
+def kept_text(results: Row) -> str:
+    return plural(repeats_of(results["samples"]), "repeat") + " of every policy"
 
 
 def repeats_of(samples: list[Row]) -> int:
@@ -107,71 +115,74 @@ def run(
     out: Path | None,
     forms: Row,
 ) -> None:
-    """`forms` that policies are measured in too: by the staircase `cost`, with the shares `protect` of the requests
-    protected. Nothing where there are none."""
-    compared = variants(engine, policies)
+    """`forms`: further variants of every policy. `cost` is the hash of the staircase that sets are weighed by,
+    `protect` the shares of protected requests; either may be missing."""
+    policies_compared = policies_by_name(engine, policies)
     setting = workload.record() | {"drafts": engine.about.drafts}
     record = engine.about.record()
     fingerprint = (
-        record | setting | forms | {"policies": list(compared), "engine_args": lasting(options), "xshare": __version__}
+        record
+        | setting
+        | forms
+        | {"policies": list(policies_compared), "engine_args": result_options(options), "xshare": __version__}
     )
-    control = str(control_of(engine))
+    control = str(noop_control(engine))
     results = Results(out, fingerprint, record | {"seed": workload.seed})
     samples = results.samples
 
-    def keep(more: list[Row]) -> None:
-        samples.extend(more)
-        results.rows = rows_of(samples, control, setting)
+    def keep(new_samples: list[Row]) -> None:
+        samples.extend(new_samples)
+        results.rows = summary_rows(samples, control, setting)
         results.write()
 
-    left = range(repeats_of(samples), repeats)
-    ways = [Way(each) for each in compared.values()]
+    remaining = range(repeats_of(samples), repeats)
+    variants = [Variant(policy) for policy in policies_compared.values()]
     if "cost" in forms:
-        ways = weighed(compared, equals(engine, policies, workload, samples))
-    ways = protecting(ways, forms.get("protect", []), control_of(engine))
+        variants = with_cost_variants(policies_compared, equal_policies(engine, policies, workload, samples))
+    variants = with_protected_variants(variants, forms.get("protect", []), noop_control(engine))
     try:
-        with progress_bar("answers", len(left) * len(ways) * workload.requests) as advance:
-            compare(engine, ways, workload, left, advance, keep)
-    finally:  # what was measured is shown, whatever has happened since
+        with progress_bar("answers", len(remaining) * len(variants) * workload.requests) as advance:
+            compare(engine, variants, workload, remaining, advance, keep)
+    finally:  # show what was measured, even after an error
         if samples:
-            show(rows_of(samples, control, setting), engine.about, workload, control)
+            show(summary_rows(samples, control, setting), engine.about, workload, control)
             if out is not None:
                 wide_console().print(f"results: {out}; run again, the same command goes on from there")
 
 
-def equals(engine: Engine, policies: list[Policy], workload: Workload, samples: list[Row]) -> dict[str, Policy]:
-    """By the name of each policy that weighs costs: the plain one that loads as many experts, as it was measured before
-    or is found now. Rivals know no costs."""
+def equal_policies(engine: Engine, policies: list[Policy], workload: Workload, samples: list[Row]) -> dict[str, Policy]:
+    """Policy name -> the plain policy that loads as many experts as it does with costs, taken from earlier samples or
+    found now. Only XShare's own method weighs costs."""
     known = {sample["equals"]: Policy.parse(sample["policy"]) for sample in samples if "equals" in sample}
-    mine = {str(policy): policy for policy in policies if policy.method == "xshare"}
-    with progress_bar("equal experts", len(mine)) as advance:
-        for name, policy in mine.items():
+    own_policies = {str(policy): policy for policy in policies if policy.method == "xshare"}
+    with progress_bar("equal experts", len(own_policies)) as advance:
+        for name, policy in own_policies.items():
             if name not in known:
-                known[name] = equals_of(engine, policy, workload)
+                known[name] = measure_equal_policy(engine, policy, workload)
             advance(1)
     return known
 
 
 def regime(about: About, workload: Workload) -> str:
-    """The conditions of the numbers, in a line or two."""
-    named = [f"{about.model} on {about.engine} {about.version or ''}".strip(), about.device]
-    named += [about.dtype] if about.dtype is not None else []
-    named += [f"graphs {about.graphs}"] if about.graphs is not None else []
+    """The conditions of the measurement, in two lines."""
+    setup = [f"{about.model} on {about.engine} {about.version or ''}".strip(), about.device]
+    setup += [about.dtype] if about.dtype is not None else []
+    setup += [f"graphs {about.graphs}"] if about.graphs is not None else []
     if (about.tensor_parallel or 1) > 1:
-        named.append(f"tensor parallel {about.tensor_parallel}" + (", EP" if about.expert_parallel else ""))
+        setup.append(f"tensor parallel {about.tensor_parallel}" + (", EP" if about.expert_parallel else ""))
     if about.experts:
-        named.append(f"{about.experts} experts, top-{about.top_k}, {about.layers} layers")
-    asked = f"{workload.requests} requests, {workload.batch} at a time"
-    asked += f", {workload.rate:g} a second" if workload.rate is not None else ""
+        setup.append(f"{about.experts} experts, top-{about.top_k}, {about.layers} layers")
+    load = f"{workload.requests} requests, {workload.batch} at a time"
+    load += f", {workload.rate:g} a second" if workload.rate is not None else ""
     length = "" if workload.prompt_tokens is None else f" of {workload.prompt_tokens} tokens"
-    asked += f", prompts{length}{f' from {workload.prompts}' if workload.texts else ''}, answers of {workload.tokens}"
-    asked += f", {about.drafts} drafts" if about.drafts else ""
-    return f"{', '.join(named)}\n{asked}"
+    load += f", prompts{length}{f' from {workload.prompts}' if workload.texts else ''}, answers of {workload.tokens}"
+    load += f", {about.drafts} drafts" if about.drafts else ""
+    return f"{', '.join(setup)}\n{load}"
 
 
 def show(rows: list[Row], about: About, workload: Workload, control: str) -> None:
-    within, marks = interval_names([count_of(row, "ratio") for row in rows])
-    columns = ["tokens/s", "in all", "ratio", within, "TTFT ms", "ITL ms", "99 %", "step ms"]
+    interval_name, marks = interval_names([count_of(row, "ratio") for row in rows])
+    columns = ["tokens/s", "in all", "ratio", interval_name, "TTFT ms", "ITL ms", "99 %", "step ms"]
     drafts = any(row["accepted_length"] is not None for row in rows)
     columns += [*(["accepted"] if drafts else []), "experts"]
     table = number_table(regime(about, workload), "policy", *columns)
@@ -184,15 +195,15 @@ def show(rows: list[Row], about: About, workload: Workload, control: str) -> Non
     print_table(table, "99 %", "in all", "TTFT ms", "step ms", "ITL ms", "accepted")
     console = wide_console()
     repeats = min(row["repeats"] for row in rows)
-    said = f"Medians of {repeats} repeats." if repeats > 1 else "One repeat: nothing is known of the noise."
-    said += " tokens/s: of a request, and in all; ITL: between two tokens, median and 99 %."
+    explanation = f"Medians of {repeats} repeats." if repeats > 1 else "One repeat: nothing is known of the noise."
+    explanation += " tokens/s: of a request, and in all; ITL: between two tokens, median and 99 %."
     if any(row["ratio"] is not None for row in rows):
-        said += (
+        explanation += (
             " ratio: tokens/s a request against native's in the same repeat. The control selects and keeps all "
             "experts: what it loses is the cost of selecting."
         )
-        said += f" Of fewer than {FEWEST} repeats there is no interval of 95 %." if 1 < repeats < FEWEST else ""
-    console.print(said)
+        explanation += f" Of fewer than {FEWEST} repeats there is no interval of 95 %." if 1 < repeats < FEWEST else ""
+    console.print(explanation)
     show_protection(rows)
     for note in notes(rows, about, control):
         console.print(note)
@@ -209,41 +220,41 @@ def label(row: Row, control: str) -> str:
 
 
 def cost_notes(rows: list[Row]) -> list[str]:
-    """What costs gain beside a plain policy of as many experts."""
-    found = []
+    """The gain of weighing costs over a plain policy that loads as many experts."""
+    notes = []
     plain = {row["equals"]: row for row in rows if "equals" in row}
     for row in (row for row in rows if row.get("cost") and row["policy"] in plain):
-        other = plain[row["policy"]]
+        equal = plain[row["policy"]]
         if row["equal_ratio"] is not None:
-            found.append(
+            notes.append(
                 f"{row['policy']} by cost is {row['equal_ratio']:.3f} times as fast ({row['equal_ratio_low']:.3f} to "
-                f"{row['equal_ratio_high']:.3f}{interval_mark(row['repeats'])}) as {other['policy']}, which loads as "
+                f"{row['equal_ratio_high']:.3f}{interval_mark(row['repeats'])}) as {equal['policy']}, which loads as "
                 "many experts without costs."
             )
-        if None not in (row["active"], other["active"]) and abs(row["active"] - other["active"]) > CLOSE:
-            found.append(
-                f"Not quite as many, when it was timed: {other['policy']} loaded {other['active']:.1f} experts, and "
+        if None not in (row["active"], equal["active"]) and abs(row["active"] - equal["active"]) > CLOSE:
+            notes.append(
+                f"Not quite as many, when it was timed: {equal['policy']} loaded {equal['active']:.1f} experts, and "
                 f"{row['policy']} by cost {row['active']:.1f}."
             )
     if any(row.get("cost") for row in rows) and any(row["method"] not in KNOWS_COSTS for row in rows):
-        found.append("Rivals know no costs, and were measured without.")
-    return found
+        notes.append("Rivals know no costs, and were measured without.")
+    return notes
 
 
 def notes(rows: list[Row], about: About, control: str) -> list[str]:
-    """What a reader of the table must know."""
-    found = cost_notes(rows)
-    same = next((row["identical"] for row in rows if row["policy"] == control), None)
-    if same is not None and same < 1:
-        found.append(f"The control changed {1 - same:.1%} of native's answers, by rounding or by mistake.")
+    """Caveats that a reader of the table must know."""
+    lines = cost_notes(rows)
+    identical = next((row["identical"] for row in rows if row["policy"] == control), None)
+    if identical is not None and identical < 1:
+        lines.append(f"The control changed {1 - identical:.1%} of native's answers, by rounding or by mistake.")
     for row in rows:
         if row["policy"] != NATIVE and row["acted"] is not None and row["acted"] < 0.95:
-            found.append(
+            lines.append(
                 f"{label(row, '')} left {1 - row['acted']:.0%} of its decode steps alone, mostly by "
                 f'{row["left_alone"]}: see "gates" of the xshare key, in which "bypass": false acts even where '
                 "nothing is saved."
             )
-    return found + made_up(about)
+    return lines + unreal_notes(about)
 
 
 def _number(value: float | None, digits: int) -> str:

@@ -1,4 +1,4 @@
-"""xshare doctor: will it help on this machine? Forces experts, fits the law, and says so in words."""
+"""xshare doctor: will it help on this machine? Forces the number of experts, fits the latency law, gives a verdict."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ import typer
 
 from xshare.bench.workload import Workload
 from xshare.cli import options as take
-from xshare.cli.interrupted import counted, says_what_is_kept
+from xshare.cli.interrupted import plural, says_what_is_kept
 from xshare.cli.output import (
     check_local,
     chosen_engine,
     engine_arguments,
-    made_up,
     number_table,
     print_table,
     progress_bar,
+    unreal_notes,
     wide_console,
 )
-from xshare.cli.prompts import asked_for
+from xshare.cli.prompts import resolve_prompts
 from xshare.cli.protection import show_protection
 from xshare.engines.base import About, Engine
 from xshare.engines.by_name import open_engine
@@ -29,9 +29,9 @@ from xshare.errors import XShareError
 from xshare.policy import Policy
 from xshare.protected_share import protected_requests
 from xshare.results import Results, Row, check_resumable
-from xshare.tune.backends import Asked
+from xshare.tune.backends import BackendBenchmark
 from xshare.tune.cpu_products import find_cliff
-from xshare.tune.doctor import FITS, Decoded, Examination, Way, examine, runs, verdict, waves
+from xshare.tune.doctor import FITS, Examination, TimedRun, TimedVariant, count_runs, examine, verdict, waves
 from xshare.tune.staircase import LEAST
 from xshare.version import __version__
 
@@ -48,7 +48,11 @@ def doctor(
     prompt_tokens: take.PromptTokens = None,
     tokens: Annotated[
         int | None,
-        typer.Option(min=2, help="Tokens of an answer; with --stairs, at most.", show_default="32; what it takes"),
+        typer.Option(
+            min=2,
+            help="Tokens per answer; with --stairs, at most.",
+            show_default="32; with --stairs, as many as needed",
+        ),
     ] = None,
     drafts: take.Drafts = 0,
     protect: Annotated[
@@ -56,27 +60,26 @@ def doctor(
         typer.Option(
             min=0,
             max=1,
-            help="Shares of the requests with which policies are measured again; may be repeated.",
+            help="Measure policies again with this share of the requests protected; may be repeated.",
             show_default=" and ".join(f"{share:g}" for share in SHARES) + "; 0 for none",
         ),
     ] = None,
-    repeats: Annotated[int, typer.Option(min=1, help="Runs of each number of experts.")] = 3,
+    repeats: Annotated[int, typer.Option(min=1, help="Runs per number of experts.")] = 3,
     seed: take.Seed = 0,
     device: take.Device = None,
     dtype: take.Dtype = None,
     engine_args: take.EngineArgs = "{}",
     out: take.Out = None,
     stairs: Annotated[
-        Path | None, typer.Option(help="Measure sets of every size instead, and write what they cost.", metavar="FILE")
+        Path | None,
+        typer.Option(help="Measure the cost of sets of every size instead, and write it to this file.", metavar="FILE"),
     ] = None,
     rows: Annotated[
         list[int] | None,
-        typer.Option(min=2, help="Rows of a step, for --stairs; may be repeated.", show_default="the batch's"),
+        typer.Option(min=2, help="Rows per step, for --stairs; may be repeated.", show_default="those of the batch"),
     ] = None,
-    rounds: Annotated[int, typer.Option(min=LEAST, help="Of all sizes, for --stairs, at most.")] = 12,
-    backends: Annotated[
-        bool, typer.Option("--backends", help="Time every kernel that vLLM has for experts instead.")
-    ] = False,
+    rounds: Annotated[int, typer.Option(min=LEAST, help="Rounds over all sizes, at most, for --stairs.")] = 12,
+    backends: Annotated[bool, typer.Option("--backends", help="Time every MoE kernel of vLLM instead.")] = False,
 ) -> None:
     """Force the number of active experts, fit step = a + b * T, and say whether selection is worth it here."""
     if stairs is None and rows:
@@ -89,145 +92,161 @@ def doctor(
         raise XShareError("--backends are kernels of vLLM: leave --stairs out, and name no other engine")
     engine = "vllm" if backends else chosen_engine(engine, stairs or out)
     check_local(engine)
-    asked = [Policy.parse(text) for text in policy or POLICIES]
+    policies = [Policy.parse(text) for text in policy or POLICIES]
     options = engine_arguments(engine_args, timed=True, device=device, dtype=dtype)
-    prompts, prompt_tokens, texts = asked_for(prompts, prompt_tokens)
+    prompts, prompt_tokens, texts = resolve_prompts(prompts, prompt_tokens)
     if stairs is not None:
         from xshare.cli.staircase import staircase
 
-        asks = Workload(batch, batch, None, prompt_tokens, 0, prompts, seed, texts)
-        staircase(engine, model, stairs, rows or [], rounds, asks, drafts, options, tokens)
+        workload = Workload(batch, batch, None, prompt_tokens, 0, prompts, seed, texts)
+        staircase(engine, model, stairs, rows or [], rounds, workload, drafts, options, tokens)
         return
     tokens = tokens or 32
     if backends:
-        from xshare.cli.backends import backends as compared
+        from xshare.cli.backends import backends as compare_backends
 
-        asks = Workload(batch, batch, None, prompt_tokens, tokens, prompts, seed, texts)
-        named = tuple(str(Policy.parse(text)) for text in policy or ("balanced",))
-        compared(Asked(model, named, asks, repeats, drafts, options), out)
+        workload = Workload(batch, batch, None, prompt_tokens, tokens, prompts, seed, texts)
+        policy_names = tuple(str(Policy.parse(text)) for text in policy or ("balanced",))
+        compare_backends(BackendBenchmark(model, policy_names, workload, repeats, drafts, options), out)
         return
     setting: Row = {"batch": batch, "prompts": prompts, "prompt_tokens": prompt_tokens, "tokens": tokens, "seed": seed}
     setting |= {"engine_args": options, "xshare": __version__}
     check_resumable(out, setting | {"engine": engine})
     forced = Policy(batch_budget=1)
-    with says_what_is_kept(out, kept):
-        opened = open_engine(engine, model, drafts=drafts, policies=[*asked, forced], options=options)
+    with says_what_is_kept(out, kept_text):
+        opened = open_engine(engine, model, drafts=drafts, policies=[*policies, forced], options=options)
         about = opened.about
         workload = Workload(batch, batch * waves(about.drafts), None, prompt_tokens, tokens, prompts, seed, texts)
         try:
             results = Results(out, about.record() | setting, about.record() | {"seed": seed})
             shares = [share for share in dict.fromkeys(SHARES if protect is None else protect) if share]
-            found = examined(opened, workload, asked, repeats, shares, results)
+            examination = run_examination(opened, workload, policies, repeats, shares, results)
         finally:
             opened.close()
-    worth, why = verdict(found)
-    show(found, about, worth, why)
-    slow = find_cliff() if about.device == "cpu" else None
-    if slow is not None:
-        wide_console().print(f"products   {slow}")
-    results.rows = [row_of(way, found) for way in ways_of(found)]
-    measured: Row = {"law": asdict(found.law), "overhead": found.overhead, "copy_gbps": found.copy_gbps}
-    results.write(**measured, worth=worth, verdict=why)
+    worth, why = verdict(examination)
+    show(examination, about, worth, why)
+    cliff = find_cliff() if about.device == "cpu" else None
+    if cliff is not None:
+        wide_console().print(f"products   {cliff}")
+    results.rows = [row_of(variant, examination) for variant in all_variants(examination)]
+    figures: Row = {
+        "law": asdict(examination.law),
+        "overhead": examination.overhead,
+        "copy_gbps": examination.copy_gbps,
+    }
+    results.write(**figures, worth=worth, verdict=why)
     if out is not None:
         wide_console().print(f"results: {out}")
 
 
-def kept(found: Row) -> str:
-    return counted(len({sample["repeat"] for sample in found["samples"]}), "repeat") + " of every number of experts"
+def kept_text(results: Row) -> str:
+    return plural(len({sample["repeat"] for sample in results["samples"]}), "repeat") + " of every number of experts"
 
 
-def examined(
-    engine: Engine, workload: Workload, asked: list[Policy], repeats: int, shares: list[float], results: Results
+def run_examination(
+    engine: Engine, workload: Workload, policies: list[Policy], repeats: int, shares: list[float], results: Results
 ) -> Examination:
-    def keep(repeat: list[Decoded]) -> None:  # what an earlier run came to stays until this one has
-        results.put([asdict(each) for each in repeat], by=("point", "batch", "repeat"), into="samples")
+    def keep(repeat: list[TimedRun]) -> None:  # the rows of an earlier run stay until this one has its own
+        results.put([asdict(run) for run in repeat], by=("point", "batch", "repeat"), into="samples")
         results.write()
 
     about = engine.about
-    ways = len(asked) * (1 + len(shares))
-    with progress_bar("runs", runs(about.experts, about.top_k, workload.batch, ways, repeats)) as advance:
+    policy_variants = len(policies) * (1 + len(shares))
+    with progress_bar(
+        "runs", count_runs(about.experts, about.top_k, workload.batch, policy_variants, repeats)
+    ) as advance:
         return examine(
             engine,
             workload.prompts_of(engine, 0),
-            asked,
+            policies,
             tokens=workload.tokens,
             repeats=repeats,
             protect=shares,
             advance=advance,
-            kept=[Decoded(**sample) for sample in results.samples],
+            known=[TimedRun(**sample) for sample in results.samples],
             keep=keep,
         )
 
 
-def ways_of(found: Examination) -> list[Way]:
-    return [found.native, found.noop, *found.forced, *found.policies, *found.by_batch, *found.protected]
+def all_variants(examination: Examination) -> list[TimedVariant]:
+    return [
+        examination.native,
+        examination.noop,
+        *examination.forced,
+        *examination.policies,
+        *examination.by_batch,
+        *examination.protected,
+    ]
 
 
-def row_of(way: Way, found: Examination) -> Row:
-    whole, nobody = (
-        way.batch == found.native.batch,
-        next((each for each in found.policies if each.name == way.name), None),
-    )
-    row: Row = {"policy": way.name}
-    if way.protected:
-        row |= {"protected": way.protected, "protected_requests": len(protected_requests(way.protected, way.requests))}
+def row_of(variant: TimedVariant, examination: Examination) -> Row:
+    whole = variant.batch == examination.native.batch
+    unprotected = next((policy for policy in examination.policies if policy.name == variant.name), None)
+    row: Row = {"policy": variant.name}
+    if variant.protected:
+        row |= {
+            "protected": variant.protected,
+            "protected_requests": len(protected_requests(variant.protected, variant.requests)),
+        }
     row |= {
-        "batch": way.batch,
-        "step_ms": way.ms,
-        "active": way.active,
-        "active_native": way.mean("experts_native"),
-        "mass": way.mass,
-        "predicted": found.expected(way) if way in found.policies else None,
-        "mass_shared": way.mean("mass_shared"),
-        "requests": way.requests or way.batch,
-        "repeats": len(way.step_ms),
-        **_paired("ratio", found.faster(way, found.native) if whole else (None,) * 3),
+        "batch": variant.batch,
+        "step_ms": variant.ms,
+        "active": variant.active,
+        "active_native": variant.mean("experts_native"),
+        "mass": variant.mass,
+        "predicted": examination.expected_gain(variant) if variant in examination.policies else None,
+        "mass_shared": variant.mean("mass_shared"),
+        "requests": variant.requests or variant.batch,
+        "repeats": len(variant.step_ms),
+        **_paired("ratio", examination.speedup(variant, examination.native) if whole else (None,) * 3),
     }
-    return row | (_paired("nobody_ratio", found.faster(way, nobody)) if way.protected and nobody else {})
+    return row | (
+        _paired("nobody_ratio", examination.speedup(variant, unprotected)) if variant.protected and unprotected else {}
+    )
 
 
 def _paired(name: str, values: tuple[float | None, ...]) -> Row:
     return dict(zip((name, f"{name}_low", f"{name}_high"), values, strict=True))
 
 
-def spelled(value: float | None, form: str) -> str:
+def number_text(value: float | None, form: str) -> str:
     return "-" if value is None else f"{value:{form}}"
 
 
-def show(found: Examination, about: About, worth: bool, why: str) -> None:
-    title = f"{about.model} on {about.engine} {about.version}, {about.device}, batch {found.native.batch}"
+def show(examination: Examination, about: About, worth: bool, why: str) -> None:
+    title = f"{about.model} on {about.engine} {about.version}, {about.device}, batch {examination.native.batch}"
     title += f", {about.drafts} drafts" if about.drafts else ""
     table = number_table(title, "", "experts", "step ms", "by the law", "mass", "faster", "expected")
-    for way in (way for way in ways_of(found) if not way.protected):
-        whole = way.batch == found.native.batch
+    for variant in (variant for variant in all_variants(examination) if not variant.protected):
+        whole = variant.batch == examination.native.batch
         table.add_row(
-            way.name if whole else f"native, batch {way.batch}",
-            spelled(way.active, ".1f"),
-            f"{way.ms:.2f}",
-            f"{found.law.step(way.active):.2f}" if whole and way.active is not None else "",
-            spelled(way.mass, ".3f"),
-            f"{found.faster(way, found.native)[0]:.2f}x" if whole else "",
-            spelled(found.expected(way), ".2f") + "x" if way in found.policies else "",
+            variant.name if whole else f"native, batch {variant.batch}",
+            number_text(variant.active, ".1f"),
+            f"{variant.ms:.2f}",
+            f"{examination.law.step(variant.active):.2f}" if whole and variant.active is not None else "",
+            number_text(variant.mass, ".3f"),
+            f"{examination.speedup(variant, examination.native)[0]:.2f}x" if whole else "",
+            number_text(examination.expected_gain(variant), ".2f") + "x" if variant in examination.policies else "",
         )
     print_table(table, "by the law", "mass")
-    show_protection([row_of(way, found) for way in (*found.policies, *found.protected)])
+    show_protection([row_of(variant, examination) for variant in (*examination.policies, *examination.protected)])
     console = wide_console()
-    console.print(f"law        {found.law}; experts are {max(0.0, found.law.share(found.wanted)):.0%} of a step")
-    console.print(f"overhead   selection that keeps everything takes {found.overhead - 1:+.1%} of a step")
-    if found.expert_bytes is None:
+    expert_share = max(0.0, examination.law.share(examination.native_experts))
+    console.print(f"law        {examination.law}; experts are {expert_share:.0%} of a step")
+    console.print(f"overhead   selection that keeps everything takes {examination.overhead - 1:+.1%} of a step")
+    if examination.expert_bytes is None:
         console.print("bandwidth  not known: this engine keeps its experts in a form whose size cannot be told")
-    elif found.bandwidth_gbps is not None and found.law.r2 >= FITS:
-        share = found.bandwidth_gbps / found.copy_gbps
-        whose = "the bus to host memory, where they lie:" if found.on_host else "this device's"
+    elif examination.bandwidth_gbps is not None and examination.law.r2 >= FITS:
+        share = examination.bandwidth_gbps / examination.copy_gbps
+        whose = "the bus to host memory, where they lie:" if examination.on_host else "this device's"
         console.print(
-            f"bandwidth  experts are read at {found.bandwidth_gbps:.0f} GB/s, {share:.0%} of {whose} "
-            f"{found.copy_gbps:.0f} GB/s in a copy"
+            f"bandwidth  experts are read at {examination.bandwidth_gbps:.0f} GB/s, {share:.0%} of {whose} "
+            f"{examination.copy_gbps:.0f} GB/s in a copy"
         )
-        if found.on_host and found.expert_bytes:
-            least = found.wanted * found.expert_bytes / found.copy_gbps / 1e6
-            console.print(
-                f"bus        {found.wanted:.1f} experts take at least {least:.0f} ms to read, a step natively"
-            )
-    for note in made_up(about):
+        if examination.on_host and examination.expert_bytes:
+            least = examination.native_experts * examination.expert_bytes / examination.copy_gbps / 1e6
+            native = f"{examination.native_experts:.1f} experts"
+            console.print(f"bus        {native} take at least {least:.0f} ms to read, a step natively")
+    for note in unreal_notes(about):
         console.print(note)
     console.print(f"[bold]{'worth it' if worth else 'not worth it'}[/bold]: {why}")

@@ -1,4 +1,4 @@
-"""Ctrl-C in a command that keeps what it measures: which file holds what, and how to go on."""
+"""Ctrl-C in a command that keeps its measurements: says what the file holds and how to continue."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ import typer
 from xshare.results import Row
 from xshare.results.stamp import without_secrets
 
-STOPPED = 130  # as a shell counts what SIGINT has ended
+STOPPED = 130  # exit code of a process ended by SIGINT, as shells report it
 
 
 @contextmanager
 def says_what_is_kept(out: Path | None, holds: Callable[[Row], str], goes_on: bool = True) -> Iterator[None]:
-    """`holds` says in words what a result file holds. Not `goes_on`: the command only starts anew."""
+    """On Ctrl-C, print what is kept. `holds` describes a result file. `goes_on`: the same command continues it."""
     try:
         yield
     except KeyboardInterrupt:
         command = shlex.join(["xshare", *without_secrets(sys.argv[1:])])
         if out is None:
-            said = "nothing was kept"
-            said += "; with --out FILE the same command goes on from what it has measured" if goes_on else ""
+            message = "nothing was kept"
+            message += "; with --out FILE the same command goes on from what it has measured" if goes_on else ""
         elif not out.exists():
-            said = f"nothing was measured yet, {out} was not written; to start again: {command}"
+            message = f"nothing was measured yet, {out} was not written; to start again: {command}"
         else:
-            said = f"{out} holds {holds(json.loads(out.read_text()))}"
-            said += f"; to go on: {command}" if goes_on else "; to start again, remove it or name another file"
-        typer.echo(f"interrupted: {said}", err=True)
+            message = f"{out} holds {holds(json.loads(out.read_text()))}"
+            message += f"; to go on: {command}" if goes_on else "; to start again, remove it or name another file"
+        typer.echo(f"interrupted: {message}", err=True)
         raise typer.Exit(STOPPED) from None
 
 
-def counted(number: int, what: str) -> str:
+def plural(number: int, what: str) -> str:
     """`1 repeat`, `3 repeats`."""
     return f"{number} {what}{'' if number == 1 else 's'}"

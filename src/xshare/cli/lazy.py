@@ -1,4 +1,4 @@
-"""Commands by name, imported when they are asked for: `xshare --version` need not wait for torch."""
+"""Commands by name, imported only when used: `xshare --version` need not wait for torch."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ class Commands(TyperGroup):
         return list(COMMANDS)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        # Of a name that is none, all are looked at: the one that was meant may be among them.
+        # An unknown name loads all commands, so that the error can suggest the one that was meant.
         for name in [cmd_name] if cmd_name in COMMANDS else COMMANDS:
             if name not in self.commands:
-                self.commands[name] = made(name)
+                self.commands[name] = load_command(name)
         return super().get_command(ctx, cmd_name)
 
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
-        except KeyboardInterrupt:  # of a command that keeps nothing of what it has begun
+        except KeyboardInterrupt:  # in a command that keeps no partial results
             typer.echo("interrupted: nothing was written", err=True)
             raise typer.Exit(130) from None
 
 
-def made(name: str) -> Any:
+def load_command(name: str) -> Any:
     """The command of xshare.cli.NAME: the function of that name, or its `app` of several commands."""
     module = import_module(f"xshare.cli.{name}")
     app = getattr(module, "app", None)

@@ -1,4 +1,4 @@
-"""`xshare methods`: what can be compared, and each method's knobs."""
+"""`xshare methods`: the selection methods, their knobs and the presets."""
 
 from xshare.cli.output import wide_console
 from xshare.methods import METHODS

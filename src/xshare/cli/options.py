@@ -16,47 +16,51 @@ Engine = Annotated[
 ApiKey = Annotated[
     str | None,
     typer.Option(
-        help="Of a server: its key. In the environment nobody else sees it.",
+        help="API key of the server. Other users cannot see it if it is set in the environment.",
         show_default="OPENAI_API_KEY, if it is set",
     ),
 ]
 CaFile = Annotated[
     Path | None,
     typer.Option(
-        help="Of a server: certificates to trust (PEM) beside the system's.",
+        help="For a server: certificates to trust (PEM) in addition to the system's.",
         show_default="SSL_CERT_FILE, if it is set",
     ),
 ]
 LocalEngine = Annotated[str | None, typer.Option(help="transformers or vllm.", show_default=DEFAULT_ENGINE)]
 Model = Annotated[
-    str | None, typer.Option(help="A folder, or nano; of a server, one of its models.", show_default="nano")
+    str | None, typer.Option(help="A folder, or nano; for a server, one of its models.", show_default="nano")
 ]
 Name = Annotated[str | None, typer.Option(help="Model name in the trace.", show_default="the file's or folder's")]
 Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 ...", show_default="the engine's")]
 Dtype = Annotated[str | None, typer.Option(help="auto (as stored), float32, bfloat16 ...", show_default="the engine's")]
-EngineArgs = Annotated[str, typer.Option(help="More arguments of the engine, as a JSON object.")]
+EngineArgs = Annotated[str, typer.Option(help="Further engine arguments, as a JSON object.")]
 
 Policies = Annotated[
     list[str] | None, typer.Option("--policy", help="k0=1,m=16, oea:k0=2, a preset ...; may be repeated.")
 ]
-Drafts = Annotated[int, typer.Option(min=0, help="Drafted tokens a request and step.")]
+Drafts = Annotated[int, typer.Option(min=0, help="Draft tokens per request and step.")]
 Protect = Annotated[
     list[float] | None,
-    typer.Option(min=0, max=1, help="Also with such a share of the requests protected, as 0.1; may be repeated."),
+    typer.Option(
+        min=0, max=1, help="Also measure with this share of the requests protected, such as 0.1; may be repeated."
+    ),
 ]
-Seed = Annotated[int, typer.Option(min=0, help="Other prompts or questions, in another order.")]
+Seed = Annotated[int, typer.Option(min=0, help="Another seed gives other prompts or questions, in another order.")]
 
 Prompts = Annotated[
     str,
     typer.Option(
-        help="questions (worked ones), random (tokens, for random weights), or a file: a prompt a line, "
+        help="questions (worked ones), random (tokens, for random weights), or a file: one prompt per line, "
         "or .jsonl with prompt and domain."
     ),
 ]
 PromptTokens = Annotated[
     int | None,
     typer.Option(
-        min=1, help="Tokens of a prompt; of a file's prompts, the last so many.", show_default="64, of a file all"
+        min=1,
+        help="Tokens per prompt; longer prompts of a file keep their last ones.",
+        show_default="64; for a file, all",
     ),
 ]
 Tasks = Annotated[
@@ -70,15 +74,16 @@ TasksOrNames = Annotated[
     ),
 ]
 TaskFolder = Annotated[
-    Path | None, typer.Option(help="Tasks of your own for lm-evaluation-harness (YAML), beside those it has.")
+    Path | None,
+    typer.Option(help="A folder with your own tasks for lm-evaluation-harness (YAML), in addition to its own."),
 ]
 
 Out = Annotated[
     Path | None,
-    typer.Option("--out", "-o", help="Result file (JSON), written as it grows; one that is there is continued."),
+    typer.Option("--out", "-o", help="Result file (JSON), written during the run; an existing file is continued."),
 ]
 OutAlways = Annotated[
-    Path, typer.Option("--out", "-o", help="Result file (JSON), written as it grows; one that is there is continued.")
+    Path, typer.Option("--out", "-o", help="Result file (JSON), written during the run; an existing file is continued.")
 ]
 OutRows = Annotated[Path | None, typer.Option("--out", "-o", help="Result file (JSON): rows and their provenance.")]
 OutTrace = Annotated[
@@ -86,6 +91,6 @@ OutTrace = Annotated[
 ]
 Cost = Annotated[
     Path | None,
-    typer.Option(help="What so many experts cost here, by which sets are weighed: a file of doctor --stairs."),
+    typer.Option(help="Weigh sets by what they cost on this machine: a file from doctor --stairs."),
 ]
 Plot = Annotated[Path | None, typer.Option(help="Draw to this .png or .svg.")]

@@ -1,4 +1,4 @@
-"""What the commands share: how they print, and which engine they are asked for."""
+"""What the commands share: tables, progress bars, engine options and notes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from xshare.engines.by_name import NAMES, default_engine
 from xshare.errors import XShareError, short_repr
 from xshare.progress import Advance
 
-WIDTH = 100  # columns that a table may take
+WIDTH = 100  # characters per table line, at most
 
 
 def wide_console() -> Console:
@@ -34,9 +34,9 @@ def number_table(title: str, first: str, *columns: str) -> Table:
 
 
 def print_table(table: Table, *spare: str, kept_in: str = "--out FILE keeps them") -> None:
-    """At most WIDTH columns wide: first those that are `spare` are left out, then the last ones, and it says which.
+    """Print a table at most WIDTH wide. Columns in `spare` are dropped first, then the last ones; a line names them.
 
-    `spare` are names of columns; of several with one name, `before name`, as in `accuracy 95 %`.
+    Columns of the same name are told apart by the column before them, as in `accuracy 95 %`.
     """
     console = wide_console()
     names = column_names(table)
@@ -46,18 +46,18 @@ def print_table(table: Table, *spare: str, kept_in: str = "--out FILE keeps them
     fitting = table
     while console.measure(fitting).maximum > WIDTH and order:
         left_out.append(order.pop(0))
-        shown = [column for column, name in zip(table.columns, names, strict=True) if name not in left_out]
-        fitting = number_table(str(table.title), *(str(column.header) for column in shown))
-        for cells in zip(*(column.cells for column in shown), strict=True):
+        columns = [column for column, name in zip(table.columns, names, strict=True) if name not in left_out]
+        fitting = number_table(str(table.title), *(str(column.header) for column in columns))
+        for cells in zip(*(column.cells for column in columns), strict=True):
             fitting.add_row(*cells)
     console.print(fitting)
     if left_out:
-        there = ", ".join(sorted(left_out, key=names.index))
-        console.print(f"Left out, to fit {WIDTH} columns: {there}; {kept_in}.")
+        dropped = ", ".join(sorted(left_out, key=names.index))
+        console.print(f"Left out, to fit {WIDTH} columns: {dropped}; {kept_in}.")
 
 
 def column_names(table: Table) -> list[str]:
-    """Each its own: with the one before it where two have the same."""
+    """Unique names of the columns: prefixed by the column before them if two have the same header."""
     headers = [str(column.header) for column in table.columns]
     return [
         name if headers.count(name) == 1 else f"{headers[place - 1]} {name}".strip()
@@ -67,7 +67,7 @@ def column_names(table: Table) -> list[str]:
 
 @contextmanager
 def progress_bar(what: str, total: int) -> Iterator[Advance]:
-    """A bar on standard error, if that is a terminal; yields a function that is told how many more are done."""
+    """A bar on standard error, if that is a terminal; yields a function to call with the number of finished items."""
     columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     console = Console(stderr=True)
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
@@ -76,58 +76,59 @@ def progress_bar(what: str, total: int) -> Iterator[Advance]:
 
 
 def chosen_engine(engine: str | None, out: Path | None) -> str:
-    """The engine that is named, or that the file to be continued is of, or the one that runs here."""
+    """The engine named by the user, or by the file to continue, or the default of this machine."""
     return engine or engine_of(out) or default_engine()
 
 
 def engine_of(out: Path | None) -> str | None:
-    """Whose results a file holds, where it holds some of an engine in this process."""
+    """The engine whose results a file holds; None if it is not one that runs in this process."""
     try:
-        found = None if out is None else json.loads(out.read_text())["provenance"]["fingerprint"]["engine"]
+        engine = None if out is None else json.loads(out.read_text())["provenance"]["fingerprint"]["engine"]
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
-    return found if found in NAMES else None
+    return engine if engine in NAMES else None
 
 
 def engine_arguments(
     text: str, timed: bool = False, device: str | None = None, dtype: str | None = None
 ) -> dict[str, Any]:
-    """What --engine-args, --device and --dtype were given. `timed`: steps are, and must be of one batch each."""
+    """The options from --engine-args, --device and --dtype. `timed`: refuse options that put several batches into one
+    step, which could not be timed."""
     try:
-        found = json.loads(text)
+        options = json.loads(text)
     except (ValueError, RecursionError):
-        found = None
-    if not isinstance(found, dict):
+        options = None
+    if not isinstance(options, dict):
         raise XShareError(
             f'engine-args must be a JSON object such as \'{{"dtype": "float32"}}\', not {short_repr(text)}'
         )
-    if timed and "lanes" in found:
+    if timed and "lanes" in options:
         raise XShareError(
             "lanes put several batches through one pass, for quality and tune in Transformers: nothing can be timed so"
         )
     for name, value in (("device", device), ("dtype", dtype)):
-        if value is not None and found.setdefault(name, value) != value:
-            raise XShareError(f"--{name} is {value} and engine-args say {found[name]!r}: say it once")
-    return found
+        if value is not None and options.setdefault(name, value) != value:
+            raise XShareError(f"--{name} is {value} and engine-args say {options[name]!r}: say it once")
+    return options
 
 
-def lasting(options: dict[str, Any]) -> dict[str, Any]:
-    """Of an engine's arguments those that results depend on: how long to wait for a server is none of them."""
+def result_options(options: dict[str, Any]) -> dict[str, Any]:
+    """The engine arguments that results depend on, which excludes the timeout for a server."""
     return {name: value for name, value in options.items() if name != "timeout"}
 
 
-def made_up(about: About) -> list[str]:
-    """What of an engine is not real, and what follows from it."""
-    found = []
+def unreal_notes(about: About) -> list[str]:
+    """Notes on parts of an engine that are not real, and what follows from that."""
+    notes = []
     if "dummy" in str(about.weights):
-        found.append("Random weights: this measures speed, not quality.")
+        notes.append("Random weights: this measures speed, not quality.")
     if "FixedDrafter" in str(about.drafter):
-        found.append("Drafts are made up: this measures speed, and what is accepted says nothing of a real drafter.")
-    return found
+        notes.append("Drafts are made up: this measures speed, and what is accepted says nothing of a real drafter.")
+    return notes
 
 
-def cut_off(share: float, policy: str, tokens: int) -> list[str]:
-    """What to say of answers that ended for want of tokens, where they are more than a few."""
+def cut_off_notes(share: float, policy: str, tokens: int) -> list[str]:
+    """A note if more than 5 % of the answers were cut off at the token limit."""
     if share <= 0.05:
         return []
     return [
@@ -136,6 +137,6 @@ def cut_off(share: float, policy: str, tokens: int) -> list[str]:
 
 
 def check_local(engine: str) -> None:
-    """Refuse a server where single steps are timed, which its answers do not tell."""
+    """Refuse a server: its answers do not tell when a step ends."""
     if engine.startswith(("http://", "https://")):
         raise XShareError(f"engine must be transformers or vllm, not a server: {engine} does not tell when a step ends")

@@ -10,11 +10,11 @@ from xshare.results import sha256
 from xshare.trace.prompt_file import Prompt, read_prompts
 
 KEYWORDS = ("questions", "random")
-TOKENS = 64  # of a prompt that is made
+TOKENS = 64  # per generated prompt
 
 
-def of_a_file(prompts: str) -> list[Prompt]:
-    """None where prompts are made by a keyword."""
+def prompts_from_file(prompts: str) -> list[Prompt]:
+    """The prompts of a file; empty if `prompts` is a keyword."""
     if prompts in KEYWORDS:
         return []
     if not is_file(Path(prompts)):
@@ -23,8 +23,8 @@ def of_a_file(prompts: str) -> list[Prompt]:
     return read_prompts(Path(prompts))
 
 
-def asked_for(prompts: str, tokens: int | None) -> tuple[str, int | None, tuple[str, ...]]:
-    """-> the keyword, or the file as results name it; tokens of a prompt; the file's texts."""
-    if texts := tuple(prompt.text for prompt in of_a_file(prompts)):
+def resolve_prompts(prompts: str, tokens: int | None) -> tuple[str, int | None, tuple[str, ...]]:
+    """-> the keyword, or the file as results name it; tokens per prompt; the texts of the file."""
+    if texts := tuple(prompt.text for prompt in prompts_from_file(prompts)):
         return f"{Path(prompts).name} {sha256(Path(prompts))[:12]}", tokens, texts
     return prompts, tokens or TOKENS, ()

@@ -1,4 +1,4 @@
-"""xshare quality: what policies do to the answers, question by question, held against native routing."""
+"""xshare quality: what policies do to the answers, compared with native routing question by question."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from typing import Annotated, Literal
 import typer
 
 from xshare.cli import options as take
-from xshare.cli.interrupted import counted, says_what_is_kept
+from xshare.cli.interrupted import plural, says_what_is_kept
 from xshare.cli.output import (
     chosen_engine,
-    cut_off,
+    cut_off_notes,
     engine_arguments,
-    lasting,
     number_table,
     print_table,
     progress_bar,
+    result_options,
     wide_console,
 )
 from xshare.cli.protection import show_protected
@@ -30,16 +30,16 @@ from xshare.files import is_file, quoted_path
 from xshare.policy import Policy
 from xshare.quality.answering import ordered
 from xshare.quality.comparison import Study
-from xshare.quality.harness import harness_tasks, is_harness, mark
+from xshare.quality.harness import harness_tasks, is_harness, task_fingerprint
 from xshare.quality.protected import ProtectedStudy
 from xshare.quality.stored_answers import Samples
-from xshare.quality.task_files import Asked, built_in, read_tasks
+from xshare.quality.task_files import QuestionSet, built_in, read_tasks
 from xshare.results import Results, Row, check_resumable, read_earlier, sha256
 from xshare.tasks import LONGEST
 from xshare.version import __version__
 
 Mix = Literal["mixed", "alike", "both"]
-QUESTIONS = 12  # of nano's own, of each kind
+QUESTIONS = 12  # of each kind of nano's own
 
 
 def quality(
@@ -55,28 +55,30 @@ def quality(
         int | None,
         typer.Option(
             min=1,
-            help="Of nano's own tasks, so many of each kind; of lm-evaluation-harness's, the first so many of each.",
+            help="Questions of each kind of nano's own; for lm-evaluation-harness, the first of each task.",
             show_default=f"{QUESTIONS}; all",
         ),
     ] = None,
     batch: Annotated[int, typer.Option(min=1, help="Questions decoded together, at most.")] = 16,
     mix: Annotated[
-        Mix, typer.Option(help="Batches of several kinds of questions, of one kind each, or both.")
+        Mix, typer.Option(help="Batches of mixed kinds of questions, of one kind each (alike), or both.")
     ] = "mixed",
     tokens: Annotated[
         int | None,
         typer.Option(
-            min=1, help="Tokens of an answer, at most.", show_default=f"{LONGEST}; what a harness's task says"
+            min=1, help="Tokens per answer, at most.", show_default=f"{LONGEST}; for a harness task, its own limit"
         ),
     ] = None,
     drafts: take.Drafts = 0,
-    neighbours: Annotated[bool, typer.Option("--neighbours", help="Also decode under other neighbours.")] = False,
+    neighbours: Annotated[
+        bool, typer.Option("--neighbours", help="Also decode with other neighbours in the batch.")
+    ] = False,
     protect: Annotated[
         float | None,
         typer.Option(
             min=0,
             max=1,
-            help="Show instead that such a share of the requests, as 0.25, answers as natively if protected.",
+            help="Check instead that protected requests answer as natively; the share to protect, such as 0.25.",
         ),
     ] = None,
     seed: take.Seed = 0,
@@ -86,22 +88,25 @@ def quality(
     api_key: take.ApiKey = None,
     ca_file: take.CaFile = None,
     against: Annotated[
-        Path | None, typer.Option(help="Of a server that cannot be changed: results of the same questions natively.")
+        Path | None,
+        typer.Option(
+            help="For a server whose policy is fixed: a result file of the same questions under native routing."
+        ),
     ] = None,
     out: take.Out = None,
 ) -> None:
     """Task accuracy, paired with native's; agreement, divergence, KL; batches of one kind or mixed."""
     policies: list[Policy | None] = [None, *map(Policy.parse, policy or [])]
     if (chat or task_folder is not None) and (tasks is None or not is_harness(tasks)):
-        given = "--chat" if chat else "--task-folder"
-        raise XShareError(f"{given} is for tasks of lm-evaluation-harness: name them, with --tasks")
-    asked, said = asked_for(tasks, task_folder, chat, questions, tokens, seed)
-    if asked[0].name is not None and mix != "mixed":
+        option = "--chat" if chat else "--task-folder"
+        raise XShareError(f"{option} is for tasks of lm-evaluation-harness: name them, with --tasks")
+    question_sets, task_names = load_questions(tasks, task_folder, chat, questions, tokens, seed)
+    if question_sets[0].name is not None and mix != "mixed":
         raise XShareError("--mix is for questions of several kinds: tasks of lm-evaluation-harness are one kind each")
     options = engine_arguments(engine_args, device=device, dtype=dtype)
-    setting: Row = {"batch": batch, "tokens": max(each.tokens for each in asked), "seed": seed}
-    setting |= {"questions": sum(len(each.tasks) for each in asked), "engine_args": lasting(options)}
-    setting |= {"tasks": said, "xshare": __version__}
+    setting: Row = {"batch": batch, "tokens": max(item.tokens for item in question_sets), "seed": seed}
+    setting |= {"questions": sum(len(item.tasks) for item in question_sets), "engine_args": result_options(options)}
+    setting |= {"tasks": task_names, "xshare": __version__}
     if protect is not None:
         if protect == 0 or neighbours or against is not None or not policy:
             raise XShareError(
@@ -110,61 +115,61 @@ def quality(
             )
         setting["protect"] = protect
     check_resumable(out, setting)
-    with says_what_is_kept(out, kept):
-        named = [each for each in policies if each is not None]
+    with says_what_is_kept(out, kept_text):
+        named_policies = [item for item in policies if item is not None]
         access, chosen = Access(api_key, ca_file), chosen_engine(engine, out)
-        opened = open_engine(chosen, model, drafts=drafts, policies=named, options=options, access=access)
-        policies = possible(opened, policies, against)
+        opened = open_engine(chosen, model, drafts=drafts, policies=named_policies, options=options, access=access)
+        policies = measurable_policies(opened, policies, against)
         record = opened.about.record()
         try:
             results = Results(out, record | setting, record | {"seed": seed})
             if protect is None:
-                measure(opened, asked, policies, setting, mix, neighbours, against, results)
+                measure(opened, question_sets, policies, setting, mix, neighbours, against, results)
             else:
-                protected(opened, asked, named, setting, mix, protect, results)
+                measure_protected(opened, question_sets, named_policies, setting, mix, protect, results)
         finally:
             opened.close()
 
 
-def asked_for(
+def load_questions(
     tasks: str | None, folder: Path | None, chat: bool, questions: int | None, tokens: int | None, seed: int
-) -> tuple[list[Asked], str]:
-    """What is asked, and how results name it."""
+) -> tuple[list[QuestionSet], str]:
+    """The question sets, and their name in result files."""
     if tasks is None:
-        each = questions or QUESTIONS
-        return [Asked(built_in(each, seed), tokens or LONGEST)], f"nano's, {each} of each kind"
+        per_kind = questions or QUESTIONS
+        return [QuestionSet(built_in(per_kind, seed), tokens or LONGEST)], f"nano's, {per_kind} of each kind"
     if is_harness(tasks):
-        found = harness_tasks(tasks, folder, questions, chat)
-        return [replace(each, tokens=tokens or each.tokens) for each in found], ", ".join(map(mark, found))
+        sets = harness_tasks(tasks, folder, questions, chat)
+        return [replace(one, tokens=tokens or one.tokens) for one in sets], ", ".join(map(task_fingerprint, sets))
     path = Path(tasks)
-    return [Asked(read_tasks(path), tokens or LONGEST)], f"{path.name} {sha256(path)[:12]}"
+    return [QuestionSet(read_tasks(path), tokens or LONGEST)], f"{path.name} {sha256(path)[:12]}"
 
 
-def kept(found: Row) -> str:
-    """Policies that are done, and the answers of the one that was not."""
-    rows = len(found["rows"])
-    said = f"{rows} finished {'policy' if rows == 1 else 'policies'}"
-    begun = [(sample["policy"], len(sample["ended"])) for sample in found["samples"] if "ended" in sample]
-    return said + "".join(f" and {counted(number, 'answer')} of {policy}" for policy, number in begun)
+def kept_text(results: Row) -> str:
+    """How many policies are finished, and how many answers of the unfinished one."""
+    rows = len(results["rows"])
+    text = f"{rows} finished {'policy' if rows == 1 else 'policies'}"
+    begun = [(sample["policy"], len(sample["ended"])) for sample in results["samples"] if "ended" in sample]
+    return text + "".join(f" and {plural(number, 'answer')} of {policy}" for policy, number in begun)
 
 
-def possible(opened: Engine, policies: list[Policy | None], against: Path | None) -> list[Policy | None]:
-    """What this engine can be measured under, of what is asked; it is closed where nothing can be."""
-    asked = len(policies) > 1
-    if (running := opened.about.policy) is not None:  # a server that cannot be changed: measured as it is
-        if asked:
-            opened.close()
+def measurable_policies(engine: Engine, policies: list[Policy | None], against: Path | None) -> list[Policy | None]:
+    """The policies that this engine can be measured under. If the request cannot be met, closes it and raises."""
+    requested = len(policies) > 1
+    if (running := engine.about.policy) is not None:  # a server with a fixed policy is measured as it is
+        if requested:
+            engine.close()
             raise XShareError(f"this server runs {running} and cannot be changed: leave the policies out")
         return [None if running == "native" else Policy.parse(running)]
     if against is not None:
-        opened.close()
+        engine.close()
         raise XShareError("this engine is measured natively, too: --against is for a server that cannot be changed")
-    return policies if asked or opened.serves is None else [None, opened.serves]
+    return policies if requested or engine.serves is None else [None, engine.serves]
 
 
 def measure(
     engine: Engine,
-    asked: list[Asked],
+    question_sets: list[QuestionSet],
     policies: list[Policy | None],
     setting: Row,
     mix: Mix,
@@ -172,16 +177,20 @@ def measure(
     against: Path | None,
     results: Results,
 ) -> None:
-    """All policies, in batches of one kind or mixed. What was measured is shown, whatever happens."""
+    """Measure all policies, in mixed batches or batches of one kind. Shows what was measured even after an error."""
     rows: list[Row] = []
     try:
-        for each, mixed in product(asked, mixes(mix)):
-            some = replace(each, tasks=ordered(each.tasks, mixed, setting["seed"]))
-            study = Study(engine, some, mixed, setting["batch"], neighbours, results)
-            native = None if against is None else Samples(natives(against, setting), mixed, each.name).answers(None, 0)
+        for question_set, mixed in product(question_sets, mixes(mix)):
+            shuffled = replace(question_set, tasks=ordered(question_set.tasks, mixed, setting["seed"]))
+            study = Study(engine, shuffled, mixed, setting["batch"], neighbours, results)
+            native = (
+                None
+                if against is None
+                else Samples(native_samples(against, setting), mixed, question_set.name).answers(None, 0)
+            )
             if against is not None and native is None:
                 raise XShareError(f"{str(against)!r} holds no answers of native routing to these questions")
-            with progress_bar(each.name or "answers", study.answers(len(policies))) as advance:
+            with progress_bar(question_set.name or "answers", study.answers(len(policies))) as advance:
                 for row in study.run(policies, native, advance):
                     rows.append(row)
                     results.put([row], by=("policy", "mixed", *(["task"] if "task" in row else [])))
@@ -193,16 +202,22 @@ def measure(
                 wide_console().print(f"results: {results.path}")
 
 
-def protected(
-    engine: Engine, asked: list[Asked], policies: list[Policy], setting: Row, mix: Mix, share: float, results: Results
+def measure_protected(
+    engine: Engine,
+    question_sets: list[QuestionSet],
+    policies: list[Policy],
+    setting: Row,
+    mix: Mix,
+    share: float,
+    results: Results,
 ) -> None:
-    """All policies with some requests protected, in fixed batches of one kind or mixed."""
+    """Measure all policies with some requests protected, in fixed batches, mixed or of one kind."""
     rows: list[Row] = []
     try:
-        for each, mixed in product(asked, mixes(mix)):
-            some = replace(each, tasks=ordered(each.tasks, mixed, setting["seed"]))
-            study = ProtectedStudy(engine, some, mixed, setting["batch"], share, results)
-            with progress_bar(each.name or "answers", study.answers(len(policies))) as advance:
+        for question_set, mixed in product(question_sets, mixes(mix)):
+            shuffled = replace(question_set, tasks=ordered(question_set.tasks, mixed, setting["seed"]))
+            study = ProtectedStudy(engine, shuffled, mixed, setting["batch"], share, results)
+            with progress_bar(question_set.name or "answers", study.answers(len(policies))) as advance:
                 for row in study.run(policies, advance):
                     rows.append(row)
                     results.put([row], by=("policy", "mixed", "control", *(["task"] if "task" in row else [])))
@@ -218,8 +233,8 @@ def mixes(mix: Mix) -> list[bool]:
     return [True, False] if mix == "both" else [mix == "mixed"]
 
 
-def natives(path: Path, setting: Row) -> list[Row]:
-    """Samples of another result file, which must be of the same questions."""
+def native_samples(path: Path, setting: Row) -> list[Row]:
+    """The samples of another result file, which must hold the same questions."""
     same = {name: setting[name] for name in ("batch", "tokens", "seed", "questions", "tasks")}
     if not is_file(path):
         raise XShareError(f"{quoted_path(path)} does not exist: --against takes a result file of `xshare quality`")
@@ -227,7 +242,7 @@ def natives(path: Path, setting: Row) -> list[Row]:
     return samples
 
 
-def held_against(row: Row) -> list[str]:
+def change_cells(row: Row) -> list[str]:
     if row["change"] is None:
         return ["-"] * 4
     interval = f"{row['change_low']:+.1%} to {row['change_high']:+.1%}"
@@ -241,8 +256,8 @@ def show(rows: list[Row], about: About, setting: Row) -> None:
     columns += ["agreement", "KL"]
     settled = any(row["unsettled"] is not None for row in rows)
     drafted = any("accepted" in row for row in rows)
-    more = [*(["accepted"] if drafted else []), *(["unsettled"] if settled else [])]
-    table = number_table(title, "policy", *columns, *more)
+    optional = [*(["accepted"] if drafted else []), *(["unsettled"] if settled else [])]
+    table = number_table(title, "policy", *columns, *optional)
     for row in rows:
         cells = [
             row["task"] if by_task else "mixed" if row["mixed"] else "alike",
@@ -250,7 +265,7 @@ def show(rows: list[Row], about: About, setting: Row) -> None:
             "-" if row["mass"] is None else f"{row['mass']:.3f}",
             f"{row['accuracy']:.1%}",
             f"{row['accuracy_low']:.0%} to {row['accuracy_high']:.0%}",
-            *held_against(row),
+            *change_cells(row),
             "-" if row["kl"] is None else f"{row['kl']:.4f}",
         ]
         if drafted:
@@ -264,13 +279,13 @@ def show(rows: list[Row], about: About, setting: Row) -> None:
         "change: against native on the same questions, with McNemar's p; agreement: share of native's tokens decoded "
         "before the first that differs; KL: of native's next-token distribution, teacher-forced, in nats."
     )
-    for note in cut_off(rows[0]["cut"], rows[0]["policy"], setting["tokens"]):
+    for note in cut_off_notes(rows[0]["cut"], rows[0]["policy"], setting["tokens"]):
         console.print(note)
     if rows[0]["change"] is None:
         console.print("Native routing was not measured: --against FILE takes results of a server that runs natively.")
     if rows[0]["kl"] is None:
         console.print("KL is measured in process, and in vLLM without drafts.")
     if drafted:
-        console.print("accepted: tokens a request and step, its own among them.")
+        console.print("accepted: tokens per request and step, including the one that is not drafted.")
     if settled:
         console.print("unsettled: answers that differ under other neighbours in the batch.")

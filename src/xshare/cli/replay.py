@@ -19,7 +19,7 @@ from xshare.cli.output import number_table, print_table, progress_bar, wide_cons
 from xshare.errors import PolicyError, XShareError
 from xshare.files import check_distinct_paths, read_whole
 from xshare.policy import Policy
-from xshare.report.labels import apart
+from xshare.report.labels import with_variant_name
 from xshare.report.plot import check_plot, plot_curve, plot_overlap, plot_tradeoff
 from xshare.results import Row, check_replaceable, provenance, write_result
 from xshare.results.columns import mean_text
@@ -46,24 +46,26 @@ def replay(
     policy: take.Policies = None,
     policies: Annotated[Path | None, typer.Option(help="A YAML file with a list of policies.")] = None,
     batch: Annotated[
-        int | None, typer.Option(min=1, help="Requests in a batch.", show_default="16, of a smaller trace all")
+        int | None, typer.Option(min=1, help="Requests in a batch.", show_default="16, or all of a smaller trace")
     ] = None,
     drafts: take.Drafts = 0,
     devices: Annotated[
-        int | None, typer.Option(min=1, help="Devices the experts are spread over, in blocks.", show_default="1")
+        int | None, typer.Option(min=1, help="Devices that hold the experts, in contiguous blocks.", show_default="1")
     ] = None,
     ranks: Annotated[
         int | None,
-        typer.Option(min=2, help="Data-parallel ranks of a batch: with one set for all, and with one each."),
+        typer.Option(
+            min=2, help="Data-parallel ranks that share a batch; compares one set for all ranks with one set per rank."
+        ),
     ] = None,
     mix: Annotated[
-        Mix, typer.Option(help="Batches of any sequences, of several domains each, or of one each.")
+        Mix, typer.Option(help="Batches of any sequences, of mixed domains, or of one domain each (alike).")
     ] = "random",
     batches: Annotated[int, typer.Option(min=1, help="How many batches to sample.")] = 200,
     everything: Annotated[bool, typer.Option("--all", help="One pass over the whole trace instead.")] = False,
     protect: take.Protect = None,
     seed: take.Seed = 0,
-    by_layer: Annotated[bool, typer.Option("--by-layer", help="Also a line for each layer.")] = False,
+    by_layer: Annotated[bool, typer.Option("--by-layer", help="Also print one line per layer.")] = False,
     curve: Annotated[bool, typer.Option("--curve", help="Active experts against batch size.")] = False,
     overlaps: Annotated[bool, typer.Option("--overlap", help="Overlap of two tokens' experts.")] = False,
     out: take.OutRows = None,
@@ -84,7 +86,7 @@ def replay(
     if plot is not None:
         check_plot(plot)
     chosen = [Policy.parse("native"), *_policies(policy or [], policies)]
-    if devices is None and ranks is None and (spread := [each for each in chosen if each.device_budget is not None]):
+    if devices is None and ranks is None and (spread := [p for p in chosen if p.device_budget is not None]):
         raise XShareError(f"{spread[0]} fills devices (mg), and nobody said how many there are: name them by --devices")
     devices = devices or ranks or 1
     invented = is_random_trace(str(trace))
@@ -95,23 +97,25 @@ def replay(
     if batch > sequences:
         raise XShareError(f"batch must be at most {sequences}, the sequences of this trace, not {batch}")
     placement = Placement.contiguous(header.num_experts, devices)
-    how = AS_TRACED[mix]
-    setting: Row = {"batch": batch, "draft": drafts, "devices": devices, "mix": how, "seed": seed}
+    trace_mix = AS_TRACED[mix]
+    setting: Row = {"batch": batch, "draft": drafts, "devices": devices, "mix": trace_mix, "seed": seed}
     console = wide_console()
     title = f"{escape(header.model)}, {header.num_experts} experts, top-{header.top_k}, {len(header.layers)} layers"
 
     def batches_of(size: int) -> Batches:
         if everything:
-            return one_pass(loaded, size, drafts, how, seed)
-        return sampled(loaded, size, drafts, how, batches, seed)
+            return one_pass(loaded, size, drafts, trace_mix, seed)
+        return sampled(loaded, size, drafts, trace_mix, batches, seed)
 
     if ranks is not None:
         laid_out = batches_of(batch)
         with progress_bar("batches", len(laid_out)) as advance:
-            found = replay_ranks(
+            rank_outcomes = replay_ranks(
                 loaded, _with_defaults(chosen, header.top_k), laid_out, placement, ranks, advance=advance
             )
-        rows = [asdict(each) | setting | {"policy": str(each.policy), "ranks": ranks} for each in found]
+        rows = [
+            asdict(outcome) | setting | {"policy": str(outcome.policy), "ranks": ranks} for outcome in rank_outcomes
+        ]
         where = f"batch {batch} over {ranks} ranks, {devices} devices"
         print_table(_ranks_table(rows, f"{title}: {where}, {len(laid_out)} batches"))
     elif overlaps:
@@ -130,20 +134,20 @@ def replay(
         laid_out = batches_of(batch)
         with progress_bar("batches", len(laid_out)) as advance:
             shares = list(dict.fromkeys([0.0, *(protect or [])]))
-            asked = _with_defaults(chosen, header.top_k)
-            outcomes = replayed(loaded, asked, laid_out, placement, advance, protected=shares)
-        outcomes = [each for each in outcomes if each.policy.method != "native" or not each.protected]
+            all_policies = _with_defaults(chosen, header.top_k)
+            outcomes = replayed(loaded, all_policies, laid_out, placement, advance, protected=shares)
+        outcomes = [outcome for outcome in outcomes if outcome.policy.method != "native" or not outcome.protected]
         rows = [replay_row(outcome, setting) for outcome in outcomes]
-        spelled = (
+        regime = (
             f"batch {batch}" + (f" x {1 + drafts} rows" if drafts else "") + (f", {devices} devices" * (devices > 1))
         )
-        print_table(_replay_table(rows, f"{title}: {spelled}, {len(laid_out)} batches"), "max load", "top-1 kept")
+        print_table(_replay_table(rows, f"{title}: {regime}, {len(laid_out)} batches"), "max load", "top-1 kept")
         if header.score == "topk":
             console.print(CHOSEN_ONLY)
         if by_layer:
-            by = [row for outcome in outcomes for row in layer_rows(outcome, header, setting)]
-            print_table(_layer_table([*map(apart, by)]))
-            rows += by
+            per_layer = [row for outcome in outcomes for row in layer_rows(outcome, header, setting)]
+            print_table(_layer_table([*map(with_variant_name, per_layer)]))
+            rows += per_layer
     largest = 0 if everything or overlaps else max(row["batch"] for row in rows)
     if mix == "alike" and (least := min(Counter(header.domains).values())) < largest:
         console.print(f"A domain of this trace has {least} sequences: larger batches hold some of them several times.")
@@ -154,12 +158,12 @@ def replay(
         console.print(f"rows written to {out}")
     if plot is not None:
         draw = plot_overlap if overlaps else plot_curve if curve else plot_tradeoff
-        draw([apart(row) for row in rows if row.get("layer") is None], plot, title)
+        draw([with_variant_name(row) for row in rows if row.get("layer") is None], plot, title)
         console.print(f"plot written to {plot}")
 
 
 def _policies(strings: Sequence[str], file: Path | None) -> list[Policy]:
-    found = [Policy.parse(text) for text in strings]
+    policies = [Policy.parse(text) for text in strings]
     if file is not None:
         content = read_whole(file, "policies file", 1 << 20, PolicyError)
         try:
@@ -169,28 +173,30 @@ def _policies(strings: Sequence[str], file: Path | None) -> list[Policy]:
             raise PolicyError(f"policies file {str(file)!r} is not YAML: {reason}") from None
         if not isinstance(listed, list):
             raise PolicyError(f"policies file {str(file)!r} must hold a list of policies")
-        found += [Policy.of(item) for item in listed]
-    return [policy for policy in dict.fromkeys(found) if str(policy) != "native"]
+        policies += [Policy.of(item) for item in listed]
+    return [policy for policy in dict.fromkeys(policies) if str(policy) != "native"]
 
 
 def _with_defaults(policies: list[Policy], k: int) -> list[Policy]:
-    """Something to look at when no policy is named: warm-up alone, a budget on top, and its random control."""
+    """Defaults if no policy is named: warm-up alone, warm-up with a budget, and its random control."""
     named = ["k0=1,m=0", "k0=2,m=0", f"k0=1,m={k}", f"random:k0=1,m={k}"]
     return policies if len(policies) > 1 else policies + [Policy.parse(text) for text in named[: 4 if k > 1 else 1]]
 
 
 def _replay_table(rows: list[Row], title: str) -> Table:
     protecting = any(row.get("protected") for row in rows)
-    more = ["protected", "others' mass"] if protecting else []
-    table = number_table(title, "policy", *more[:1], "active", "of native", "mass", *more[1:], "top-1 kept", "max load")
+    optional = ["protected", "others' mass"] if protecting else []
+    table = number_table(
+        title, "policy", *optional[:1], "active", "of native", "mass", *optional[1:], "top-1 kept", "max load"
+    )
     for row in rows:
         share = f"{row['active'] / row['active_native']:.0%}" if row["active_native"] else "-"
-        kept, load = f"{row['top1_kept']:.3f}", f"{row['max_load']:.1f}"
+        top1, load = f"{row['top1_kept']:.3f}", f"{row['max_load']:.1f}"
         cells = [mean_text(row, "active", 2), share, mean_text(row, "mass", 3)]
         if protecting:
             protected = f"{row.get('protected_requests', 0)} of {row['batch']}"
             cells = [protected, *cells, mean_text(row, "mass_shared", 3)]
-        table.add_row(row["policy"], *cells, kept, load)
+        table.add_row(row["policy"], *cells, top1, load)
     return table
 
 
@@ -215,7 +221,7 @@ def _layer_table(rows: list[Row]) -> Table:
 
 
 def _curve_table(rows: list[Row], title: str, policies: list[str]) -> Table:
-    table = number_table(f"{title}: active experts a layer", "batch", "closed form", *policies)
+    table = number_table(f"{title}: active experts per layer", "batch", "closed form", *policies)
     for size in dict.fromkeys(row["batch"] for row in rows):
         cells = {row["policy"]: row for row in rows if row["batch"] == size}
         closed = f"{cells[policies[0]]['closed_form']:.1f}"

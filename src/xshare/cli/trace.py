@@ -34,7 +34,7 @@ def import_command(
     out: take.OutTrace,
     name: take.Name = None,
     experts: Annotated[
-        int | None, typer.Option(min=1, help="Experts a layer, for a model that is not a known one.")
+        int | None, typer.Option(min=1, help="Experts per layer, for a model that XShare does not know.")
     ] = None,
 ) -> None:
     """Read a NumPy file of chosen experts and write it as a trace."""
@@ -84,7 +84,7 @@ def load(
     out: take.OutRows = None,
     plot: take.Plot = None,
 ) -> None:
-    """How evenly each layer uses its experts, and how many of them never."""
+    """How evenly each layer uses its experts, and how many it never uses."""
     check_distinct_paths([out, plot], [file])
     for path, check in ((out, check_replaceable), (plot, check_plot)):
         if path is not None:

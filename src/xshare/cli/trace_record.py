@@ -1,4 +1,4 @@
-"""`xshare trace record`: decode prompts with a Transformers model, and keep what its routers saw."""
+"""`xshare trace record`: decode prompts with a Transformers model, and write its router logits."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from xshare import models
 from xshare.bench.workload import Workload
 from xshare.cli import options as take
 from xshare.cli.output import progress_bar
-from xshare.cli.prompts import KEYWORDS, TOKENS, of_a_file
+from xshare.cli.prompts import KEYWORDS, TOKENS, prompts_from_file
 from xshare.engines.trace_recording import Tokens, record_folder
 from xshare.errors import XShareError
 from xshare.files import check_distinct_paths, check_writable
@@ -21,14 +21,14 @@ from xshare.trace.prompt_file import Prompt
 
 def record_command(
     out: take.OutTrace,
-    folder: Annotated[str | None, typer.Argument(hidden=True, metavar="[MODEL]")] = None,  # --model, as it was before
+    folder: Annotated[str | None, typer.Argument(hidden=True, metavar="[MODEL]")] = None,  # the old form of --model
     model: take.Model = None,
     prompts: take.Prompts = "questions",
     prompt_tokens: take.PromptTokens = None,
     requests: Annotated[
-        int | None, typer.Option(min=1, help="Prompts to decode.", show_default="one batch, of a file all")
+        int | None, typer.Option(min=1, help="Prompts to decode.", show_default="one batch; for a file, all")
     ] = None,
-    tokens: Annotated[int, typer.Option(min=2, help="Most tokens to decode after each prompt.")] = 64,
+    tokens: Annotated[int, typer.Option(min=2, help="Tokens to decode after each prompt, at most.")] = 64,
     batch: Annotated[int, typer.Option(min=1, help="Prompts decoded together.")] = 8,
     chat: Annotated[bool, typer.Option("--chat", help="Send prompts through the tokenizer's chat template.")] = False,
     seed: take.Seed = 0,
@@ -40,22 +40,22 @@ def record_command(
     if folder is not None and model is not None:
         raise XShareError(f"the model is named twice, as {folder} and as --model {model}: name it once")
     model = folder or model or "nano"
-    made = prompts in KEYWORDS
-    check_distinct_paths([out], [] if made else [Path(prompts)])
+    generated = prompts in KEYWORDS
+    check_distinct_paths([out], [] if generated else [Path(prompts)])
     check_writable(out)
-    given = of_a_file(prompts)[:requests]
-    count = len(given) or requests or batch
-    source: dict[str, Any] = {"source": prompts, "seed": seed} if made else {"source": Path(prompts).name}
-    source |= {} if made else {"source_sha256": sha256(Path(prompts))}
+    file_prompts = prompts_from_file(prompts)[:requests]
+    count = len(file_prompts) or requests or batch
+    source: dict[str, Any] = {"source": prompts, "seed": seed} if generated else {"source": Path(prompts).name}
+    source |= {} if generated else {"source_sha256": sha256(Path(prompts))}
     source |= {"tokens": tokens, "batch": batch, "chat": chat}
 
     def to_decode(tokenizer: Tokens) -> list[Prompt]:
-        if made:
+        if generated:
             workload = Workload(batch, count, None, prompt_tokens or TOKENS, tokens, prompts, seed)
-            return [Prompt(tokenizer.decode(each), prompts) for each in workload.prompts_of(tokenizer, 0)]
+            return [Prompt(tokenizer.decode(prompt), prompts) for prompt in workload.prompts_of(tokenizer, 0)]
         if prompt_tokens is None:
-            return given
-        return [Prompt(tokenizer.decode(tokenizer.encode(p.text)[-prompt_tokens:]), p.domain) for p in given]
+            return file_prompts
+        return [Prompt(tokenizer.decode(tokenizer.encode(p.text)[-prompt_tokens:]), p.domain) for p in file_prompts]
 
     where = models.folder(model) if model in models.NAMES else Path(model)
     with progress_bar("prompts", count) as advance:

@@ -1,4 +1,4 @@
-"""xshare tune: how much may be pruned? The boldest policy that holds on unseen questions, as a profile to serve."""
+"""xshare tune: how much may be pruned? Finds the boldest policy that holds on unseen questions; writes a profile."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from typing import Annotated
 import typer
 
 from xshare.cli import options as take
-from xshare.cli.interrupted import counted, says_what_is_kept
+from xshare.cli.interrupted import plural, says_what_is_kept
 from xshare.cli.output import (
     check_local,
     chosen_engine,
-    cut_off,
+    cut_off_notes,
     engine_arguments,
-    made_up,
     number_table,
     print_table,
     progress_bar,
+    unreal_notes,
     wide_console,
 )
 from xshare.engines.by_name import open_engine
@@ -32,7 +32,7 @@ from xshare.staircase import read_stairs
 from xshare.tasks import LONGEST
 from xshare.tune.candidate import front
 from xshare.tune.questions import Questions
-from xshare.tune.search import Tried
+from xshare.tune.search import CandidateTrials
 from xshare.tune.tuning import Objective, Tuning
 from xshare.version import __version__
 
@@ -43,19 +43,21 @@ def tune(
     max_drop: Annotated[str, typer.Option(help="Accuracy that may be lost, in points: 1%.")] = "1%",
     objective: Annotated[
         Objective | None,
-        typer.Option(help="Tokens a second by the latency law, or experts saved; by itself otps, on a CPU experts."),
+        typer.Option(
+            help="Tokens per second by the latency law (otps), or experts saved; by default otps, on a CPU experts."
+        ),
     ] = None,
     tasks: take.Tasks = None,
     questions: Annotated[
         int | None,
         typer.Option(
             min=1,
-            help="The most a policy may take, of each set; rounds of 64, 64, 128, 256 ...",
-            show_default="128, and a first round at least",
+            help="Questions per policy and set, at most, in rounds of 64, 64, 128, 256 ...",
+            show_default="128, or the first round if larger",
         ),
     ] = None,
     batch: Annotated[int, typer.Option(min=2, help="Questions decoded together.")] = 16,
-    tokens: Annotated[int, typer.Option(min=1, help="Tokens of an answer, at most.")] = LONGEST,
+    tokens: Annotated[int, typer.Option(min=1, help="Tokens per answer, at most.")] = LONGEST,
     drafts: take.Drafts = 0,
     cost: take.Cost = None,
     device: take.Device = None,
@@ -65,28 +67,28 @@ def tune(
     profile: Annotated[Path, typer.Option(help="Where to write the profile.")] = Path("profile.yaml"),
 ) -> None:
     """Search guarantees, prices and budgets; decide by intervals on unseen questions; write a profile."""
-    allowed = share(max_drop)
+    allowed = parse_share(max_drop)
     engine = chosen_engine(engine, out)
     check_local(engine)
     check_distinct_paths([out, profile], [tasks, cost])
     check_writable(profile)
-    asked = Questions(None if tasks is None else read_tasks(tasks), batch)
-    first = len(asked.round(False, 0))
+    question_rounds = Questions(None if tasks is None else read_tasks(tasks), batch)
+    first = len(question_rounds.round(False, 0))
     questions = questions or max(128, first)
     if questions < first:
         raise XShareError(f"questions must be at least {first}, the first round of a policy, not {questions}")
     options = engine_arguments(engine_args, device=device, dtype=dtype)
     setting: Row = {"batch": batch, "tokens": tokens, "engine_args": options, "xshare": __version__}
-    setting["first_round"] = asked.first
+    setting["first_round"] = question_rounds.first
     setting["tasks"] = "nano's" if tasks is None else f"{tasks.name} {sha256(tasks)[:12]}"
-    weighed = None if cost is None else named_from(cost, profile)
-    setting |= {} if weighed is None else {"cost": weighed.sha256}
+    cost_file = None if cost is None else cost_reference(cost, profile)
+    setting |= {} if cost_file is None else {"cost": cost_file.sha256}
     check_resumable(out, setting)
-    like = Policy(warmup=1, request_budget=min(1, drafts))  # what selection must provide for
-    with says_what_is_kept(out, kept):
-        opened = open_engine(engine, model, drafts=drafts, policies=[like], options=options, cost=cost)
+    example = Policy(warmup=1, request_budget=min(1, drafts))  # what the engine must support
+    with says_what_is_kept(out, kept_text):
+        opened = open_engine(engine, model, drafts=drafts, policies=[example], options=options, cost=cost)
         record = opened.about.record()
-        if unreal := made_up(opened.about):
+        if unreal := unreal_notes(opened.about):
             opened.close()
             raise XShareError(f"answers would decide nothing here: {' '.join(unreal)}")
         if objective is None:  # a step on a CPU is not bound by loading experts, and says nothing about one on a GPU
@@ -94,7 +96,7 @@ def tune(
         try:
             tuning = Tuning(
                 opened,
-                asked,
+                question_rounds,
                 max_drop=allowed,
                 objective=objective,
                 most=questions,
@@ -103,32 +105,36 @@ def tune(
                 results=Results(out, record | setting, record | {"seed": 0, "max_drop": allowed}),
                 progress=progress_bar,
                 say=wide_console().print,
-                cost=weighed,
+                cost=cost_file,
             )
             tuning.run()
         finally:
             opened.close()
     show(tuning, profile, out)
-    for note in cut_off(tuning.cut, "native", tokens):
+    for note in cut_off_notes(tuning.cut, "native", tokens):
         wide_console().print(note)
     wide_console().print(f"results: {out}; the same command with more --questions goes on from there")
 
 
-def named_from(cost: Path, profile: Path) -> StaircaseFile:
-    """A staircase as a profile names it: relative where it lies beside the profile or below, so that they move
-    together."""
-    found = cost.resolve()
-    beside = found.relative_to(profile.resolve().parent) if found.is_relative_to(profile.resolve().parent) else found
-    return StaircaseFile(file=str(beside), sha256=str(read_stairs(cost).sha256))
+def cost_reference(cost: Path, profile: Path) -> StaircaseFile:
+    """The staircase as the profile names it: by a relative path if it lies in the profile's folder or below, so that
+    both can move together."""
+    staircase = cost.resolve()
+    file = (
+        staircase.relative_to(profile.resolve().parent)
+        if staircase.is_relative_to(profile.resolve().parent)
+        else staircase
+    )
+    return StaircaseFile(file=str(file), sha256=str(read_stairs(cost).sha256))
 
 
-def kept(found: Row) -> str:
-    scanned, rounds = (sum(column in sample for sample in found["samples"]) for column in ("scan", "right"))
-    return f"a first look at {scanned} policies and {counted(rounds, 'round')} of answers"
+def kept_text(results: Row) -> str:
+    scanned, rounds = (sum(column in sample for sample in results["samples"]) for column in ("scan", "right"))
+    return f"a first look at {scanned} policies and {plural(rounds, 'round')} of answers"
 
 
-def share(text: str) -> float:
-    """`2%` or `0.02`."""
+def parse_share(text: str) -> float:
+    """The share that `2%` or `0.02` says."""
     try:
         value = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
     except ValueError:
@@ -156,9 +162,9 @@ def show(tuning: Tuning, profile: Path, out: Path) -> None:
             f"{row['ratio']:.2f}x" if "ratio" in row else "",
         ]
         for name in ("search", "unseen"):
-            there = f"{name}_change" in row
-            cells.append(f"{row[f'{name}_change']:+.1%}" if there else "")
-            within = (f"{row[f'{name}_bound_{end}']:+.1%}" for end in ("low", "high")) if there else ()
+            measured = f"{name}_change" in row
+            cells.append(f"{row[f'{name}_change']:+.1%}" if measured else "")
+            within = (f"{row[f'{name}_bound_{end}']:+.1%}" for end in ("low", "high")) if measured else ()
             cells.append(" to ".join(within))
         table.add_row(candidate.name, *cells, row["state"])
     print_table(table, "mass", "KL", "predicted", "change within", "unseen within", "speed", kept_in=f"{out} has them")
@@ -176,16 +182,16 @@ def show(tuning: Tuning, profile: Path, out: Path) -> None:
             f"{1 - active / native:.0%} fewer experts in them, and decodes {speed:.2f}x as fast as native routing "
             f"here ({low:.2f} to {high:.2f}); profile: {profile}"
         )
-        bolder = [each for each in tuning.tried if each.candidate.mean_active < holds.candidate.mean_active]
-        if waiting := [each for each in bolder if each.state == "undecided"]:
-            console.print(f"bolder ones are undecided: {undecided(waiting)}")
+        bolder = [trials for trials in tuning.tried if trials.candidate.mean_active < holds.candidate.mean_active]
+        if undecided := [trials for trials in bolder if trials.state == "undecided"]:
+            console.print(f"bolder ones are undecided: {undecided_text(undecided)}")
     else:
-        console.print(without(tuning))
+        console.print(no_profile_reason(tuning))
         if profile.exists():
             console.print(f"{profile} is of an earlier run, and was left as it is")
 
 
-def without(tuning: Tuning) -> str:
+def no_profile_reason(tuning: Tuning) -> str:
     """Why there is no profile."""
     tried = tuning.tried
     gains = [tuning.gain(candidate) for candidate in front(tuning.candidates)]
@@ -193,26 +199,26 @@ def without(tuning: Tuning) -> str:
     slower = f"{left_out} of {len(gains)} policies would be no faster than native routing here"
     if not tried:
         return f"no operating window: {slower}"
-    open_ = [each for each in tried if each.state == "undecided"]
-    if not open_:
+    undecided = [trials for trials in tried if trials.state == "undecided"]
+    if not undecided:
         lose = f"all of {len(tried)} policies that were tried lose more than {tuning.max_drop:.1%}"
         return f"no operating window: {lose}" + (f"; {slower}" if left_out else "")
-    return f"undecided: {undecided(open_)}"
+    return f"undecided: {undecided_text(undecided)}"
 
 
-def undecided(tried: Sequence[Tried]) -> str:
-    """Of the boldest that would hold if it went on so, or else of the one that came nearest."""
-    hopeful = [each for each in tried if each.needed is not None]
+def undecided_text(candidates: Sequence[CandidateTrials]) -> str:
+    """About the boldest candidate that would hold if its rates stay, or else the one that came nearest."""
+    hopeful = [trials for trials in candidates if trials.needed is not None]
     if hopeful:
-        best = min(hopeful, key=lambda each: each.candidate.mean_active)
-        return f"{so_far(best)}: about {best.needed} of each set would show it (--questions)"
-    best = max(tried, key=lambda each: each.last.change.change)
-    return f"{so_far(best)}: should that stay it would not hold, and more --questions would show it"
+        best = min(hopeful, key=lambda trials: trials.candidate.mean_active)
+        return f"{progress_text(best)}: about {best.needed} of each set would show it (--questions)"
+    best = max(candidates, key=lambda trials: trials.last.change.change)
+    return f"{progress_text(best)}: should that stay it would not hold, and more --questions would show it"
 
 
-def so_far(tried: Tried) -> str:
-    (low, high), change = tried.last.bounds, tried.last.change.change
+def progress_text(trials: CandidateTrials) -> str:
+    (low, high), change = trials.last.bounds, trials.last.change.change
     return (
-        f"{tried.candidate.name} changes {change:+.1%} of {len(tried.last.right)} answers, within {low:+.1%} and "
+        f"{trials.candidate.name} changes {change:+.1%} of {len(trials.last.right)} answers, within {low:+.1%} and "
         f"{high:+.1%}"
     )

@@ -1,4 +1,4 @@
-"""xshare watch: what selection does in a running vLLM server, as it serves."""
+"""xshare watch: what selection does in a running vLLM server."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from xshare.engines.client import Access, Http, ServerError
 from xshare.engines.server_metrics import Between, Reading, read
 from xshare.errors import XShareError
 
-WINDOW = 10  # readings that a rate is taken over
+WINDOW = 10  # readings per rate
 
 
 def watch(
     url: Annotated[str, typer.Argument(help="A vLLM server with an xshare key: http://127.0.0.1:8000")],
-    interval: Annotated[float, typer.Option(help="Seconds between two looks.")] = 2.0,
-    once: Annotated[bool, typer.Option("--once", help="One view, of one interval, and end.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="JSON, an object per line.")] = False,
+    interval: Annotated[float, typer.Option(help="Seconds between two readings.")] = 2.0,
+    once: Annotated[bool, typer.Option("--once", help="Print one view, of one interval, and exit.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, one object per line.")] = False,
     timeout: Annotated[float, typer.Option(help="Seconds to wait for an answer.")] = 10.0,
     api_key: take.ApiKey = None,
     ca_file: take.CaFile = None,
 ) -> None:
-    """A live view of a server: policy, steps, experts by layer, shares kept, tokens a second, protected rows."""
+    """A live view of a server: policy, steps, experts by layer, shares kept, tokens per second, protected rows."""
     for name, value in (("interval", interval), ("timeout", timeout)):
         if not 0 < value < 1e6:
             raise XShareError(f"{name} must be a number of seconds above 0, not {value:g}")
@@ -44,7 +44,7 @@ def watch(
 
 
 def look(http: Http, interval: float, once: bool, as_json: bool) -> None:
-    """Once, or until Ctrl-C. On a terminal a view takes the place of the one before it."""
+    """Show views once or until Ctrl-C. On a terminal, each view replaces the last."""
     readings = deque([read(http)], maxlen=WINDOW)
     console = Console(highlight=False)
     with ExitStack() as closing:
@@ -71,7 +71,7 @@ def look(http: Http, interval: float, once: bool, as_json: bool) -> None:
 
 
 def next_reading(http: Http, readings: deque[Reading], patient: bool) -> str | None:
-    """One more. What is wrong, of a server that does not answer now: it may be on its way back."""
+    """Add a reading. Returns the error if the server does not answer and we are `patient`: it may be restarting."""
     try:
         new = read(http)
     except ServerError as error:

@@ -13,10 +13,10 @@ from xshare.cli.output import number_table
 from xshare.engines.counters import Stats
 from xshare.engines.server_metrics import Between
 from xshare.policy import Policy
-from xshare.report.labels import named
+from xshare.report.labels import policy_label
 
-AROUND = 13  # lines of a view that are not its layers, beside the reasons
-FEWEST = 4  # layers that are shown on any terminal
+AROUND = 13  # lines of a view apart from layers and reasons
+FEWEST = 4  # layers shown even on a small terminal
 COLUMNS = {  # of the table by layer
     "native": ("experts_native", 1),
     "loaded": ("experts_active", 1),
@@ -28,15 +28,15 @@ COLUMNS = {  # of the table by layer
 
 
 def policy_name(between: Between) -> str:
-    """With the preset's name, where it is one."""
+    """The policy of the server, with its preset's name if it has one."""
     try:
-        return named(Policy.parse(between.last.policy))
-    except ValueError:  # of another version of xshare
+        return policy_label(Policy.parse(between.last.policy))
+    except ValueError:  # written by another version of xshare
         return between.last.policy
 
 
 def least_kept(stats: Stats) -> tuple[float, int] | None:
-    """The smallest share kept of all layers, and the layer."""
+    """The smallest share kept over all layers, and its layer."""
     values = stats.by_layer.get("smallest_kept")
     return min((value, layer) for layer, value in enumerate(values)) if values else None
 
@@ -68,7 +68,7 @@ def record(url: str, between: Between, trouble: str | None = None) -> dict[str, 
 
 
 def view(url: str, between: Between, height: int | None = None, trouble: str | None = None) -> RenderableType:
-    """`height`: lines of the terminal. Where layers do not fit, those are shown that keep the least; None: all."""
+    """`height`: lines of the terminal. If not all layers fit, only those that keep the least are shown; None: all."""
     last, stats = between.last, between.experts
     state = "on" if last.on else "OFF"
     by_cost = ", by cost" if last.cost else ""
@@ -100,7 +100,7 @@ def steps(between: Between) -> Table:
     table = plain_table("steps", "a second", "since start")
     counted = between.last.counted
     table.add_row("acted on", rate(between.steps_per_s()), f"{counted['steps_pruned']:,}")
-    for reason, count in sorted(counted["steps_bypassed"].items(), key=lambda each: -each[1]):
+    for reason, count in sorted(counted["steps_bypassed"].items(), key=lambda item: -item[1]):
         table.add_row(f"left alone: {reason}", rate(between.steps_per_s(reason)), f"{count:,}")
     return table
 
@@ -121,20 +121,20 @@ def summary(between: Between, stats: Stats) -> list[str]:
 
 
 def layers(stats: Stats, most: int | None) -> list[RenderableType]:
-    """A table, and above it a line where layers are left out."""
-    numbers, said = list(range(len(stats.by_layer["experts_native"]))), ""
+    """A table, and above it a line if layers are left out."""
+    numbers, heading = list(range(len(stats.by_layer["experts_native"]))), ""
     if most is not None and len(numbers) > max(FEWEST, most):
         kept = stats.by_layer["smallest_kept"]
         numbers = sorted(sorted(numbers, key=lambda layer: kept[layer])[: max(FEWEST, most)])
-        said = f"{len(numbers)} of {len(kept)} layers, those that keep the smallest shares:"
+        heading = f"{len(numbers)} of {len(kept)} layers, those that keep the smallest shares:"
     shown = {title: of for title, of in COLUMNS.items() if of[0] in stats.by_layer}
     table = plain_table("layer", *shown)
     for layer in numbers:
         table.add_row(str(layer), *(f"{stats.by_layer[name][layer]:.{digits}f}" for name, digits in shown.values()))
-    return [Text(said), table]
+    return [Text(heading), table]
 
 
 def plain_table(first: str, *columns: str) -> Table:
     table = number_table("", first, *columns)
-    table.title = None  # an empty one would take a line
+    table.title = None  # an empty title would take a line
     return table

@@ -1,1 +1,1 @@
-"""What selection does to the answers: tasks with one right answer, and how they are scored."""
+"""What selection does to the answers: tasks with one right answer each, and how answers are scored."""

@@ -1,4 +1,4 @@
-"""One policy on one engine: the tasks' answers, and beside native routing what became of them."""
+"""The answers of one policy on one engine, and how they differ from native's."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ BY_LAYER = ("experts_active", "experts_native")
 class Outcome:
     policy: Policy | None  # None: native
     right: list[bool]
-    tokens: list[list[int]]  # of each answer
+    tokens: list[list[int]]  # one list per answer
     stats: Stats
     run: Run = field(default_factory=lambda: Run([]))
 
@@ -35,26 +35,27 @@ class Outcome:
 
     @property
     def layered(self) -> list[str]:
-        """What was counted by layer, of what is shown so."""
+        """The figures of BY_LAYER that the engine counted."""
         return [name for name in BY_LAYER if name in self.stats.by_layer]
 
-    def kept(self) -> Row:
-        """What a result file keeps of it, and `of` reads."""
+    def to_sample(self) -> Row:
+        """The record a result file stores; `from_sample` reads it."""
         stats = {"mean": self.stats.mean} | {name: self.stats.by_layer[name] for name in self.layered}
         return {"right": self.right, "answers": self.tokens, "stats": stats, "run": self.run.record()}
 
     @classmethod
-    def of(cls, policy: Policy | None, kept: Row) -> Outcome:
-        stats = Stats(mean=kept["stats"].get("mean", {}))
-        stats.by_layer = {name: kept["stats"][name] for name in BY_LAYER if name in kept["stats"]}
-        return cls(policy, kept["right"], kept["answers"], stats, Run([], **kept["run"]))
+    def from_sample(cls, policy: Policy | None, sample: Row) -> Outcome:
+        """The reverse of `to_sample`."""
+        stats = Stats(mean=sample["stats"].get("mean", {}))
+        stats.by_layer = {name: sample["stats"][name] for name in BY_LAYER if name in sample["stats"]}
+        return cls(policy, sample["right"], sample["answers"], stats, Run([], **sample["run"]))
 
 
 def ordered(tasks: Sequence[Task], mixed: bool, seed: int = 0) -> list[Task]:
-    """Mixed: shuffled, so that neighbours in a batch are of different kinds. Otherwise kind by kind."""
-    found = sorted(tasks, key=lambda task: task.kind)
-    random.Random(seed).shuffle(found)
-    return found if mixed else sorted(found, key=lambda task: task.kind)
+    """`mixed`: shuffled, so that a batch holds several kinds. Otherwise kind by kind."""
+    shuffled = sorted(tasks, key=lambda task: task.kind)
+    random.Random(seed).shuffle(shuffled)
+    return shuffled if mixed else sorted(shuffled, key=lambda task: task.kind)
 
 
 def answer(
@@ -68,35 +69,35 @@ def answer(
     advance: Advance = quiet,
     stop: Sequence[str] = (),
 ) -> Outcome:
-    """Decode all tasks. `alike`: no batch with two kinds of them. One kind after the other, unless the engine decodes
-    several batches in a pass, of which each can have its own."""
+    """Decode all tasks. `alike`: every batch holds one kind. The kinds run one after another, unless the engine decodes
+    several batches per forward pass (`lanes`) and can give each batch its own kind."""
     engine.use(policy)
     groups = [list(tasks)]
-    how: dict[str, Any] = {"stop": stop} if stop else {}
+    run_options: dict[str, Any] = {"stop": stop} if stop else {}
     if alike and getattr(engine, "lanes", 1) > 1:
         numbers = {kind: number for number, kind in enumerate(dict.fromkeys(task.kind for task in tasks))}
-        how["kinds"] = [numbers[task.kind] for task in tasks]
+        run_options["kinds"] = [numbers[task.kind] for task in tasks]
     elif alike:
         kinds = dict.fromkeys(task.kind for task in tasks)
         groups = [[task for task in tasks if task.kind == kind] for kind in kinds]
     order = [task for group in groups for task in group]
-    place = {id(task): number for number, task in enumerate(order)}
+    position = {id(task): number for number, task in enumerate(order)}
     whole = Run([])
     for group in groups:
 
-        def ended(error: BaseException, before: Run = whole) -> list[Answer | None]:
-            found = dict(enumerate([*before.answers, *left(error)]))
-            return [found.get(place[id(task)]) for task in tasks]
+        def partial_answers(error: BaseException, before: Run = whole) -> list[Answer | None]:
+            answered = dict(enumerate([*before.answers, *left(error)]))
+            return [answered.get(position[id(task)]) for task in tasks]
 
-        with leaving(ended):
-            whole += engine.run(prompts_of(engine, group), limit=limit, batch=batch, advance=advance, **how)
-    answers = [whole.answers[place[id(task)]] for task in tasks]
-    right = [task.is_right(each.text) for task, each in zip(tasks, answers, strict=True)]
-    return Outcome(policy, right, [tokens_of(each) for each in answers], engine.stats(), whole)
+        with leaving(partial_answers):
+            whole += engine.run(prompts_of(engine, group), limit=limit, batch=batch, advance=advance, **run_options)
+    answers = [whole.answers[position[id(task)]] for task in tasks]
+    right = [task.is_right(result.text) for task, result in zip(tasks, answers, strict=True)]
+    return Outcome(policy, right, list(map(tokens_of, answers)), engine.stats(), whole)
 
 
 def prompts_of(engine: Engine, tasks: Sequence[Task]) -> list[Any]:
-    """Token ids, or text for a server that takes nothing else."""
+    """Token ids, or text for a server that takes only text."""
 
     def one(task: Task) -> Any:
         if task.messages is not None:
@@ -107,19 +108,19 @@ def prompts_of(engine: Engine, tasks: Sequence[Task]) -> list[Any]:
 
 
 def tokens_of(answer: Answer) -> list[int]:
-    """Of a server that sends text alone, its characters: where two answers part is seen in them as well."""
+    """Token ids. For a server that sends only text, its characters: they show as well where two answers diverge."""
     return answer.tokens or [ord(character) for character in answer.text]
 
 
 def agreement(native: Sequence[Sequence[int]], tokens: Sequence[Sequence[int]]) -> float:
-    """The share of native's tokens that are decoded before the first that differs."""
-    places = [diverged_at(a, b) for a, b in zip(native, tokens, strict=True)]
-    same = sum(len(a) if place is None else place for a, place in zip(native, places, strict=True))
+    """The share of native's tokens that come before the first difference of their answer."""
+    positions = [diverged_at(a, b) for a, b in zip(native, tokens, strict=True)]
+    same = sum(len(a) if position is None else position for a, position in zip(native, positions, strict=True))
     return same / max(1, sum(map(len, native)))
 
 
 def diverged_at(native: Sequence[int], tokens: Sequence[int]) -> int | None:
-    """The place of the first token that differs, None where all are equal."""
+    """Index of the first token that differs; None if the answers are equal."""
     if list(native) == list(tokens):
         return None
     return next(
@@ -127,42 +128,42 @@ def diverged_at(native: Sequence[int], tokens: Sequence[int]) -> int | None:
     )
 
 
-def row_of(found: Outcome, native: Outcome | None, drafts: int = 0) -> Row:
-    """The flat record of one policy, and held against native on the same tasks where that is known."""
-    asked = len(found.right)
-    low, high = share_interval(sum(found.right), asked)
-    mean = found.stats.mean
+def row_of(outcome: Outcome, native: Outcome | None, drafts: int = 0) -> Row:
+    """The result row of one policy; with `native`, its comparison on the same tasks."""
+    questions = len(outcome.right)
+    low, high = share_interval(sum(outcome.right), questions)
+    mean = outcome.stats.mean
     row: Row = {
-        "policy": found.name,
-        "method": "native" if found.policy is None else found.policy.method,
-        "questions": asked,
+        "policy": outcome.name,
+        "method": "native" if outcome.policy is None else outcome.policy.method,
+        "questions": questions,
         "active": mean.get("experts_active"),
         "active_native": mean.get("experts_native"),
         "mass": mean.get("mass_kept"),
-        "accuracy": sum(found.right) / asked,
+        "accuracy": sum(outcome.right) / questions,
         "accuracy_low": low,
         "accuracy_high": high,
-        **(dict.fromkeys(AGAINST) if native is None else against(native, found)),
-        "tokens": sum(map(len, found.tokens)) / asked,
-        "tokens_per_s": found.run.rows / found.run.decode_s if found.run.decode_s else None,
+        **(dict.fromkeys(AGAINST) if native is None else change_columns(native, outcome)),
+        "tokens": sum(map(len, outcome.tokens)) / questions,
+        "tokens_per_s": outcome.run.rows / outcome.run.decode_s if outcome.run.decode_s else None,
     }
     if mean:
-        row |= {name: [round(each, 3) for each in found.stats.by_layer[name]] for name in found.layered}
-    if found.run.drafted and drafts:
-        row["accepted"] = 1 + found.run.accepted * drafts / found.run.drafted  # tokens a request and step
+        row |= {name: [round(value, 3) for value in outcome.stats.by_layer[name]] for name in outcome.layered}
+    if outcome.run.drafted and drafts:
+        row["accepted"] = 1 + outcome.run.accepted * drafts / outcome.run.drafted  # tokens per request and step
     return row
 
 
-def against(native: Outcome, found: Outcome) -> Row:
-    """What became of native's answers."""
-    change = paired(native.right, found.right)
-    places = [diverged_at(a, b) for a, b in zip(native.tokens, found.tokens, strict=True)]
-    differing = [place for place in places if place is not None]
-    parted = (agreement(native.tokens, found.tokens), len(differing) / len(places))
-    values = (change.change, change.low, change.high, change.p, change.lost, change.won, *parted)
+def change_columns(native: Outcome, outcome: Outcome) -> Row:
+    """The AGAINST columns: accuracy change, and where answers diverge from native's."""
+    change = paired(native.right, outcome.right)
+    positions = [diverged_at(a, b) for a, b in zip(native.tokens, outcome.tokens, strict=True)]
+    differing = [position for position in positions if position is not None]
+    divergence = (agreement(native.tokens, outcome.tokens), len(differing) / len(positions))
+    values = (change.change, change.low, change.high, change.p, change.lost, change.won, *divergence)
     return dict(zip(AGAINST, (*values, median(differing) if differing else None), strict=True))
 
 
-def unsettled(one: Outcome, other: Outcome) -> float:
-    """The share of answers that are not the same under other neighbours in the batch."""
-    return sum(a != b for a, b in zip(one.tokens, other.tokens, strict=True)) / len(one.tokens)
+def unsettled_share(first: Outcome, second: Outcome) -> float:
+    """The share of answers that change when other requests share their batch."""
+    return sum(a != b for a, b in zip(first.tokens, second.tokens, strict=True)) / len(first.tokens)

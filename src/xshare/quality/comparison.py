@@ -1,4 +1,4 @@
-"""All policies on the same questions in the same order; whatever is measured is kept at once."""
+"""All policies on the same questions in the same order. Every measurement is written to the result file at once."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from math import exp
 from xshare.engines.base import Engine, left
 from xshare.policy import Policy
 from xshare.progress import Advance, quiet
-from xshare.quality.answering import Outcome, answer, prompts_of, row_of, tokens_of, unsettled
-from xshare.quality.stored_answers import Forced, Samples
-from xshare.quality.task_files import Asked
+from xshare.quality.answering import Outcome, answer, prompts_of, row_of, tokens_of, unsettled_share
+from xshare.quality.stored_answers import ForcedDivergence, Samples
+from xshare.quality.task_files import QuestionSet
 from xshare.results import Results, Row
 
 
@@ -20,95 +20,99 @@ class Study:
     def __init__(
         self,
         engine: Engine,
-        asked: Asked,
+        questions: QuestionSet,
         mixed: bool,
         batch: int,
         neighbours: bool,
         results: Results,
     ) -> None:
-        """`results` may have samples of an earlier run, and gets the new ones."""
-        self.engine, self.asked, self.mixed, self.batch, self.limit = engine, asked, mixed, batch, asked.tokens
-        self.neighbours, self.results, self.samples = neighbours, results, Samples(results.samples, mixed, asked.name)
-        self.tasks = tasks = asked.tasks
+        """`neighbours`: decode also in another order. `results` may hold samples of an earlier run."""
+        self.engine, self.questions, self.mixed, self.batch = engine, questions, mixed, batch
+        self.limit, self.neighbours, self.results = questions.tokens, neighbours, results
+        self.samples = Samples(results.samples, mixed, questions.name)
+        self.tasks = tasks = questions.tasks
         self.kinds = list(dict.fromkeys(task.kind for task in tasks))
-        most = max(sum(task.kind == kind for task in tasks) for kind in self.kinds)
-        self.alone = not mixed and most <= batch  # every kind is one batch: nobody has other neighbours
+        largest_kind = max(sum(task.kind == kind for task in tasks) for kind in self.kinds)
+        self.alone = not mixed and largest_kind <= batch  # one batch per kind: neighbours stay in any order
 
     def answers(self, policies: int) -> int:
-        """How many `run` tells `advance` of."""
+        """How many answers `run` reports to `advance`."""
         return len(self.tasks) * policies * (1 + self.neighbours + self.engine.forces)
 
     def run(self, policies: list[Policy | None], native: Outcome | None, advance: Advance = quiet) -> Iterator[Row]:
-        """A row a policy. The first is native, unless the engine cannot be that: then `native` is another's, if there
-        is one."""
+        """One row per policy. The first policy is native (None), unless the engine cannot run natively: then `native`
+        holds the answers of another engine, if there are any."""
         base = native
         drafts = self.engine.about.drafts or 0
         for policy in policies:
-            found = self.outcome(policy, 0, advance)
-            base = found if policy is None else base
-            row = row_of(found, base, drafts) | {"mixed": self.mixed, "batch": self.batch, "drafts": drafts}
-            row["cut"] = sum(len(tokens) >= self.limit for tokens in found.tokens) / len(found.tokens)
-            if self.asked.name is not None:
-                row |= {"task": self.asked.name, "metric": self.asked.metric}
+            outcome = self.outcome(policy, 0, advance)
+            base = outcome if policy is None else base
+            row = row_of(outcome, base, drafts) | {"mixed": self.mixed, "batch": self.batch, "drafts": drafts}
+            row["cut"] = sum(len(tokens) >= self.limit for tokens in outcome.tokens) / len(outcome.tokens)
+            if self.questions.name is not None:
+                row |= {"task": self.questions.name, "metric": self.questions.metric}
             row["unsettled"] = None
             if not self.alone and (self.neighbours or self.samples.answers(policy, 1)):
-                row["unsettled"] = unsettled(found, self.outcome(policy, 1, advance if self.neighbours else quiet))
-            row |= asdict(Forced() if base is None else self.divergence(policy, base, advance))
+                row["unsettled"] = unsettled_share(
+                    outcome, self.outcome(policy, 1, advance if self.neighbours else quiet)
+                )
+            row |= asdict(ForcedDivergence() if base is None else self.divergence(policy, base, advance))
             for kind in self.kinds:
-                right = [r for r, task in zip(found.right, self.tasks, strict=True) if task.kind == kind]
+                right = [r for r, task in zip(outcome.right, self.tasks, strict=True) if task.kind == kind]
                 row[f"accuracy {kind}"] = sum(right) / len(right)
             yield row
 
     def outcome(self, policy: Policy | None, order: int, advance: Advance) -> Outcome:
-        """Decoded, or as it was kept. `order` 0 is the tasks' own, any other shuffles them."""
-        kept = self.samples.answers(policy, order)
-        if kept is not None:
+        """The answers of one policy, decoded now or stored before. `order` 0 keeps the order of the tasks, any other
+        shuffles them."""
+        stored = self.samples.answers(policy, order)
+        if stored is not None:
             advance(len(self.tasks))
-            return kept
-        ended = self.samples.ended(policy, order)
-        places = list(range(len(self.tasks)))
+            return stored
+        finished = self.samples.ended(policy, order)
+        positions = list(range(len(self.tasks)))
         if order:
-            random.Random(order).shuffle(places)
-        missing = [place for place in places if place not in ended]
-        advance(len(places) - len(missing))
-        asked = [self.tasks[place] for place in missing]
+            random.Random(order).shuffle(positions)
+        missing = [position for position in positions if position not in finished]
+        advance(len(positions) - len(missing))
+        tasks = [self.tasks[position] for position in missing]
         try:
-            found = answer(
+            outcome = answer(
                 self.engine,
                 policy,
-                asked,
+                tasks,
                 batch=self.batch,
                 limit=self.limit,
                 alike=not self.mixed,
                 advance=advance,
-                stop=self.asked.stop,
+                stop=self.questions.stop,
             )
-        except BaseException as error:  # a server that stops, or a user who has had enough
-            for place, task, each in zip(missing, asked, left(error), strict=False):
-                if each is not None:
-                    ended[place] = task.is_right(each.text), tokens_of(each)
-            if ended:
-                self.samples.add_ended(policy, order, ended)
+        except BaseException as error:  # the server stopped, or the user interrupted: keep the finished answers
+            for position, task, partial_answer in zip(missing, tasks, left(error), strict=False):
+                if partial_answer is not None:
+                    finished[position] = task.is_right(partial_answer.text), tokens_of(partial_answer)
+            if finished:
+                self.samples.add_ended(policy, order, finished)
                 self.results.write()
             raise
-        ended |= dict(zip(missing, zip(found.right, found.tokens, strict=True), strict=True))
-        found.right = [ended[place][0] for place in range(len(places))]
-        found.tokens = [ended[place][1] for place in range(len(places))]
-        self.samples.add_answers(policy, order, found)
+        finished |= dict(zip(missing, zip(outcome.right, outcome.tokens, strict=True), strict=True))
+        outcome.right = [finished[position][0] for position in range(len(positions))]
+        outcome.tokens = [finished[position][1] for position in range(len(positions))]
+        self.samples.add_answers(policy, order, outcome)
         self.results.write()
-        return found
+        return outcome
 
-    def divergence(self, policy: Policy | None, native: Outcome, advance: Advance) -> Forced:
-        """Of native's own answers, teacher-forced; nothing where the engine cannot."""
-        kept = self.samples.forced(policy)
-        if kept is not None:
+    def divergence(self, policy: Policy | None, native: Outcome, advance: Advance) -> ForcedDivergence:
+        """How far the policy diverges on native's answers, teacher-forced; empty if the engine cannot force tokens."""
+        stored = self.samples.forced(policy)
+        if stored is not None:
             advance(len(self.tasks))
-            return kept
+            return stored
         if not self.engine.forces:
-            return Forced()
+            return ForcedDivergence()
         self.engine.use(policy)
         groups = [list(range(len(self.tasks)))]
-        if not self.mixed:  # as they were decoded: no batch of two kinds
+        if not self.mixed:  # as in decoding: one kind per batch
             groups = [[i for i, task in enumerate(self.tasks) if task.kind == kind] for kind in self.kinds]
         parts = [
             self.engine.diverge(
@@ -119,10 +123,10 @@ class Study:
             )
             for group in groups
         ]
-        found = Forced()
+        divergence = ForcedDivergence()
         if tokens := sum(part.tokens for part in parts):
             kl, surprise, same = (sum(getattr(part, name) for part in parts) for name in ("kl", "surprise", "same"))
-            found = Forced(kl / tokens, exp(surprise / tokens), same / tokens)
-        self.samples.add_forced(policy, found)
+            divergence = ForcedDivergence(kl / tokens, exp(surprise / tokens), same / tokens)
+        self.samples.add_forced(policy, divergence)
         self.results.write()
-        return found
+        return divergence

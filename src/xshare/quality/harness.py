@@ -1,8 +1,8 @@
 """Tasks of lm-evaluation-harness as questions: its documents and prompts, its stop words, its scores.
 
-They are asked as any other question is, so that a policy is held against native routing on the same documents in the
-same batches. A document counts as right where its score is 1. Selection acts while decoding alone: tasks that are
-scored by the likelihood of given answers are read, not decoded, and no policy could change them.
+They run like any other question, so that a policy is compared with native routing on the same documents in the same
+batches. A document counts as right where its score is 1. Selection acts on decode steps only: a task that scores the
+likelihood of given answers runs as prefill, and no policy can change its result.
 """
 
 from __future__ import annotations
@@ -18,36 +18,38 @@ from typing import Any
 
 from xshare.errors import short_repr
 from xshare.files import is_file, is_folder, quoted_path
-from xshare.quality.task_files import Asked, Task, TaskError
+from xshare.quality.task_files import QuestionSet, Task, TaskError
 
-FEW_SHOTS = 1234  # the seed of the examples in a prompt, and the tokens of an answer, as the harness has them
+# The harness's own defaults: the seed of few-shot examples, and the tokens per answer.
+FEW_SHOTS = 1234
 TOKENS = 256
 
 
 @dataclass(frozen=True, eq=False)
 class Document(Task):
-    instance: Any = None  # the harness's own
+    instance: Any = None  # the harness's object
     task: Any = None
     filter_name: str = ""
     metric: str = ""
     stop: tuple[str, ...] = ()
-    chat: bool = False  # the prompt is messages, as JSON
+    chat: bool = False  # the prompt is a JSON list of messages
 
     @property
     def messages(self) -> list[dict[str, str]] | None:
         return json.loads(self.prompt) if self.chat else None
 
     def is_right(self, text: str) -> bool:
-        """By the harness's own filter and metric, of the text before the first stop word."""
-        ends = [text.find(each) for each in self.stop if each in text]
+        """Judged by the harness's filter and metric, on the text before the first stop word."""
+        ends = [text.find(word) for word in self.stop if word in text]
         return bool(
             scores(self.task, self.instance, self.filter_name, text[: min(ends, default=None)])[self.metric] == 1
         )
 
 
-def harness_tasks(names: str, folder: Path | None, most: int | None, chat: bool = False) -> list[Asked]:
-    """`gsm8k,ifeval`, or `gsm8k:flexible-extract` with a filter that is not its first. `folder` holds tasks of one's
-    own (YAML). At most so many documents of each. `chat`: by the model's chat template, examples as turns."""
+def harness_tasks(names: str, folder: Path | None, most: int | None, chat: bool = False) -> list[QuestionSet]:
+    """One question set per task. `names` is `gsm8k,ifeval`, or `gsm8k:flexible-extract` to choose a filter other than
+    the task's first. `folder` holds the user's own tasks (YAML). `most` limits the documents per task. `chat` applies
+    the model's chat template, with few-shot examples as turns."""
     if find_spec("lm_eval") is None:
         raise TaskError(
             f"tasks {names!r} are none of a file, and lm-evaluation-harness, which may know them, is not installed: "
@@ -55,36 +57,36 @@ def harness_tasks(names: str, folder: Path | None, most: int | None, chat: bool 
         )
     if folder is not None and not is_folder(folder):
         raise TaskError(f"folder of tasks {quoted_path(folder)} does not exist or is no folder")
-    logging.getLogger("lm_eval").setLevel(logging.ERROR)  # it tells of every task's settings otherwise
+    logging.getLogger("lm_eval").setLevel(logging.ERROR)  # it would log every task's settings
     words = [word.strip().partition(":") for word in names.split(",")]
-    manager = manager_of({name for name, _, _ in words}, folder)
-    found: list[Asked] = []
-    for name, _, wanted in words:
+    manager = task_manager({name for name, _, _ in words}, folder)
+    question_sets: list[QuestionSet] = []
+    for name, _, filter_name in words:
         if name not in manager.all_tasks:
             raise TaskError(f"task {name!r} is not known to lm-evaluation-harness {version('lm_eval')}, and is no file")
         try:
             loaded = manager.load([name])["tasks"]
-        except Exception as error:  # of datasets, of the network, of a task's own code
+        except Exception as error:  # from datasets, the network, or the task's own code
             raise TaskError(f"task {name!r} cannot be loaded: {_first_line(error)}") from None
-        found += [read(task, wanted, most, chat) for task in loaded.values()]
-    return found
+        question_sets += [question_set(task, filter_name, most, chat) for task in loaded.values()]
+    return question_sets
 
 
-def manager_of(names: set[str], folder: Path | None) -> Any:
-    """What knows tasks by name. It reads its own 14,000 only where the folder does not have them all."""
+def task_manager(names: set[str], folder: Path | None) -> Any:
+    """The harness's index of tasks. It reads its own 14,000 tasks only if the folder lacks one of `names`."""
     from lm_eval.tasks import TaskManager
 
     if folder is not None:
-        own = TaskManager(include_path=str(folder), include_defaults=False)
-        if names <= set(own.all_tasks):
-            return own
+        folder_only = TaskManager(include_path=str(folder), include_defaults=False)
+        if names <= set(folder_only.all_tasks):
+            return folder_only
     return TaskManager(include_path=None if folder is None else str(folder))
 
 
-def read(task: Any, wanted: str, most: int | None, chat: bool = False) -> Asked:
-    """A task's documents as it would have them asked."""
+def question_set(task: Any, filter_name: str, most: int | None, chat: bool = False) -> QuestionSet:
+    """The documents of a task, with its own prompts, stop words and metric. `filter_name` '' means its first."""
     name = str(task.task_name)
-    check_asked(task, name)
+    check_task(task, name)
     if task.get_config("num_fewshot") is None:
         task.set_config(key="num_fewshot", value=0)
     task.set_fewshot_seed(seed=FEW_SHOTS)
@@ -94,32 +96,32 @@ def read(task: Any, wanted: str, most: int | None, chat: bool = False) -> Asked:
     except Exception as error:
         raise TaskError(f"task {name!r} cannot make its prompts: {_first_line(error)}") from None
     first = task.instances[0]
-    how = dict(first.args[1])
-    if how.get("do_sample") and how.get("temperature", 1) != 0:
+    generation = dict(first.args[1])
+    if generation.get("do_sample") and generation.get("temperature", 1) != 0:
         logging.getLogger("xshare").warning("task %s would sample its answers: they are decoded greedily here", name)
-    until = how.get("until") or []
-    stop = tuple(each for each in ([until] if isinstance(until, str) else until) if each)
-    filters = [each.name for each in task._filters]
-    if wanted and wanted not in filters:
-        raise TaskError(f"task {name!r} has no filter {wanted!r}: expected one of {', '.join(filters)}")
-    chosen = wanted or filters[0]
+    until = generation.get("until") or []
+    stop = tuple(entry for entry in ([until] if isinstance(until, str) else until) if entry)
+    filters = [entry.name for entry in task._filters]
+    if filter_name and filter_name not in filters:
+        raise TaskError(f"task {name!r} has no filter {filter_name!r}: expected one of {', '.join(filters)}")
+    chosen = filter_name or filters[0]
     metric = next(iter(scores(task, first, chosen, "")))
-    how_scored = (task, chosen, metric, stop, chat)
+    scoring = (task, chosen, metric, stop, chat)
     documents: list[Task] = [
-        Document(str(each.args[0]), str(task.doc_to_target(each.doc)), name, "harness", each, *how_scored)
-        for each in task.instances
+        Document(str(entry.args[0]), str(task.doc_to_target(entry.doc)), name, "harness", entry, *scoring)
+        for entry in task.instances
     ]
-    tokens, as_asked = int(how.get("max_gen_toks") or TOKENS), f"{name}:{wanted}" if wanted else name
-    return Asked(documents, tokens, as_asked, f"{metric},{chosen}", stop)
+    tokens, full_name = int(generation.get("max_gen_toks") or TOKENS), f"{name}:{filter_name}" if filter_name else name
+    return QuestionSet(documents, tokens, full_name, f"{metric},{chosen}", stop)
 
 
 def as_messages(messages: list[dict[str, str]], **_: Any) -> str:
-    """In place of a chat template: the engine's own is asked when the prompt is needed."""
+    """Stands in for a chat template: the engine applies its own when it encodes the prompt."""
     return json.dumps(messages)
 
 
-def check_asked(task: Any, name: str) -> None:
-    """Refuse a task which selection cannot change, or which cannot be asked here."""
+def check_task(task: Any, name: str) -> None:
+    """Refuse a task whose result selection cannot change, or which XShare cannot run."""
     if task.OUTPUT_TYPE != "generate_until":
         raise TaskError(
             f"task {name!r} is scored by the likelihood of given answers, which are read and not decoded: selection "
@@ -131,23 +133,23 @@ def check_asked(task: Any, name: str) -> None:
         raise TaskError(f"task {name!r} shows pictures or sounds, and engines are asked in text here")
 
 
-def scores(task: Any, instance: Any, chosen: str, text: str) -> dict[str, Any]:
-    """What the harness gives an answer, by metric."""
+def scores(task: Any, instance: Any, filter_name: str, text: str) -> dict[str, Any]:
+    """The scores the harness gives an answer, by metric."""
     instance.resps = [text]
-    next(each for each in task._filters if each.name == chosen).apply([instance])
-    found: dict[str, Any] = task.process_results(instance.doc, [instance.filtered_resps[chosen]])
-    return found
+    next(ensemble for ensemble in task._filters if ensemble.name == filter_name).apply([instance])
+    by_metric: dict[str, Any] = task.process_results(instance.doc, [instance.filtered_resps[filter_name]])
+    return by_metric
 
 
 def is_harness(tasks: str) -> bool:
-    """Whether `--tasks` names tasks of the harness, and no file."""
+    """Whether `--tasks` names tasks of the harness rather than a file."""
     return not is_file(Path(tasks)) and "/" not in tasks and not tasks.endswith((".jsonl", ".json"))
 
 
-def mark(asked: Asked) -> str:
-    """Its name, and what tells it from another of that name: prompts and answers."""
-    text = "\n".join(f"{each.prompt}\n{each.answer}" for each in asked.tasks)
-    return f"{asked.name} ({asked.metric}) {hashlib.sha256(text.encode()).hexdigest()[:12]}"
+def task_fingerprint(questions: QuestionSet) -> str:
+    """The name of the questions, with a hash of their prompts and answers."""
+    text = "\n".join(f"{task.prompt}\n{task.answer}" for task in questions.tasks)
+    return f"{questions.name} ({questions.metric}) {hashlib.sha256(text.encode()).hexdigest()[:12]}"
 
 
 def _first_line(error: Exception) -> str:

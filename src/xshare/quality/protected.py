@@ -1,8 +1,8 @@
-"""Do protected answers move? The same batches natively, and under policies with some of their requests protected.
+"""Do protected answers change? The same batches natively, and under policies with some of their requests protected.
 
-A batch begins together and nobody joins it, so that every request has the same mates in all runs. Two controls run with
-XShare off: the same questions with other mates, and in batches half as large. What they change is the engine's own
-arithmetic, which a protected request has like any other.
+The requests of a batch start together and none joins later, so that every request has the same batch mates in all runs.
+Two controls run with XShare off: the same questions with other batch mates, and in batches half as large. What changes
+there comes from the engine's own arithmetic, to which a protected request is exposed like any other.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from xshare.progress import Advance, quiet
 from xshare.protected_share import protected_requests
 from xshare.quality.answering import Outcome, prompts_of, row_of, tokens_of
 from xshare.quality.stored_answers import Samples
-from xshare.quality.task_files import Asked
+from xshare.quality.task_files import QuestionSet
 from xshare.results import Results, Row
 
 MATES, HALF = "other mates", "half the batch"
@@ -29,30 +29,38 @@ def batches_of(places: Sequence[int], batch: int) -> list[Sequence[int]]:
 
 
 class ProtectedStudy:
-    def __init__(self, engine: Engine, asked: Asked, mixed: bool, batch: int, share: float, results: Results) -> None:
-        """`share` of the requests of every batch is protected. `results` may have samples of an earlier run, and gets
-        the new ones."""
-        self.engine, self.asked, self.tasks, self.mixed, self.batch = engine, asked, asked.tasks, mixed, batch
-        self.share, self.results, self.samples = share, results, Samples(results.samples, mixed, asked.name)
+    def __init__(
+        self, engine: Engine, questions: QuestionSet, mixed: bool, batch: int, share: float, results: Results
+    ) -> None:
+        """`share` of the requests of every batch is protected. `results` may hold samples of an earlier run; new ones
+        are added."""
+        self.engine, self.questions, self.tasks, self.mixed, self.batch = (
+            engine,
+            questions,
+            questions.tasks,
+            mixed,
+            batch,
+        )
+        self.share, self.results, self.samples = share, results, Samples(results.samples, mixed, questions.name)
         self.places = range(len(self.tasks))
-        chosen = [protected_requests(share, len(each)) for each in batches_of(self.places, batch)]
-        self.protected = frozenset(number * batch + who for number, some in enumerate(chosen) for who in some)
+        chosen = [protected_requests(share, len(batch_places)) for batch_places in batches_of(self.places, batch)]
+        self.protected = frozenset(number * batch + index for number, indices in enumerate(chosen) for index in indices)
 
     def answers(self, policies: int) -> int:
-        """How many `run` tells `advance` of."""
+        """How many answers `run` reports to `advance`."""
         return len(self.tasks) * (3 + policies)
 
     def run(self, policies: Sequence[Policy], advance: Advance = quiet) -> Iterator[Row]:
-        """Rows of native routing, of both controls, and of each policy."""
+        """One row for native routing, one for each control, and one per policy."""
         native = self.outcome(None, "fixed", self.places, self.batch, None, advance)
         yield self.row(native, native, None)
         shuffled = random.Random(1).sample(self.places, len(self.places))
         for control, places, batch in ((MATES, shuffled, self.batch), (HALF, self.places, max(1, self.batch // 2))):
             yield self.row(self.outcome(None, control, places, batch, None, advance), native, control)
         for policy in policies:
-            named = f"{self.share:g} protected"
-            found = self.outcome(policy, named, self.places, self.batch, self.protected, advance)
-            yield self.row(found, native, None)
+            name = f"{self.share:g} protected"
+            outcome = self.outcome(policy, name, self.places, self.batch, self.protected, advance)
+            yield self.row(outcome, native, None)
 
     def outcome(
         self,
@@ -63,36 +71,43 @@ class ProtectedStudy:
         protected: Collection[int] | None,
         advance: Advance,
     ) -> Outcome:
-        """Decoded, or as it was kept. `places` of the tasks in their order, in batches of their own; `protected` are
-        places too."""
-        kept = self.samples.answers(policy, name)
-        if kept is not None:
+        """The answers of one run, decoded now or stored before under `name`. `places` are indices of tasks in the order
+        they run, cut into batches; `protected` are such indices too."""
+        stored = self.samples.answers(policy, name)
+        if stored is not None:
             advance(len(self.tasks))
-            return kept
+            return stored
         self.engine.use(policy)
         whole = Run([])
-        for some in batches_of(places, batch):
-            prompts = prompts_of(self.engine, [self.tasks[place] for place in some])
-            exact = None if protected is None else {who for who, place in enumerate(some) if place in protected}
-            how: dict[str, Any] = {"stop": self.asked.stop} if self.asked.stop else {}
-            how |= {"limit": self.asked.tokens, "batch": batch, "advance": advance, "protected": exact}
-            whole += self.engine.run(prompts, **how)
+        for batch_places in batches_of(places, batch):
+            prompts = prompts_of(self.engine, [self.tasks[place] for place in batch_places])
+            protected_indices = (
+                None if protected is None else {index for index, place in enumerate(batch_places) if place in protected}
+            )
+            run_options: dict[str, Any] = {"stop": self.questions.stop} if self.questions.stop else {}
+            run_options |= {
+                "limit": self.questions.tokens,
+                "batch": batch,
+                "advance": advance,
+                "protected": protected_indices,
+            }
+            whole += self.engine.run(prompts, **run_options)
         answers = dict(zip(places, whole.answers, strict=True))
         right = [task.is_right(answers[place].text) for place, task in enumerate(self.tasks)]
         tokens = [tokens_of(answers[place]) for place in self.places]
-        found = Outcome(policy, right, tokens, self.engine.stats(), whole)
-        self.samples.add_answers(policy, name, found)
+        outcome = Outcome(policy, right, tokens, self.engine.stats(), whole)
+        self.samples.add_answers(policy, name, outcome)
         self.results.write()
-        return found
+        return outcome
 
-    def row(self, found: Outcome, native: Outcome, control: str | None) -> Row:
-        """What became of native's answers: of those of protected requests, and of the others as ever."""
-        same = [mine == theirs for mine, theirs in zip(found.tokens, native.tokens, strict=True)]
+    def row(self, outcome: Outcome, native: Outcome, control: str | None) -> Row:
+        """The row of one run: accuracy of the unprotected requests, and how many protected answers stayed equal."""
+        same = [a == b for a, b in zip(outcome.tokens, native.tokens, strict=True)]
         others = [place for place in self.places if place not in self.protected] or list(self.places)
         drafts = self.engine.about.drafts or 0
-        row = row_of(only(found, others), only(native, others), drafts)
-        if self.asked.name is not None:
-            row |= {"task": self.asked.name, "metric": self.asked.metric}
+        row = row_of(at_places(outcome, others), at_places(native, others), drafts)
+        if self.questions.name is not None:
+            row |= {"task": self.questions.name, "metric": self.questions.metric}
         return row | {
             "control": control,
             "mixed": self.mixed,
@@ -102,11 +117,13 @@ class ProtectedStudy:
             "protected_questions": len(self.protected),
             "protected_same": sum(same[place] for place in self.protected),
             "same": sum(same[place] for place in others),
-            "cut": sum(len(tokens) >= self.asked.tokens for tokens in found.tokens) / len(found.tokens),
-            "mass_shared": found.stats.mean.get("mass_shared"),
+            "cut": sum(len(tokens) >= self.questions.tokens for tokens in outcome.tokens) / len(outcome.tokens),
+            "mass_shared": outcome.stats.mean.get("mass_shared"),
         }
 
 
-def only(found: Outcome, places: Sequence[int]) -> Outcome:
-    """The answers in some places; what was counted is of all."""
-    return replace(found, right=[found.right[p] for p in places], tokens=[found.tokens[p] for p in places])
+def at_places(outcome: Outcome, places: Sequence[int]) -> Outcome:
+    """Only the answers at `places`; the counters still cover all of them."""
+    return replace(
+        outcome, right=[outcome.right[place] for place in places], tokens=[outcome.tokens[place] for place in places]
+    )

@@ -1,4 +1,4 @@
-"""What a result file keeps of a study: answers, those of a run that broke off, and how far forced ones diverge."""
+"""What a result file stores: answers, the finished answers of an interrupted run, and teacher-forced divergence."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from xshare.policy import Policy
 from xshare.quality.answering import Outcome
 from xshare.results import Row
 
-Ended = dict[int, tuple[bool, list[int]]]  # answers of a run that broke off, by place: whether right, and the tokens
+Finished = dict[int, tuple[bool, list[int]]]  # index of the task -> whether its answer is right, and its tokens
 FORCED = "forced"
 
 
 @dataclass(frozen=True)
-class Forced:
-    """Of native's answers under a policy, a token: None where there was none to force, or the engine cannot."""
+class ForcedDivergence:
+    """A policy on native's answers, teacher-forced, per token; None without tokens or if the engine cannot force."""
 
     kl: float | None = None
     perplexity: float | None = None
@@ -22,51 +22,55 @@ class Forced:
 
 
 class Samples:
-    """The samples of batches of one kind, mixed or not, among the `rows` of a file; where those are of several tasks,
-    of one of them."""
+    """The samples among the `rows` of a file that belong to mixed batches, or to batches of one kind; with `task`, only
+    those of that task."""
 
     def __init__(self, rows: list[Row], mixed: bool, task: str | None = None) -> None:
         self.rows, self.mixed, self.task = rows, mixed, task
 
     def answers(self, policy: Policy | None, order: int | str) -> Outcome | None:
-        found = self._find(policy, order)
-        return None if found is None else Outcome.of(policy, found)
+        sample = self._find(policy, order)
+        return None if sample is None else Outcome.from_sample(policy, sample)
 
-    def add_answers(self, policy: Policy | None, order: int | str, found: Outcome) -> None:
-        """All of them: what a run before had of them is in here."""
-        self._drop(policy, _begun(order))
-        self.rows.append(self._key(policy, order) | found.kept())
+    def add_answers(self, policy: Policy | None, order: int | str, outcome: Outcome) -> None:
+        """Add the answers to all tasks; they replace those that an interrupted run finished."""
+        self._drop(policy, _unfinished(order))
+        self.rows.append(self._key(policy, order) | outcome.to_sample())
 
-    def ended(self, policy: Policy | None, order: int) -> Ended:
-        found = self._find(policy, _begun(order))
-        return {} if found is None else {int(place): (pair[0], pair[1]) for place, pair in found["ended"].items()}
+    def ended(self, policy: Policy | None, order: int) -> Finished:
+        sample = self._find(policy, _unfinished(order))
+        return {} if sample is None else {int(index): (pair[0], pair[1]) for index, pair in sample["ended"].items()}
 
-    def add_ended(self, policy: Policy | None, order: int, ended: Ended) -> None:
-        """In place of those that were there."""
-        self._drop(policy, _begun(order))
-        pairs = {str(place): list(pair) for place, pair in ended.items()}
-        self.rows.append(self._key(policy, _begun(order)) | {"ended": pairs})
+    def add_ended(self, policy: Policy | None, order: int, finished: Finished) -> None:
+        """Replace the finished answers of an interrupted run."""
+        self._drop(policy, _unfinished(order))
+        pairs = {str(index): list(pair) for index, pair in finished.items()}
+        self.rows.append(self._key(policy, _unfinished(order)) | {"ended": pairs})
 
-    def forced(self, policy: Policy | None) -> Forced | None:
-        found = self._find(policy, FORCED)
-        return None if found is None else Forced(**{each.name: found[each.name] for each in fields(Forced)})
+    def forced(self, policy: Policy | None) -> ForcedDivergence | None:
+        sample = self._find(policy, FORCED)
+        return (
+            None
+            if sample is None
+            else ForcedDivergence(**{column.name: sample[column.name] for column in fields(ForcedDivergence)})
+        )
 
-    def add_forced(self, policy: Policy | None, found: Forced) -> None:
-        self.rows.append(self._key(policy, FORCED) | asdict(found))
+    def add_forced(self, policy: Policy | None, divergence: ForcedDivergence) -> None:
+        self.rows.append(self._key(policy, FORCED) | asdict(divergence))
 
     def _key(self, policy: Policy | None, order: int | str) -> Row:
-        """What a sample is known by: its `order` also says what it is of."""
+        """The columns that identify a sample; `order` also says which kind of sample it is."""
         key: Row = {"policy": "native" if policy is None else str(policy), "mixed": self.mixed, "order": order}
         return key if self.task is None else key | {"task": self.task}
 
     def _find(self, policy: Policy | None, order: int | str) -> Row | None:
         key = self._key(policy, order)
-        return next((each for each in self.rows if {field: each[field] for field in key} == key), None)
+        return next((row for row in self.rows if {column: row[column] for column in key} == key), None)
 
     def _drop(self, policy: Policy | None, order: int | str) -> None:
-        if (found := self._find(policy, order)) is not None:
-            self.rows.remove(found)
+        if (sample := self._find(policy, order)) is not None:
+            self.rows.remove(sample)
 
 
-def _begun(order: int | str) -> str:
+def _unfinished(order: int | str) -> str:
     return f"begun {order}"

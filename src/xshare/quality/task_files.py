@@ -31,7 +31,7 @@ class TaskError(XShareError):
 
 @dataclass(frozen=True)
 class Task:
-    """One question as a model is asked it."""
+    """One question: its prompt, the right answer and how to compare."""
 
     prompt: str
     answer: str
@@ -40,7 +40,7 @@ class Task:
 
     @property
     def messages(self) -> list[dict[str, str]] | None:
-        """Of a question that is asked as a chat."""
+        """The messages of a question that is asked as a chat, otherwise None."""
         return None
 
     def is_right(self, text: str) -> bool:
@@ -48,13 +48,13 @@ class Task:
 
 
 @dataclass(frozen=True)
-class Asked:
-    """Questions that are asked and counted together."""
+class QuestionSet:
+    """Questions that run and are scored together."""
 
     tasks: list[Task]
-    tokens: int  # of an answer, at most
-    name: str | None = None  # where results have several
-    metric: str | None = None  # what says whether an answer is right, where that is not `compare`
+    tokens: int  # per answer, at most
+    name: str | None = None  # if a result file holds several sets
+    metric: str | None = None  # decides whether an answer is right, in place of `compare`
     stop: tuple[str, ...] = ()  # texts that end an answer
 
 
@@ -62,18 +62,18 @@ def _exact(text: str, answer: str) -> bool:
     given = extract_answer(text)
     if (text.strip() if given is None else given) == answer.strip():
         return True
-    said = re.split(r"\banswer\b(?: is\b)?[ :=]*", text, flags=re.IGNORECASE)[-1]
-    return said.strip().removesuffix(".") == answer.strip()
+    stated = re.split(r"\banswer\b(?: is\b)?[ :=]*", text, flags=re.IGNORECASE)[-1]
+    return stated.strip().removesuffix(".") == answer.strip()
 
 
 def _number(text: str, answer: str) -> bool:
-    found = NUMBER.findall(text)  # a minus sign is one if no digit stands before it
-    return bool(found) and float(found[-1].replace(",", "")) == float(answer.replace(",", ""))
+    numbers = NUMBER.findall(text)  # "-" is a minus sign unless a digit stands before it
+    return bool(numbers) and float(numbers[-1].replace(",", "")) == float(answer.replace(",", ""))
 
 
 def _choice(text: str, answer: str) -> bool:
-    found = re.findall(r"\b[A-Z]\b", text)
-    return bool(found) and found[-1] == answer.strip()
+    letters = re.findall(r"\b[A-Z]\b", text)
+    return bool(letters) and letters[-1] == answer.strip()
 
 
 COMPARE: dict[str, Callable[[str, str], bool]] = {
@@ -85,14 +85,14 @@ COMPARE: dict[str, Callable[[str, str], bool]] = {
 
 
 def nano_prompt(question: Question) -> str:
-    """As nano was trained to be asked."""
+    """The prompt format nano was trained on."""
     return f"<|question|>{question.text}<|answer|>"
 
 
 def built_in(each: int, seed: int = 0) -> list[Task]:
-    """Held-out questions of all kinds that nano is asked, kind by kind."""
-    asked = [question for kind in ASKED for question in held_out_questions(kind, each, seed)]
-    return [Task(nano_prompt(question), question.answer, question.kind) for question in asked]
+    """Held-out questions for nano, `each` of every kind, kind by kind."""
+    questions = [question for kind in ASKED for question in held_out_questions(kind, each, seed)]
+    return [Task(nano_prompt(question), question.answer, question.kind) for question in questions]
 
 
 def read_tasks(path: Path) -> list[Task]:
@@ -102,23 +102,23 @@ def read_tasks(path: Path) -> list[Task]:
 
 def _task(line: str, where: str) -> Task:
     try:
-        found = json.loads(line)
+        fields = json.loads(line)
     except (ValueError, RecursionError) as error:
         raise TaskError(f"{where} is not JSON: {error}") from None
-    if not isinstance(found, dict):
+    if not isinstance(fields, dict):
         raise TaskError(f"{where} must be an object with a 'question' and an 'answer'")
     for name in ("question", "answer"):
-        if not isinstance(found.get(name), str) or not found[name]:
+        if not isinstance(fields.get(name), str) or not fields[name]:
             raise TaskError(f"{where} must have a text {name!r}")
-    if unknown := set(found) - {"question", "answer", "kind", "compare"}:
+    if unknown := set(fields) - {"question", "answer", "kind", "compare"}:
         raise TaskError(
             f"{where} has an unknown field {sorted(unknown)[0]!r}, expected question, answer, kind, compare"
         )
-    compare = found.get("compare", "exact")
+    compare = fields.get("compare", "exact")
     if not isinstance(compare, str) or compare not in COMPARE:
         raise TaskError(f"{where} compares by {compare!r}, expected one of {', '.join(COMPARE)}")
-    if compare == "number" and not NUMBER.fullmatch(found["answer"].strip()):
-        raise TaskError(f"{where} compares by number, and its answer {found['answer']!r} is none")
-    if compare == "choice" and not re.fullmatch(r"[A-Z]", found["answer"].strip()):
-        raise TaskError(f"{where} compares by choice, and its answer {found['answer']!r} is no capital letter")
-    return Task(found["question"], found["answer"], str(found.get("kind", "unlabelled")), compare)
+    if compare == "number" and not NUMBER.fullmatch(fields["answer"].strip()):
+        raise TaskError(f"{where} compares by number, and its answer {fields['answer']!r} is none")
+    if compare == "choice" and not re.fullmatch(r"[A-Z]", fields["answer"].strip()):
+        raise TaskError(f"{where} compares by choice, and its answer {fields['answer']!r} is no capital letter")
+    return Task(fields["question"], fields["answer"], str(fields.get("kind", "unlabelled")), compare)

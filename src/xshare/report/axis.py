@@ -1,4 +1,4 @@
-"""An axis of a plot: from values to places, and the round values that are written beside it."""
+"""An axis of a plot: maps values to positions, and chooses round tick values."""
 
 from __future__ import annotations
 
@@ -6,30 +6,31 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-TICKS = 6  # about so many
+TICKS = 6  # roughly
 
 
 @dataclass(frozen=True)
 class Axis:
     label: str
-    unit: float = 1  # of what is written: 0.01 for a share in percent
+    unit: float = 1  # of tick labels: 0.01 shows a share in percent
     suffix: str = ""
-    sign: bool = False  # also in front of what is more than nothing
-    zero: bool = False  # begins at 0
-    doubling: bool = False  # the same way for every doubling; values are above 0
+    sign: bool = False  # tick labels show a plus sign
+    zero: bool = False  # starts at 0
+    doubling: bool = False  # logarithmic, base 2; values must be above 0
 
     def scale(self, values: Sequence[float], start: float, end: float) -> Scale:
-        """For these values, between these places."""
-        found = [self._even(value) for value in values]
-        low, high = min(found, default=0.0), max(found, default=1.0)
+        """A scale that fits these values between two positions."""
+        positions = [self._even(value) for value in values]
+        low, high = min(positions, default=0.0), max(positions, default=1.0)
         low = min(low, 0.0) if self.zero else low
-        spare = 0.08 * (high - low) or max(0.5 * self.unit, abs(high) / 100)  # from what is farthest out to the frame
+        # Between the outermost value and the frame.
+        spare = 0.08 * (high - low) or max(0.5 * self.unit, abs(high) / 100)
         return Scale(self, low - (0.0 if self.zero else spare), high + spare, start, end)
 
     def _even(self, value: float) -> float:
         return math.log2(value) if self.doubling else value
 
-    def spelled(self, value: float, decimals: int) -> str:
+    def tick_text(self, value: float, decimals: int) -> str:
         value = round(value / self.unit, decimals) + 0  # + 0: not -0
         return f"{value:{'+' if self.sign and value else ''}.{decimals}f}{self.suffix}"
 
@@ -47,7 +48,7 @@ class Scale:
         return self.start + share * (self.end - self.start)
 
     def ticks(self) -> list[tuple[float, str]]:
-        """Places, and what is written there."""
+        """Positions and labels of the ticks."""
         if self.axis.doubling:
             powers = range(math.ceil(self.low), math.floor(self.high) + 1)
             return [(self.at(2.0**power), f"{2.0**power:g}") for power in powers]
@@ -56,10 +57,10 @@ class Scale:
         decimals = max(0, -math.floor(math.log10(step) + 1e-9), 1 if step == 2.5 else 0)
         first, last = math.ceil(self.low / unit / step - 1e-9), math.floor(self.high / unit / step + 1e-9)
         values = [count * step * unit for count in range(first, last + 1)]
-        return [(self.at(value), self.axis.spelled(value, decimals)) for value in values]
+        return [(self.at(value), self.axis.tick_text(value, decimals)) for value in values]
 
 
 def _round_step(step: float) -> float:
-    """1, 2 or 5 times a power of ten, and no less than what is asked."""
+    """1, 2 or 5 times a power of ten, at least `step`."""
     power: float = 10.0 ** math.floor(math.log10(step))
     return next(times * power for times in (1, 2, 5, 10) if times * power >= step * 0.999)

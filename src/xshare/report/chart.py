@@ -1,4 +1,4 @@
-"""A plot as SVG inside the page, in the page's own colours, light or dark. Its legend is text of the page."""
+"""A plot as SVG inside the page, in the page's own light or dark colours. Its legend is HTML text."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from xshare.report.point_labels import Spot, place
 WIDTH, HEIGHT = 374.0, 264.0
 LEFT, RIGHT, TOP, BOTTOM = 57.0, 18.0, 8.0, 38.0
 NAME = 9.0  # size of a name beside a point
-LETTER = 0.64  # width of a letter, in sizes of its font: that of wide fonts
-# Beside colours: nothing is told by colour alone. Path in a plot, character in a legend.
+LETTER = 0.64  # width of a letter relative to the font size, for wide fonts
+# Markers, because colour alone must not carry meaning: path in the plot, character in the legend.
 MARKERS = (
     ("M-3.6 0a3.6 3.6 0 1 0 7.2 0a3.6 3.6 0 1 0-7.2 0z", "●"),
     ("M-3.2-3.2h6.4v6.4h-6.4z", "■"),
@@ -51,12 +51,12 @@ class Chart:
     x: Axis
     y: Axis
     series: Sequence[Series]
-    names: dict[Spot, str] = field(default_factory=dict)  # beside points; those that matter most first
-    rule: float | None = None  # a height at which a line goes across
+    names: dict[Spot, str] = field(default_factory=dict)  # beside points; the most important first
+    rule: float | None = None  # height of a horizontal line
     ring: Spot | None = None  # around one point
 
     def figure(self, label: str, caption: str) -> Html:
-        """With its legend and a caption; `label` says the plot in words."""
+        """The plot with its legend and a caption; `label` describes it in words."""
         keys = [tag("span", tag("b", _key(s), class_=s.class_), " ", s.name) for s in self.series if s.name]
         legend = tag("p", *keys, class_="legend") if len(keys) > 1 else EMPTY
         picture = tag("div", self.svg(), class_="plot", role="img", aria_label=label)
@@ -124,7 +124,7 @@ def _line(series: Series, x: Scale, y: Scale) -> Html:
 
 
 def _lines(series: Series, x: Scale, y: Scale, bars: bool = False) -> list[list[Spot]]:
-    """The intervals of a series, and the line through its points, if it has one and `bars` are not all."""
+    """The intervals of a series, and the line through its points unless only `bars` are wanted."""
     lines = []
     for at, height in zip(series.x, series.y, strict=True):
         if at[1] != at[2]:
@@ -141,5 +141,5 @@ def _path(spots: Sequence[Spot]) -> str:
 
 
 def _n(value: float) -> str:
-    """A tenth of a point is enough of a coordinate."""
+    """A coordinate: a tenth of a point is precise enough."""
     return f"{value:.1f}"

@@ -1,4 +1,4 @@
-"""The conditions of a measurement: rows may be compared where these are the same."""
+"""The conditions of a measurement. Rows may be compared only if these are the same."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ COLUMNS = (
         "presence",
     ),
 )
-BARE = {"model", "shape", "engine", "task", "dataset", "regime"}  # values that say by themselves what they are
-# Not worth a word.
+BARE = {"model", "shape", "engine", "task", "dataset", "regime"}  # shown without the column's name
+# Defaults that are not shown.
 USUAL = (
     {"draft": 0},
     {"drafts": 0},
@@ -39,13 +39,13 @@ Regime = dict[str, Any]
 
 
 def regime_of(row: Row, file: ResultFile) -> Regime:
-    """The conditions of one row; what it does not say itself, its file may say for all."""
+    """The conditions of one row, completed from the provenance of its file."""
     both = {name: row.get(name, file.provenance.get(name)) for name in COLUMNS}
     return {name: value for name, value in both.items() if isinstance(value, str | int | float)}
 
 
 def by_regime(file: ResultFile, rows: list[Row], but: str | None = None) -> list[tuple[Regime, list[Row]]]:
-    """Rows of the same conditions together; `but` is one that may differ."""
+    """Rows grouped by their conditions; `but` names one condition that may differ."""
     groups: dict[tuple[tuple[str, Any], ...], list[Row]] = {}
     for row in rows:
         key = tuple((name, value) for name, value in regime_of(row, file).items() if name != but)
@@ -53,9 +53,9 @@ def by_regime(file: ResultFile, rows: list[Row], but: str | None = None) -> list
     return [(dict(key), group) for key, group in groups.items()]
 
 
-def spelled(regime: Regime) -> str:
+def regime_text(regime: Regime) -> str:
     """`gpt-oss-20b, batch 16, draft 3`"""
-    if regime.get("drafts") == 0:  # then the drafter has nothing to do
+    if regime.get("drafts") == 0:  # without drafts the drafter does not matter
         regime = {name: value for name, value in regime.items() if name != "drafter"}
     return ", ".join(
         name
@@ -72,15 +72,15 @@ def spelled(regime: Regime) -> str:
     )
 
 
-def spelled_all(file: ResultFile) -> str:
-    """The conditions of all rows of a file together: `gpt-oss-120b, batch 4, 16, 32`."""
+def file_regime_text(file: ResultFile) -> str:
+    """The conditions of all rows of a file: `gpt-oss-120b, batch 4, 16, 32`."""
     values: dict[str, dict[Any, None]] = {}
     for row in file.rows:
         for name, value in regime_of(row, file).items():
             values.setdefault(name, {})[value] = None
-    lists = {name: sorted(found, key=lambda v: (isinstance(v, str), v)) for name, found in values.items()}
-    return spelled({name: found[0] if len(found) == 1 else _listed(found) for name, found in lists.items()})
+    lists = {name: sorted(listed, key=lambda v: (isinstance(v, str), v)) for name, listed in values.items()}
+    return regime_text({name: listed[0] if len(listed) == 1 else _listed(listed) for name, listed in lists.items()})
 
 
-def _listed(found: list[Any]) -> str:
-    return "or not" if set(found) == {True, False} else ", ".join(map(str, found))
+def _listed(values: list[Any]) -> str:
+    return "or not" if set(values) == {True, False} else ", ".join(map(str, values))

@@ -1,4 +1,4 @@
-"""What is known of each policy in one setting: how much faster it is than native, how many points it loses."""
+"""What is known of each policy in one setting: its speed gain over native, and the accuracy points it loses."""
 
 from __future__ import annotations
 
@@ -7,26 +7,26 @@ from dataclasses import dataclass
 from functools import cached_property
 from math import hypot
 
-from xshare.report.conditions import Regime, by_regime, spelled
+from xshare.report.conditions import Regime, by_regime, regime_text
 from xshare.report.labels import Value, value
-from xshare.report.pareto import method_of, saved, whole
+from xshare.report.pareto import experts_saved, method_of, policy_rows
 from xshare.report.result_files import KINDS, ResultFile
 from xshare.results import Row
 from xshare.results.columns import count_of, number
 
 NATIVE = "native"
-CONTROLS = {NATIVE, "plain", "unused", "noop", "random"}  # methods of rows that no one would turn on
-RATES = ("otps", "tokens_per_s", "step_ms")  # a ratio beside none of these is of something else, such as one layer
+CONTROLS = {NATIVE, "plain", "unused", "noop", "random"}  # methods of rows that are not for production
+RATES = ("otps", "tokens_per_s", "step_ms")  # a ratio without any of these measures something else, such as one layer
 
 
 @dataclass(frozen=True)
 class Choice:
     policy: str
     method: str
-    gain: Value | None  # how much faster than native: 0.25 is 25 %
-    points: Value | None  # accuracy against native's, in points: less than nothing is lost
-    saved: Value | None  # share of native's experts that is not loaded
-    runs: int | None = None  # that the gain is a median of
+    gain: Value | None  # speed gain over native: 0.25 is 25 %
+    points: Value | None  # accuracy change from native's, in points; negative: lost
+    saved: Value | None  # share of native's experts that are not loaded
+    runs: int | None = None  # the gain is a median of this many
 
 
 @dataclass(frozen=True)
@@ -39,17 +39,17 @@ class Group:
 
     @property
     def model(self) -> str | None:
-        """Its last name: a path differs from machine to machine."""
-        found = self.regime.get("model") or self.regime.get("shape")
-        return None if found is None else str(found).rstrip("/").rpartition("/")[2]
+        """The last part of its path: the rest differs from machine to machine."""
+        name = self.regime.get("model") or self.regime.get("shape")
+        return None if name is None else str(name).rstrip("/").rpartition("/")[2]
 
     @cached_property
     def gains(self) -> dict[str, Value]:
-        return {policy: found for policy, row in self.rows.items() if (found := self._gain(row)) is not None}
+        return {policy: gain for policy, row in self.rows.items() if (gain := self._gain(row)) is not None}
 
     @cached_property
     def points(self) -> dict[str, Value]:
-        return {policy: found for policy, row in self.rows.items() if (found := self._points(row)) is not None}
+        return {policy: points for policy, row in self.rows.items() if (points := self._points(row)) is not None}
 
     def _gain(self, row: Row) -> Value | None:
         ratio, native = value(row, "ratio"), self.rows.get(NATIVE, {})
@@ -57,26 +57,29 @@ class Group:
             middle, low, high = ratio
             return middle - 1, low - 1, high - 1
         for rate in RATES[:2]:
-            mine, base = value(row, rate), value(native, rate)
-            if mine is not None and base is not None and base[0] > 0:
-                gain = number(mine[0] / base[0] - 1)
-                return None if gain is None else (gain, gain, gain)  # not paired: nobody knows how sure it is
+            measured, base = value(row, rate), value(native, rate)
+            if measured is not None and base is not None and base[0] > 0:
+                gain = number(measured[0] / base[0] - 1)
+                return None if gain is None else (gain, gain, gain)  # not paired: no interval is known
         return None
 
     def _points(self, row: Row) -> Value | None:
         if (change := value(row, "change")) is None:
-            mine, base = value(row, "accuracy"), value(self.rows.get(NATIVE, {}), "accuracy")
-            if mine is None or base is None:
+            accuracy, base = value(row, "accuracy"), value(self.rows.get(NATIVE, {}), "accuracy")
+            if accuracy is None or base is None:
                 return None
             # Newcombe's interval for a difference of two shares: wider than that of paired answers.
-            middle = mine[0] - base[0]
-            low, high = hypot(mine[0] - mine[1], base[2] - base[0]), hypot(mine[2] - mine[0], base[0] - base[1])
+            middle = accuracy[0] - base[0]
+            low, high = (
+                hypot(accuracy[0] - accuracy[1], base[2] - base[0]),
+                hypot(accuracy[2] - accuracy[0], base[0] - base[1]),
+            )
             change = middle, max(-1.0, middle - low), min(1.0, middle + high)
         middle, low, high = change
         return 100 * middle, 100 * low, 100 * high
 
     def fits(self, other: Group) -> bool:
-        """The same batch, drafts and task, as far as both say."""
+        """Whether batch, drafts and task are the same, where both groups state them."""
         return all(
             self.regime.get(name, other.regime.get(name)) == other.regime.get(name, self.regime.get(name))
             for name in ("batch", "drafts", "draft", "task")
@@ -85,41 +88,47 @@ class Group:
 
 @dataclass(frozen=True)
 class Setting:
-    """A group that was timed and one that was answered, which may be the same; or one of the two."""
+    """A group with speed and a group with answers, which may be the same; one of the two may be missing."""
 
     speed: Group | None
     answers: Group | None
 
     @cached_property
     def choices(self) -> list[Choice]:
-        """Policies that could be turned on, the fastest first."""
+        """The policies that could be turned on, fastest first."""
         gains = self.speed.gains if self.speed else {}
         points = self.answers.points if self.answers else {}
         rows = (self.speed or self._only).rows
         both = self.speed is not None and self.answers is not None
-        wanted = [p for p in rows if (p in gains and p in points if both else p in gains or p in points)]
-        found = [_choice(rows[p], gains.get(p), points.get(p)) for p in wanted]
-        found = [
-            c for c in found if c.method not in CONTROLS and c.policy != NATIVE and (c.saved is None or c.saved[0] > 0)
+        policies = [
+            policy
+            for policy in rows
+            if (policy in gains and policy in points if both else policy in gains or policy in points)
         ]
-        return sorted(found, key=lambda c: -((c.gain or c.saved or (0.0,))[0]))
+        choices = [_choice(rows[policy], gains.get(policy), points.get(policy)) for policy in policies]
+        choices = [
+            c
+            for c in choices
+            if c.method not in CONTROLS and c.policy != NATIVE and (c.saved is None or c.saved[0] > 0)
+        ]
+        return sorted(choices, key=lambda c: -((c.gain or c.saved or (0.0,))[0]))
 
     @property
     def _only(self) -> Group:
-        found = self.speed or self.answers
-        assert found is not None  # one of the two is there
-        return found
+        group = self.speed or self.answers
+        assert group is not None  # a setting has at least one of the two
+        return group
 
     @property
     def one_model(self) -> bool:
-        """Whether speed and answers, if both were measured, are of the same model. Without a name nobody knows."""
+        """Whether speed and answers, if both were measured, are of the same model; False if a model has no name."""
         if self.speed is None or self.answers is None or self.speed.file is self.answers.file:
             return True
         return self.speed.model is not None and self.speed.model == self.answers.model
 
     @property
     def where(self) -> str:
-        """The conditions in words: those of the speed, and what only the answers name."""
+        """The conditions in words: those of the speed, and those that only the answers state."""
         regime = dict(self._only.regime)
         if self.answers is not None and self.one_model:
             regime = self.answers.regime | regime
@@ -127,7 +136,7 @@ class Setting:
             if None not in engines and len(engines) == 2:
                 regime["engine"] = " for speed, ".join(map(str, engines)) + " for answers"
         regime |= {"model": self._only.model} if "model" in regime else {}
-        return spelled(regime)
+        return regime_text(regime)
 
     @property
     def files(self) -> str:
@@ -135,7 +144,7 @@ class Setting:
 
     @property
     def rank(self) -> tuple[bool, bool, bool, int, float]:
-        """The best measured first: both, with intervals, of one model, many policies; then the least favourable."""
+        """Sort key, best measured first: both speed and answers, intervals, one model, many policies, smaller gains."""
         both = self.speed is not None and self.answers is not None
         sure = all(v[1] != v[2] for choice in self.choices for v in (choice.gain, choice.points) if v is not None)
         most = max((choice.gain[0] for choice in self.choices if choice.gain is not None), default=0.0)
@@ -143,28 +152,28 @@ class Setting:
 
 
 def _choice(row: Row, gain: Value | None, points: Value | None) -> Choice:
-    return Choice(str(row["policy"]), method_of(row), gain, points, saved(row), count_of(row, "ratio"))
+    return Choice(str(row["policy"]), method_of(row), gain, points, experts_saved(row), count_of(row, "ratio"))
 
 
 def settings(files: list[ResultFile]) -> list[Setting]:
-    """All that files tell of, the best measured first. Answers of another model count only where there are no own."""
+    """The settings of all files, best measured first. Answers of another model count only if a model has none."""
     groups = [group for file in files if file.kind not in dict(KINDS) for group in _groups(file)]
     timed, answered = [g for g in groups if _tells(g.gains)], [g for g in groups if _tells(g.points)]
-    found: list[Setting] = []
+    result: list[Setting] = []
     for group in timed:
-        pairs = [Setting(group, other) for other in answered if group is other or group.fits(other)]
+        pairs = [Setting(group, answers) for answers in answered if group is answers or group.fits(answers)]
         pairs = [pair for pair in pairs if pair.choices]
-        own = [pair for pair in pairs if pair.one_model]
-        found += own or sorted(pairs, key=lambda pair: pair.rank)[:1] or [Setting(group, None)]
-    met = {id(setting.answers) for setting in found}
-    found += [Setting(None, group) for group in answered if id(group) not in met]
-    return sorted((setting for setting in found if setting.choices), key=lambda setting: setting.rank)
+        same_model = [pair for pair in pairs if pair.one_model]
+        result += same_model or sorted(pairs, key=lambda pair: pair.rank)[:1] or [Setting(group, None)]
+    answers_used = {id(setting.answers) for setting in result}
+    result += [Setting(None, group) for group in answered if id(group) not in answers_used]
+    return sorted((setting for setting in result if setting.choices), key=lambda setting: setting.rank)
 
 
-def _tells(found: dict[str, Value]) -> bool:
-    return any(policy != NATIVE for policy in found)
+def _tells(values: dict[str, Value]) -> bool:
+    return any(policy != NATIVE for policy in values)
 
 
 def _groups(file: ResultFile) -> Iterator[Group]:
-    for regime, rows in by_regime(file, whole(file)):
+    for regime, rows in by_regime(file, policy_rows(file)):
         yield Group(file, regime, {str(row["policy"]): row for row in rows})

@@ -1,4 +1,4 @@
-"""How columns, shares and policies are called on the page."""
+"""Labels and number formats of the page: columns, shares, policies and intervals."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from xshare.results.columns import interval_of, number
 from xshare.statistics import FEWEST, interval_names
 
 BARS = f"Bars are 95 % intervals; of a median of fewer than {FEWEST} runs, its range."
-Value = tuple[float, float, float]  # with the ends of its interval, which may be no wider
+Value = tuple[float, float, float]  # value and the ends of its interval, which may all be equal
 # Shares of a whole, written in percent.
 SHARES = {
     *("accuracy", "accuracy_least", "accuracy_most", "agreement", "mass", "top1_kept", "diverged", "cut", "unsettled"),
@@ -58,28 +58,28 @@ NAMES = {
     "impl": "implementation",
 }
 UNITS = {"ms": ", ms", "us": ", µs", "gbps": "GB/s", "kl": "KL"}
-PRESETS = {str(Policy.parse(name)): name for name in RECOMMENDED}  # by what they are
+PRESETS = {str(Policy.parse(name)): name for name in RECOMMENDED}  # policy text -> preset name
 
 
-def titled(column: str) -> str:
-    """`step_ms` is `step, ms`."""
+def column_title(column: str) -> str:
+    """The title of a column: `step_ms` is `step, ms`."""
     if column in NAMES:
         return NAMES[column]
     return " ".join(UNITS.get(word, word) for word in column.split("_")).replace(" ,", ",").strip(", ") or column
 
 
-BY_COST = " by cost"  # behind a policy whose sets were weighed by what they cost
+BY_COST = " by cost"  # suffix of a policy whose sets were weighed by cost
 
 
-def named(policy: object) -> str:
-    """A policy as it is written, a recommended preset with its name."""
+def policy_label(policy: object) -> str:
+    """The text of a policy; a recommended preset with its name."""
     text = str(policy).removesuffix(BY_COST)
     preset = PRESETS.get(text)
     return str(policy) if preset is None else str(policy).replace(text, f"{preset} ({RECOMMENDED[preset]})")
 
 
-def apart(row: Row) -> Row:
-    """A row whose policy has a name of its own, where a file has several forms of one policy."""
+def with_variant_name(row: Row) -> Row:
+    """The row with its variant in the policy name, since a file may hold several variants of one policy."""
     if number(row.get("protected")):
         return row | {"policy": f"{row['policy']}, {row['protected']:.0%} protected"}
     if row.get("cost") is True:
@@ -87,28 +87,28 @@ def apart(row: Row) -> Row:
     return row if row.get("equals") is None else row | {"policy": f"{row['policy']} (as many as {row['equals']})"}
 
 
-def plain(text: object, most: int = 40) -> str:
-    """A name from a file as it may stand in a picture: one line, not too long, no control characters."""
+def printable(text: object, most: int = 40) -> str:
+    """A name from a file, made safe for a plot: one line, not too long, no control characters."""
     cleaned = "".join(char if char.isprintable() else "�" for char in str(text))
     return cleaned if len(cleaned) <= most else cleaned[: most - 1] + "…"
 
 
-def span(row: Row, column: str) -> tuple[float, float] | None:
-    """The interval of a column, within what is possible: files of before have changes below -100 %."""
-    found = interval_of(row, column)
-    if found is None or column not in SHARES | POINTS:
-        return found
+def clipped_interval(row: Row, column: str) -> tuple[float, float] | None:
+    """The interval of a column, clipped to what is possible: older files have changes below -100 %."""
+    interval = interval_of(row, column)
+    if interval is None or column not in SHARES | POINTS:
+        return interval
     least = 0.0 if column in SHARES else -1.0
-    low, high = (max(least, min(1.0, end)) for end in found)
+    low, high = (max(least, min(1.0, end)) for end in interval)
     return low, high
 
 
 def value(row: Row, column: str) -> Value | None:
-    """A number with its interval, which holds it whatever the file says."""
+    """A number with its interval, widened if needed so that it contains the number."""
     middle = number(row.get(column))
     if middle is None:
         return None
-    low, high = span(row, column) or (middle, middle)
+    low, high = clipped_interval(row, column) or (middle, middle)
     return middle, min(low, middle), max(high, middle)
 
 
@@ -116,18 +116,18 @@ def percent(share: float) -> str:
     return f"{100 * share:.1f} %"
 
 
-def more(share: float) -> str:
+def signed_percent(share: float) -> str:
     """`+12.5 %`"""
     return f"{round(100 * share, 1) + 0:+.1f} %"  # + 0: not -0
 
 
-def points(found: float) -> str:
-    return f"{round(found, 1) + 0:+.1f}"
+def signed_points(change: float) -> str:
+    return f"{round(change, 1) + 0:+.1f}"
 
 
-def within(found: Value, spelled: Any, count: int | None = None) -> str:
-    """The interval of a value in words; says so where there is none. `count`: the runs that a median is of."""
-    if found[1] == found[2]:
+def interval_text(measured: Value, to_text: Any, count: int | None = None) -> str:
+    """The interval of a value in words, or that there is none. `count`: the runs behind a median."""
+    if measured[1] == measured[2]:
         return "no interval"
-    called, _ = interval_names([count])
-    return f"{called}: {spelled(found[1])} to {spelled(found[2])}"
+    kind, _ = interval_names([count])
+    return f"{kind}: {to_text(measured[1])} to {to_text(measured[2])}"

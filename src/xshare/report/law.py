@@ -9,12 +9,12 @@ from functools import cached_property
 from xshare.latency_law import Law, fit_law
 from xshare.report.axis import Axis
 from xshare.report.chart import Chart, Series
-from xshare.report.conditions import by_regime, spelled
-from xshare.report.labels import Value, plain
+from xshare.report.conditions import by_regime, regime_text
+from xshare.report.labels import Value, printable
 from xshare.report.result_files import ResultFile
 from xshare.results.columns import number
 
-WITHOUT = ("plain", "unused", "native")  # methods of rows without selection: its cost is not in their time
+WITHOUT = ("plain", "unused", "native")  # methods of rows without selection, whose time lacks its cost
 
 
 @dataclass(frozen=True)
@@ -22,37 +22,37 @@ class Steps:
     """Measured steps of one regime, and the law they follow."""
 
     regime: str
-    but_batch: str  # the same without the batch: such are drawn together
+    but_batch: str  # the regime without the batch: those with the same are drawn together
     batch: str
     active: list[float]
     step_ms: list[float]
 
     @cached_property
     def law(self) -> Law | None:
-        """None through fewer than three sizes."""
+        """The fitted law; None with fewer than three sizes."""
         return fit_law(self.active, self.step_ms) if len(set(self.active)) >= 3 else None
 
-    def spelled(self) -> str:
-        said = "too few sizes for a line" if self.law is None else str(self.law).replace(" * T ", " T ")
-        return f"{self.batch}: {said}"
+    def law_text(self) -> str:
+        law = "too few sizes for a line" if self.law is None else str(self.law).replace(" * T ", " T ")
+        return f"{self.batch}: {law}"
 
 
 def laws(file: ResultFile) -> Iterator[Steps]:
     for regime, rows in by_regime(file, [r for r in file.rows if r.get("method", r.get("policy")) not in WITHOUT]):
-        found = [(number(row.get("active")), number(row.get("step_ms"))) for row in rows if row.get("layer") is None]
-        pairs = [(active, ms) for active, ms in found if active is not None and ms is not None]
+        measured = [(number(row.get("active")), number(row.get("step_ms"))) for row in rows if row.get("layer") is None]
+        pairs = [(active, ms) for active, ms in measured if active is not None and ms is not None]
         if len(pairs) > 1:
             but_batch = {name: value for name, value in regime.items() if name != "batch"}
             batch = f"batch {regime['batch']}" if "batch" in regime else "all rows"
-            names = (spelled(regime) or "all rows", spelled(but_batch), batch)
+            names = (regime_text(regime) or "all rows", regime_text(but_batch), batch)
             yield Steps(*names, [x for x, _ in pairs], [y for _, y in pairs])
 
 
-def chart(found: list[Steps]) -> Chart:
-    """Of steps that differ in their batch alone, which the legend names."""
+def chart(laws: list[Steps]) -> Chart:
+    """One plot of steps that differ only in their batch, which the legend names."""
     series: list[Series] = []
-    for look, steps in enumerate(found):
-        series.append(Series(plain(steps.batch, 200), _exact(steps.active), _exact(steps.step_ms), look))
+    for look, steps in enumerate(laws):
+        series.append(Series(printable(steps.batch, 200), _exact(steps.active), _exact(steps.step_ms), look))
         if steps.law is not None:
             ends = [min(steps.active), max(steps.active)]
             line = _exact(list(map(steps.law.step, ends)))

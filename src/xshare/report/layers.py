@@ -6,33 +6,33 @@ from typing import Any
 
 from xshare.report.axis import Axis
 from xshare.report.chart import COLOURS, Chart, Series
-from xshare.report.labels import named, plain
+from xshare.report.labels import policy_label, printable
 from xshare.results import Row
 from xshare.results.columns import number
 
 Layers = dict[str, dict[float, float]]  # policy -> layer -> active experts
 NATIVE = "native"
-MOST = 1 + COLOURS  # lines of a plot: more nobody tells apart
+MOST = 1 + COLOURS  # lines per plot: more could not be told apart
 
 
 def by_layer(rows: list[Row]) -> Layers:
-    """What each policy loads in each layer, and what native routing loads there; empty if no row says."""
-    found: Layers = {}
+    """Experts that native routing and each policy load in each layer; empty if no row tells."""
+    by_policy: Layers = {}
     native: dict[float, float] = {}
     for row in rows:
-        mine = found.setdefault(str(row.get("policy", "all rows")), {})
-        for active, beside, layer in _values(row):
+        active_by_layer = by_policy.setdefault(str(row.get("policy", "all rows")), {})
+        for active, active_native, layer in _values(row):
             if active is not None:
-                mine[layer] = active
-            if beside is not None:
-                native[layer] = beside
-    native = found.get(NATIVE) or native  # its own, or what would have been loaded in the steps of another
-    others = {policy: layers for policy, layers in found.items() if policy != NATIVE and layers}
+                active_by_layer[layer] = active
+            if active_native is not None:
+                native[layer] = active_native
+    native = by_policy.get(NATIVE) or native  # native's own rows, or the native count in the steps of a policy
+    others = {policy: layers for policy, layers in by_policy.items() if policy != NATIVE and layers}
     return ({NATIVE: native} if native else {}) | others
 
 
 def _values(row: Row) -> list[tuple[float | None, float | None, float]]:
-    """(active, native, layer) of one row."""
+    """(active, native, layer) for each layer that a row tells of."""
     layer = number(row.get("layer"))
     if layer is not None:
         return [(number(row.get("active")), number(row.get("active_native")), layer)]
@@ -50,5 +50,5 @@ def chart(layers: Layers) -> Chart:
     series = []
     for look, (policy, values) in enumerate(layers.items()):
         x, y = zip(*((3 * (layer,), 3 * (active,)) for layer, active in sorted(values.items())), strict=True)
-        series.append(Series(plain(named(policy), 200), x, y, None if policy == NATIVE else look, line=True))
+        series.append(Series(printable(policy_label(policy), 200), x, y, None if policy == NATIVE else look, line=True))
     return Chart(Axis("layer"), Axis("experts loaded", zero=True), series)

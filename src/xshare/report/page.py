@@ -1,4 +1,4 @@
-"""The page: the answer first, the rest folded; sections that are there when there is data for them."""
+"""The page: the answer first, the rest folded. A section appears only if there is data for it."""
 
 from __future__ import annotations
 
@@ -7,26 +7,26 @@ from typing import Any
 
 from xshare.progress import Advance, quiet
 from xshare.report import curve, law, layers, pareto, staircase
-from xshare.report.conditions import by_regime, spelled, spelled_all
-from xshare.report.first_screen import first
+from xshare.report.conditions import by_regime, file_regime_text, regime_text
+from xshare.report.first_screen import first_screen
 from xshare.report.html import EMPTY, Html, join, tag
-from xshare.report.labels import BARS, titled
+from xshare.report.labels import BARS, column_title
 from xshare.report.result_files import ResultFile
 from xshare.report.tables import file_table
 from xshare.results import Row
 from xshare.version import __version__
 
-# Nothing may be loaded or run, whatever is in a file: the browser sees to it.
+# The browser enforces that nothing is loaded or run, whatever a result file contains.
 SEALED = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 TITLES = {"git": "commit", "argv": "command", "time": "measured"}
-STEPS = 8  # of making a page, for whoever wants to know how far it is
+STEPS = 8  # calls of `advance` per page
 
 
 def page(files: list[ResultFile], notes: list[str], title: str, advance: Advance = quiet) -> str:
     sections = []
-    top = first(files)
+    top = first_screen(files)
     advance(1)
-    for name, heading, make in (
+    for name, heading, section in (
         ("pareto", "Speed against quality", _pareto),
         ("layers", "Active experts by layer", _layers),
         ("law", "What an expert costs", _law),
@@ -34,7 +34,7 @@ def page(files: list[ResultFile], notes: list[str], title: str, advance: Advance
         ("curve", "Active experts against batch size", _curve),
         ("tables", "All results, and how they were measured", _tables),
     ):
-        sections.append((name, heading, make(files)))
+        sections.append((name, heading, section(files)))
         advance(1)
     sections.append(("notes", "Notes", tag("ul", *(tag("li", note) for note in notes)) if notes else EMPTY))
     body = [
@@ -52,11 +52,11 @@ def page(files: list[ResultFile], notes: list[str], title: str, advance: Advance
         tag("title", title),
         tag("style", Html(Path(__file__).with_name("page.css").read_text())),
     )
-    made = tag("footer", tag("p", f"Made by xshare {__version__}. Everything is in this file."))
+    footer = tag("footer", tag("p", f"Made by xshare {__version__}. Everything is in this file."))
     main = tag("main", tag("h1", title), _header(files), top, *body)
-    whole = "<!doctype html>\n" + tag("html", head, tag("body", main, made), lang="en") + "\n"
+    html = "<!doctype html>\n" + tag("html", head, tag("body", main, footer), lang="en") + "\n"
     advance(1)
-    return whole
+    return html
 
 
 def _header(files: list[ResultFile]) -> Html:
@@ -67,7 +67,7 @@ def _header(files: list[ResultFile]) -> Html:
     facts = [f"{len(files)} result file{'s' if len(files) != 1 else ''}"]
     if dates:
         facts.append("measured " + (dates[0] if dates[0] == dates[-1] else f"{dates[0]} to {dates[-1]}"))
-    facts += [", ".join(found) for found in (models, gpus) if found]
+    facts += [", ".join(names) for names in (models, gpus) if names]
     return tag("p", " · ".join(facts), class_="lead")
 
 
@@ -76,18 +76,18 @@ def _tables(files: list[ResultFile]) -> Html:
 
 
 def _file(file: ResultFile) -> Html:
-    """What was measured, when and under which conditions; how, and all rows, when opened."""
+    """What was measured, when and under which conditions; unfolded, all rows and how they were measured."""
     when = str(file.provenance.get("time", ""))[:10]
-    facts = [file.kind or "columns of no known kind", spelled_all(file)]
-    said = tag("span", ", ".join(fact for fact in facts if fact), " ", tag("time", when))
-    summary = tag("summary", tag("h3", file.name), " ", said)
-    later = [join(tag("p", "Gone on with by a later run:"), _facts(stamp)) for stamp in file.later]
+    facts = [file.kind or "columns of no known kind", file_regime_text(file)]
+    description = tag("span", ", ".join(fact for fact in facts if fact), " ", tag("time", when))
+    summary = tag("summary", tag("h3", file.name), " ", description)
+    later = [join(tag("p", "Continued by a later run:"), _facts(stamp)) for stamp in file.later]
     return tag("details", summary, file_table(file), _facts(file.provenance), *later)
 
 
 def _facts(stamp: Row) -> Html:
-    named = {TITLES.get(name, titled(name)): _fact(value) for name, value in stamp.items() if value is not None}
-    return tag("dl", *(tag("div", tag("dt", name), tag("dd", fact)) for name, fact in named.items()))
+    facts = {TITLES.get(name, column_title(name)): _fact(value) for name, value in stamp.items() if value is not None}
+    return tag("dl", *(tag("div", tag("dt", name), tag("dd", fact)) for name, fact in facts.items()))
 
 
 def _fact(value: Any) -> str:
@@ -113,34 +113,40 @@ def _layers(files: list[ResultFile]) -> Html:
     figures: list[Html] = []
     for file in files:
         for regime, rows in by_regime(file, file.rows):
-            if found := layers.by_layer(rows):
-                left = len(found) - layers.MOST
-                found = dict(list(found.items())[: layers.MOST])
-                label = f"Active experts in each layer: {', '.join(found)}"
-                caption = _caption(file, spelled(regime)) + (f" {left} more in the tables." if left > 0 else "")
-                figures.append(layers.chart(found).figure(label, caption))
+            if by_policy := layers.by_layer(rows):
+                left_out = len(by_policy) - layers.MOST
+                by_policy = dict(list(by_policy.items())[: layers.MOST])
+                label = f"Active experts in each layer: {', '.join(by_policy)}"
+                caption = _caption(file, regime_text(regime)) + (
+                    f" {left_out} more in the tables." if left_out > 0 else ""
+                )
+                figures.append(layers.chart(by_policy).figure(label, caption))
     return _grid(figures, "What a step loads in each layer, beside what native routing would load.")
 
 
 def _law(files: list[ResultFile]) -> Html:
     figures: list[Html] = []
     for file in files:
-        found = list(law.laws(file))
-        for conditions in dict.fromkeys(steps.but_batch for steps in found):
-            alike = sorted((s for s in found if s.but_batch == conditions), key=lambda s: (len(s.batch), s.batch))
-            said = "; ".join(steps.spelled() for steps in alike)
-            label = f"Time of a step against active experts: {said}"
-            figures.append(law.chart(alike).figure(label, f"{_caption(file, conditions)} {said}."))
+        laws = list(law.laws(file))
+        for conditions in dict.fromkeys(steps.but_batch for steps in laws):
+            same_conditions = sorted(
+                (s for s in laws if s.but_batch == conditions), key=lambda s: (len(s.batch), s.batch)
+            )
+            description = "; ".join(steps.law_text() for steps in same_conditions)
+            label = f"Time of a step against active experts: {description}"
+            figures.append(law.chart(same_conditions).figure(label, f"{_caption(file, conditions)} {description}."))
     return _grid(figures, "Time of a decode step against the experts it loads, and the line step = a + b·T.")
 
 
 def _stairs(files: list[ResultFile]) -> Html:
     figures: list[Html] = []
     for file in files:
-        for regime, found in staircase.staircases(file):
-            said = "; ".join(stairs.spelled() for stairs in found)
-            label = f"Time of a step against the size of its set: {said}"
-            figures.append(staircase.chart(found).figure(label, f"{_caption(file, spelled(regime))} {said}."))
+        for regime, staircases in staircase.staircases(file):
+            description = "; ".join(stairs.ends_text() for stairs in staircases)
+            label = f"Time of a step against the size of its set: {description}"
+            figures.append(
+                staircase.chart(staircases).figure(label, f"{_caption(file, regime_text(regime))} {description}.")
+            )
     return _grid(
         figures,
         "Time of a decode step with a set of so many experts, for each number of rows. "
@@ -151,9 +157,9 @@ def _stairs(files: list[ResultFile]) -> Html:
 def _curve(files: list[ResultFile]) -> Html:
     figures: list[Html] = []
     for file in files:
-        for regime, found in curve.curves(file):
-            label = f"Active experts against batch size: {', '.join(found)}"
-            figures.append(curve.chart(found).figure(label, _caption(file, spelled(regime))))
+        for regime, curves in curve.curves(file):
+            label = f"Active experts against batch size: {', '.join(curves)}"
+            figures.append(curve.chart(curves).figure(label, _caption(file, regime_text(regime))))
     return _grid(figures, "The dashed line is what independent, uniform choices would load.")
 
 

@@ -1,4 +1,4 @@
-"""Speed against quality, a point a policy, and the front: the policies that nothing beats in both."""
+"""Speed against quality, one point per policy, and the front: the policies that no other beats in both."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from dataclasses import dataclass
 
 from xshare.report.axis import Axis
 from xshare.report.chart import Chart, Series
-from xshare.report.conditions import Regime, by_regime, spelled
-from xshare.report.labels import Value, named, plain, value
+from xshare.report.conditions import Regime, by_regime, regime_text
+from xshare.report.labels import Value, policy_label, printable, value
 from xshare.report.point_labels import Spot
 from xshare.report.result_files import ResultFile
 from xshare.results import Row
 from xshare.results.columns import number
 
-SAVED = "saved"  # not a column: the share of native's experts that is not loaded
+SAVED = "saved"  # not a column: the share of native's experts that are not loaded
 SPEED = ("ratio", "tokens_per_s", "otps")
 QUALITY = ("accuracy", "agreement", "mass")
-ANSWERS = ("accuracy", "agreement")  # what became of the answers; gating mass only hints at it
+ANSWERS = ("accuracy", "agreement")  # measured on the answers; gating mass is only a hint
 AXES = {
     "ratio": Axis("speed, times native's"),
     "tokens_per_s": Axis("tokens per second"),
@@ -51,7 +51,7 @@ class Plane:
     points: list[Judged]
 
     def front(self) -> list[Judged]:
-        """From the slowest to the fastest. Of equal points none beats the other, and all are on it."""
+        """The points that no other beats, slowest first. Equal points do not beat each other."""
 
         def beaten(p: Judged) -> bool:
             return any(
@@ -69,15 +69,17 @@ class Plane:
     def title(self, p: Judged) -> str:
         """A point in words."""
         x, y = AXES[self.speed], AXES[self.quality]
-        return f"{named(p.policy)}: {x.label} {x.spelled(p.speed[0], 1)}, {y.label} {y.spelled(p.quality[0], 1)}"
+        speed, quality = x.tick_text(p.speed[0], 1), y.tick_text(p.quality[0], 1)
+        return f"{policy_label(p.policy)}: {x.label} {speed}, {y.label} {quality}"
 
 
 def planes(files: list[ResultFile]) -> Iterator[Plane]:
-    """A plane for each file and regime that has both; where speed was measured, one of the experts saved as well.
+    """A plane for each file and regime with both speed and quality, and one with experts saved in place of speed.
 
-    A file of speeds alone meets the answers of another, if both name the same model and agree in every condition.
+    A file with speed only is joined with the answers of another file, if both name the same model and batch and agree
+    in every condition that both state.
     """
-    groups = [(file, regime, rows) for file in files for regime, rows in by_regime(file, whole(file))]
+    groups = [(file, regime, rows) for file in files for regime, rows in by_regime(file, policy_rows(file))]
     for file, regime, rows in groups:
         measured, quality = _column(rows, SPEED), _column(rows, QUALITY)
         if quality in ANSWERS or measured is None:
@@ -99,19 +101,19 @@ def _plane(source: str, rows: list[Row], speed: str | None, judged: list[Row], q
 
 
 def _source(names: str, regime: Regime) -> str:
-    where = spelled(regime)
+    where = regime_text(regime)
     return f"{names}: {where}" if where else names
 
 
-def whole(file: ResultFile) -> list[Row]:
-    """Rows about policies in whole; not of one layer, nor a point of a curve."""
+def policy_rows(file: ResultFile) -> list[Row]:
+    """Rows about a policy over all layers, without the points of a curve."""
     rows = [r for r in file.rows if "policy" in r and r.get("layer") is None and "closed_form" not in r]
-    return [r for r in rows if not r.get("protected")]  # what a share of protected requests costs is no other policy
+    return [r for r in rows if not r.get("protected")]  # protection makes no new policy
 
 
 def _agree(a: Regime, b: Regime) -> bool:
-    named = {"model", "batch"}  # these by both, the others where both do
-    return named <= a.keys() & b.keys() and all(a[name] == b[name] for name in a.keys() & b.keys())
+    required = {"model", "batch"}  # both must state these; other conditions count if both state them
+    return required <= a.keys() & b.keys() and all(a[name] == b[name] for name in a.keys() & b.keys())
 
 
 def _column(rows: list[Row], names: tuple[str, ...]) -> str | None:
@@ -130,35 +132,37 @@ def _points(rows: list[Row], speed: str, judged: list[Row], quality: str) -> Ite
 
 def method_of(row: Row) -> str:
     policy = str(row["policy"])
-    named = policy.split(":")[0] if ":" in policy or policy == "native" else "xshare"
-    return str(row.get("method", named))
+    method = policy.split(":")[0] if ":" in policy or policy == "native" else "xshare"
+    return str(row.get("method", method))
 
 
 def _value(row: Row, name: str) -> Value | None:
-    return saved(row) if name == SAVED else value(row, name)
+    return experts_saved(row) if name == SAVED else value(row, name)
 
 
-def saved(row: Row) -> Value | None:
+def experts_saved(row: Row) -> Value | None:
     active, native = value(row, "active"), number(row.get("active_native"))
     if active is None or not native:
         return None
-    middle, low, high = (number(1 - each / native) for each in active)  # of next to nothing it may be beyond any plot
+    middle, low, high = (
+        number(1 - count / native) for count in active
+    )  # None if infinite, when next to nothing was loaded
     return None if middle is None or low is None or high is None else (middle, high, low)
 
 
 def chart(plane: Plane, best: Judged | None = None, rule: float | None = None) -> Chart:
-    """A point a policy, names beside those on the front first; `best` in a ring, a line at the height of `rule`."""
+    """One point per policy, names on the front placed first; a ring around `best`, a line at the height of `rule`."""
     front = plane.front()
     series = [Series("no other is better in both", [p.speed for p in front], [p.quality for p in front], line=True)]
     for look, method in enumerate(dict.fromkeys(p.method for p in plane.points)):
-        mine = [p for p in plane.points if p.method == method]
-        titles = [plane.title(p) for p in mine]
+        points = [p for p in plane.points if p.method == method]
+        titles = [plane.title(p) for p in points]
         series.append(
-            Series(plain(method, 200), [p.speed for p in mine], [p.quality for p in mine], look, titles=titles)
+            Series(printable(method, 200), [p.speed for p in points], [p.quality for p in points], look, titles=titles)
         )
     names: dict[Spot, dict[str, None]] = {}  # policies at the same spot share one name
     for p in [*([] if best is None else [best]), *front, *plane.points]:
-        names.setdefault((p.speed[0], p.quality[0]), {})[plain(named(p.policy))] = None
-    spelled = {at: " = ".join([*many][:3]) + (" …" if len(many) > 3 else "") for at, many in names.items()}
+        names.setdefault((p.speed[0], p.quality[0]), {})[printable(policy_label(p.policy))] = None
+    labels = {at: " = ".join([*policies][:3]) + (" …" if len(policies) > 3 else "") for at, policies in names.items()}
     ring = None if best is None else (best.speed[0], best.quality[0])
-    return Chart(AXES[plane.speed], AXES[plane.quality], series, spelled, rule, ring)
+    return Chart(AXES[plane.speed], AXES[plane.quality], series, labels, rule, ring)

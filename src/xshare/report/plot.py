@@ -35,10 +35,12 @@ def plot_curve(rows: Sequence[Row], path: Path, title: str) -> None:
     closed = {row["batch"]: row["closed_form"] for row in rows}
     axes.plot(sizes, [closed[size] for size in sizes], "--", color="grey", label="independent uniform routing")
     for policy in dict.fromkeys(row["policy"] for row in rows):
-        mine = [row for row in rows if row["policy"] == policy]
-        line = axes.plot([row["batch"] for row in mine], [row["active"] for row in mine], "o-", label=policy)
-        low, high = zip(*(required_interval(row, "active") for row in mine), strict=True)
-        axes.fill_between([row["batch"] for row in mine], low, high, color=line[0].get_color(), alpha=0.2)
+        policy_rows = [row for row in rows if row["policy"] == policy]
+        line = axes.plot(
+            [row["batch"] for row in policy_rows], [row["active"] for row in policy_rows], "o-", label=policy
+        )
+        low, high = zip(*(required_interval(row, "active") for row in policy_rows), strict=True)
+        axes.fill_between([row["batch"] for row in policy_rows], low, high, color=line[0].get_color(), alpha=0.2)
     axes.set_xscale("log", base=2)
     axes.set_xticks(sizes, [str(size) for size in sizes])
     axes.set_ylim(bottom=0)
@@ -46,15 +48,15 @@ def plot_curve(rows: Sequence[Row], path: Path, title: str) -> None:
 
 
 def plot_overlap(rows: Sequence[Row], path: Path, title: str) -> None:
-    """Overlap of two tokens' top sets, a bar for each kind of pair, next to chance."""
+    """Overlap of two tokens' top sets, one bar per kind of pair, and the overlap by chance."""
     figure, axes = new_axes(title, "size of the sets", "experts in common")
     tops = sorted({row["top"] for row in rows})
     kinds = list(dict.fromkeys(row["pair"] for row in rows))
     width = 0.8 / len(kinds)
     for number, kind in enumerate(kinds):
-        mine = {row["top"]: row for row in rows if row["pair"] == kind}
-        height = [mine[top]["overlap"] for top in tops]
-        low, high = zip(*(required_interval(mine[top], "overlap") for top in tops), strict=True)
+        by_top = {row["top"]: row for row in rows if row["pair"] == kind}
+        height = [by_top[top]["overlap"] for top in tops]
+        low, high = zip(*(required_interval(by_top[top], "overlap") for top in tops), strict=True)
         error = [[at - end for at, end in zip(height, low, strict=True)]]
         error += [[end - at for at, end in zip(height, high, strict=True)]]
         axes.bar([x + number * width for x in range(len(tops))], height, width, yerr=error, capsize=3, label=kind)
@@ -67,7 +69,7 @@ def plot_overlap(rows: Sequence[Row], path: Path, title: str) -> None:
 
 
 def plot_tradeoff(rows: Sequence[Row], path: Path, title: str) -> None:
-    """Gating mass kept against active experts, a point for each policy."""
+    """Gating mass kept against active experts, one point per policy."""
     figure, axes = new_axes(title, "active experts per layer", "gating mass kept")
     names: dict[Spot, str] = {}  # policies at the same spot share one name
     for row in rows:
@@ -81,7 +83,7 @@ def plot_tradeoff(rows: Sequence[Row], path: Path, title: str) -> None:
 
 
 def put_names(figure: Any, axes: Any, names: dict[Spot, str]) -> list[str]:
-    """Names beside their points, inside the axes and clear of each other; -> those that have no such place."""
+    """Draw names beside their points, inside the axes and clear of each other; returns those without room."""
     axes.margins(0.12)
     figure.draw_without_rendering()  # settles where the axes are
     unit = figure.dpi / 72  # pixels of a typographic point
@@ -90,8 +92,8 @@ def put_names(figure: Any, axes: Any, names: dict[Spot, str]) -> list[str]:
     extents = [note.get_window_extent() for note in notes]
     spots = [(x / unit, y / unit) for x, y in axes.transData.transform(list(names))]
     inside = [end / unit for end in axes.get_window_extent().extents]
-    found = place(spots, [(box.width / unit, box.height / unit) for box in extents], [], inside)
-    for note, (x, y), put in zip(notes, spots, found, strict=True):
+    placed = place(spots, [(box.width / unit, box.height / unit) for box in extents], [], inside)
+    for note, (x, y), put in zip(notes, spots, placed, strict=True):
         if put is None:
             note.remove()
             continue
@@ -100,11 +102,11 @@ def put_names(figure: Any, axes: Any, names: dict[Spot, str]) -> list[str]:
             thread = {"arrowstyle": "-", "color": "grey", "lw": 0.6, "shrinkA": 0, "shrinkB": 3}
             start = (put.thread[0] - x, put.thread[1] - y)
             axes.annotate("", note.xy, xytext=start, textcoords="offset points", arrowprops=thread, in_layout=False)
-    return [name for name, put in zip(names.values(), found, strict=True) if put is None]
+    return [name for name, put in zip(names.values(), placed, strict=True) if put is None]
 
 
 def plot_kernel(rows: Sequence[Row], path: Path, title: str) -> None:
-    """Marginal microseconds of the selection against rows, a line for each number of experts, and what it replaces."""
+    """Marginal microseconds of the selection against rows, one line per number of experts, and of what it replaces."""
     figure, axes = new_axes(title, "rows", "marginal microseconds per layer")
     batch = [row for row in rows if row["router"] == "softmax" and "m=" in row["policy"]]
     batch = [row for row in batch if not any(other in row["policy"] for other in ("mr=", "score="))]
@@ -112,18 +114,18 @@ def plot_kernel(rows: Sequence[Row], path: Path, title: str) -> None:
         for impl, style in (("reference", ":"), ("fused", "o-"), ("fused-off", "--")):
             if impl != "fused" and (N, k) != (128, 4):
                 continue  # these hardly depend on the shape
-            mine = sorted(
+            points = sorted(
                 (r["n"], r["marginal_us"]) for r in batch if (r["impl"], r["experts"], r["k"]) == (impl, N, k)
             )
             name = f"{N} experts, top-{k}" if impl == "fused" else f"{impl}, {N} experts"
-            axes.plot(*zip(*mine, strict=True), style, label=name)
+            axes.plot(*zip(*points, strict=True), style, label=name)
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
     _save(figure, axes, path)
 
 
 def plot_load(rows: Sequence[Row], path: Path, title: str) -> None:
-    """Each expert's load in even loads, a line of cells a layer, its experts from the most used to the least."""
+    """Load of each expert relative to an even load: one row of cells per layer, the most used experts first."""
     figure, axes = new_axes(f"{title}: load of the experts, 1 is even", "experts of a layer, by load", "layer")
     load = [sorted(row["load"], reverse=True) for row in rows]
     image = axes.imshow(load, aspect="auto", vmin=0, cmap="viridis", interpolation="nearest")
@@ -134,7 +136,7 @@ def plot_load(rows: Sequence[Row], path: Path, title: str) -> None:
 
 
 def new_axes(title: str, x: str, y: str) -> tuple[Any, Any]:
-    from matplotlib.figure import Figure  # no pyplot: nothing global, and no display is looked for
+    from matplotlib.figure import Figure  # not pyplot: no global state, no display needed
 
     figure = Figure(figsize=(7, 4.5), layout="constrained")
     axes = figure.subplots()
@@ -152,7 +154,7 @@ def _save(figure: Any, axes: Any, path: Path, legend: bool = True) -> None:
 
 
 def save(figure: Any, path: Path) -> None:
-    """An SVG is small, and the same when nothing has changed: text as text, neither time nor chance in it."""
+    """Write a PNG or SVG. An SVG is small and reproducible: text stays text, without dates or random ids."""
     from matplotlib import rc_context
 
     svg = path.suffix == ".svg"
@@ -163,8 +165,8 @@ def save(figure: Any, path: Path) -> None:
 
 
 def compact(svg: str) -> str:
-    """The same picture: a hundredth of a point is enough of a coordinate, nobody asks for a group by its id, one font
-    and what stands in for it are enough, and a stroke needs no line of its own."""
+    """The same picture in fewer bytes: coordinates to a hundredth of a point, no group ids, one font with fallbacks,
+    no line breaks between strokes."""
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
     svg = re.sub(r"(\d\.\d\d)\d+", r"\1", svg)
     svg = re.sub(r"font-family: 'DejaVu Sans'[^;\"]*", "font-family: 'DejaVu Sans', Verdana, sans-serif", svg)

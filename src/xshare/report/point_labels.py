@@ -1,4 +1,4 @@
-"""Names beside the points of a plot, each where it covers no other; one that has no such place is left out."""
+"""Names beside the points of a plot, placed so that none covers another; a name without room is left out."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from numpy.typing import NDArray
 
 Spot = tuple[float, float]
 Boxes = NDArray[np.float64]  # [boxes, 4]: least x, least y, most x, most y
-# Where a name may stand beside its point, in typographic points, the nearest first.
+# Offsets of a name from its point, in typographic points, nearest first.
 PLACES = [(7.0, 0.0), (-7.0, 0.0)] + [
     (dx * far, dy * far) for far in (6, 14, 24, 36) for dx, dy in ((1, 1), (-1, -1), (1, -1), (-1, 1))
 ]
-CLOSE = 6  # a name so near its point needs no thread to it
-AROUND = 5  # of a point, that is its marker
+CLOSE = 6  # a name this near needs no thread to its point
+AROUND = 5  # radius of a marker
 STEPS = np.linspace(0, 1, 12)[:, None]
 
 
 @dataclass(frozen=True)
 class Placed:
-    """Where a name begins, or `ends`, at the middle of its height; where its thread begins, if it needs one."""
+    """Where a name starts (or `ends`), at half its height, and where its thread starts, if it needs one."""
 
     at: Spot
     ends: bool
@@ -30,9 +30,9 @@ class Placed:
 
 
 def place(spots: list[Spot], sizes: list[Spot], lines: list[list[Spot]], inside: Any) -> list[Placed | None]:
-    """Names of `sizes` (width, height) for points at `spots`, all in typographic points; the first choose first.
+    """Places for names of `sizes` (width, height) at points `spots`, all in typographic points; the first choose first.
 
-    `inside` is the box of the axes, which no name leaves. `lines` are covered only where nothing else is free.
+    `inside` is the box of the axes, which no name leaves. `lines` are covered only if no other place is free.
     """
     points, inside = np.array(spots, float).reshape(-1, 2), np.array(inside, float)
     taken = np.concatenate([points - AROUND, points + AROUND], axis=1)
@@ -52,18 +52,18 @@ def place(spots: list[Spot], sizes: list[Spot], lines: list[list[Spot]], inside:
         if far:
             dots = np.concatenate([dots, threads[best]])
         left, low, right, _ = boxes[best]
-        ends = right <= point[0]  # a name that is narrower than expected still stands beside its point
+        ends = right <= point[0]  # so a name narrower than estimated still touches its point
         start = (float(threads[best][0][0]), float(threads[best][0][1])) if far else None
         placed.append(Placed((float(right if ends else left), float(low + height / 2)), bool(ends), start))
     return placed
 
 
 def _boxes(point: Any, width: float, height: float, inside: Any) -> Boxes:
-    """What a name would fill in each place. One that would stick out to a side is slid back over its point."""
+    """The box of a name in each of PLACES. A box that would stick out sideways is moved back over its point."""
     boxes = []
     for dx, dy in PLACES:
         left = point[0] + dx - (width if dx < 0 else 0)
-        if abs(dy) > CLOSE:  # on the point's own height it would cover it
+        if abs(dy) > CLOSE:  # at the height of its point it would cover it
             left = max(inside[0] + 1, min(left, inside[2] - 1 - width))
         low = point[1] + dy - height / 2
         boxes.append([left, low, left + width, low + height])
@@ -76,7 +76,7 @@ def _along(line: Any) -> Any:
 
 
 def _free(box: Any, thread: Any, taken: Boxes, points: int) -> bool:
-    """Whether a name covers nothing, and its thread no other name; those come in `taken` after the points."""
+    """Whether a name covers nothing, and its thread no other name; names follow the points in `taken`."""
     if ((box[:2] < taken[:, 2:]).all(1) & (taken[:, :2] < box[2:]).all(1)).any():
         return False
     names = taken[points:, None]

@@ -1,4 +1,4 @@
-"""The result files of a folder, known by what is in them. What cannot be read is named and left out."""
+"""The result files of a folder, recognised by their columns. Files that cannot be read are named and left out."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Any
 
 from xshare.errors import XShareError
 from xshare.files import is_folder, quoted_path
-from xshare.report.labels import apart
+from xshare.report.labels import with_variant_name
 from xshare.results import Row, with_current_policies
 from xshare.results.resumable import STAMP
 
 SPEED = {"ratio", "tokens_per_s", "otps", "step_ms", "ttft_ms", "itl_p50_ms", "ttft_ms_p50", "itl_ms_p50"}
 QUALITY = {"accuracy", "agreement", "kl", "mass"}
 STAIRS = "time of a step by the size of its set"
-# What a file measured, by columns that only such a file has; the first that fits.
+# Kind of measurement -> columns that only such a file has. The first match counts.
 KINDS = (
     (STAIRS, {"batch", "experts", "ms", "ms_low", "ms_high", "cost"}),
     ("active experts against batch size", {"policy", "batch", "active", "closed_form"}),
@@ -40,7 +40,7 @@ class ResultFile:
     raw: bytes
     provenance: dict[str, Any]
     rows: list[Row]
-    later: tuple[Row, ...] = ()  # stamps of runs that went on from the file
+    later: tuple[Row, ...] = ()  # stamps of later runs that continued the file
 
     @cached_property
     def columns(self) -> list[str]:
@@ -48,17 +48,17 @@ class ResultFile:
 
     @cached_property
     def kind(self) -> str | None:
-        """What was measured, in words; None for columns that are not known."""
-        have = set(self.columns)
-        for kind, wanted in KINDS:
-            if wanted <= have:
+        """What the file measured, in words; None if its columns are not known."""
+        columns = set(self.columns)
+        for kind, required in KINDS:
+            if required <= columns:
                 return kind
-        if "policy" not in have:
+        if "policy" not in columns:
             return None
-        speed, quality = have & SPEED, have & QUALITY
+        speed, quality = columns & SPEED, columns & QUALITY
         if speed and quality:
             return "speed and quality"
-        return "speed" if speed else "quality" if quality else "active experts" if "active" in have else None
+        return "speed" if speed else "quality" if quality else "active experts" if "active" in columns else None
 
 
 def read_folder(folder: Path) -> tuple[list[ResultFile], list[str]]:
@@ -71,7 +71,7 @@ def read_folder(folder: Path) -> tuple[list[ResultFile], list[str]]:
             continue
         try:
             if not _looks_like_json(path):
-                continue  # a plot, a trace, a page: nobody would expect it here
+                continue  # a plot, a trace or a page, which needs no note
             file = read_result(path)
         except XShareError as error:
             notes.append(str(error))
@@ -96,16 +96,16 @@ def _looks_like_json(path: Path) -> bool:
 def read_result(path: Path) -> ResultFile:
     raw = path.read_bytes()
     try:
-        read = json.loads(raw)
+        content = json.loads(raw)
     except (ValueError, RecursionError):
         raise XShareError(f"{path.name}: not JSON, or cut off; expected a result file") from None
-    stamp, rows = (read.get("provenance"), read.get("rows")) if isinstance(read, dict) else (None, None)
+    stamp, rows = (content.get("provenance"), content.get("rows")) if isinstance(content, dict) else (None, None)
     if not isinstance(stamp, dict) or not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         raise XShareError(f'{path.name}: not a result file, expected {{"provenance": {{...}}, "rows": [records]}}')
     if not any(rows):
         raise XShareError(f"{path.name}: a result file without rows")
-    rows, later = with_current_policies(read)["rows"], read.get("stamps")
-    later = tuple(each for each in later if isinstance(each, dict)) if isinstance(later, list) else ()
-    # Which run made a row is none of its results.
-    rows = [apart({k: v for k, v in row.items() if k != STAMP}) for row in rows]
+    rows, later = with_current_policies(content)["rows"], content.get("stamps")
+    later = tuple(entry for entry in later if isinstance(entry, dict)) if isinstance(later, list) else ()
+    # Which run made a row is not a result.
+    rows = [with_variant_name({k: v for k, v in row.items() if k != STAMP}) for row in rows]
     return ResultFile(path.name, raw, stamp, rows, later)

@@ -1,4 +1,4 @@
-"""Tables: each in a box of its own that scrolls. Of a result file, what all rows share is said once."""
+"""Tables, each in a scrolling box. Values that all rows of a result file share are stated once, above its table."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from xshare.report.html import EMPTY, Html, join, tag
-from xshare.report.labels import POINTS, SHARES, named, span, titled
+from xshare.report.labels import POINTS, SHARES, clipped_interval, column_title, policy_label
 from xshare.report.result_files import ResultFile
 from xshare.results import Row
 from xshare.results.columns import ENDS, count_of, interval_of, number
@@ -30,7 +30,7 @@ class Cell:
 
 
 def box(head: Sequence[Cell], rows: Sequence[Sequence[Cell]], label: str, marked: Sequence[int] = ()) -> Html:
-    """A table whose first column names its rows; `marked` ones stand out."""
+    """A table whose first column names its rows; the rows with indices in `marked` stand out."""
     body = [
         tag(
             "tr",
@@ -54,22 +54,22 @@ def file_table(file: ResultFile) -> Html:
     for column in columns:
         numeric = all(row.get(column) is None or number(row.get(column)) is not None for row in file.rows)
         decimals = _decimals(column, file.rows)
-        head.append(Cell(titled(column), numeric, column))
+        head.append(Cell(column_title(column), numeric, column))
         for row, line in zip(file.rows, lines, strict=True):
-            line.append(Cell(_spelled(column, row.get(column), decimals), numeric))
+            line.append(Cell(_cell_text(column, row.get(column), decimals), numeric))
         if _has_ends(file, column):
-            called, marks = interval_names([count_of(row, column) for row in file.rows])
-            head.append(Cell(called, number=True, title=f"{titled(column)}, its interval: {called}"))
+            kind, marks = interval_names([count_of(row, column) for row in file.rows])
+            head.append(Cell(kind, number=True, title=f"{column_title(column)}, its interval: {kind}"))
             for row, line, mark in zip(file.rows, lines, marks, strict=True):
                 text = _interval(column, row, decimals)
                 line.append(Cell(text and text + mark, number=True))
-    shared = ", ".join(f"{titled(column)} {text}" for column, text in same.items())
+    shared = ", ".join(f"{column_title(column)} {text}" for column, text in same.items())
     size = f"{len(lines)} rows, {len(head)} columns." + (f" In every row: {shared}." if same else "")
     return join(tag("p", size), box(head, lines, f"Table of {file.name}"), tag("p", _download(file)))
 
 
 def _split(file: ResultFile) -> tuple[list[str], dict[str, str]]:
-    """-> columns of the table, and what all rows have in common. The ends of intervals are in neither."""
+    """-> columns of the table, and the values that all rows share. The ends of intervals are in neither."""
     hidden = {f"{c}_{end}" for c in file.columns for pair in ENDS for end in pair if _has_ends(file, c)}
     shown = [column for column in file.columns if column not in hidden]
     same = {}
@@ -77,7 +77,7 @@ def _split(file: ResultFile) -> tuple[list[str], dict[str, str]]:
         for column in shown:
             values = [json.dumps(row.get(column)) for row in file.rows]
             if column != "policy" and len(set(values)) == 1 and not _has_ends(file, column):
-                same[column] = _spelled(column, file.rows[0].get(column), _decimals(column, file.rows[:1]))
+                same[column] = _cell_text(column, file.rows[0].get(column), _decimals(column, file.rows[:1]))
     left = [column for column in shown if column not in same]
     if not left:  # rows that are all alike
         return shown, {}
@@ -89,40 +89,40 @@ def _has_ends(file: ResultFile, column: str) -> bool:
 
 
 def _interval(column: str, row: Row, decimals: int) -> str:
-    found = span(row, column)
-    if found is None:
+    interval = clipped_interval(row, column)
+    if interval is None:
         return ""
-    low, high = (_spelled(column, end, decimals) for end in found)
+    low, high = (_cell_text(column, end, decimals) for end in interval)
     return f"{low.removesuffix(' %')} to {high}"
 
 
 def _decimals(column: str, rows: Sequence[Row]) -> int:
-    """One for percent and points; else about four digits of the largest, and none for whole numbers."""
+    """1 for percent and points, 0 for whole numbers, otherwise enough for four digits of the largest value."""
     if column in SHARES | POINTS:
         return 1
-    numbers = [abs(found) for row in rows if (found := number(row.get(column))) is not None]
-    if all(found.is_integer() for found in numbers):
+    numbers = [abs(amount) for row in rows if (amount := number(row.get(column))) is not None]
+    if all(amount.is_integer() for amount in numbers):
         return 0
     largest = max(numbers)
     return min(6, max(0, 3 - math.floor(math.log10(largest))))
 
 
-def _spelled(column: str, value: Any, decimals: int) -> str:
+def _cell_text(column: str, value: Any, decimals: int) -> str:
     if value is None:
         return ""
     if isinstance(value, bool):
         return "yes" if value else "no"
-    if (found := number(value)) is not None:
+    if (amount := number(value)) is not None:
         if column in SHARES:
-            return f"{100 * found:.1f} %"
+            return f"{100 * amount:.1f} %"
         if column in POINTS:
-            return f"{round(100 * found, 1) + 0:+.1f}"
-        tiny = found and round(found, decimals) == 0
-        return f"{found:.3g}" if tiny else f"{found:.{decimals}f}"
+            return f"{round(100 * amount, 1) + 0:+.1f}"
+        tiny = amount and round(amount, decimals) == 0
+        return f"{amount:.3g}" if tiny else f"{amount:.{decimals}f}"
     if isinstance(value, list) and value and all(number(item) is not None for item in value):
         return f"{len(value)} values, {min(value):.3g} to {max(value):.3g}"
     if column == "policy":
-        return named(value)
+        return policy_label(value)
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 

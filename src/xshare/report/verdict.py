@@ -1,4 +1,4 @@
-"""Whether to turn selection on, and with which policy: in words, with the numbers that say so."""
+"""Whether to turn selection on and with which policy, in words and with the numbers behind it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from xshare.latency_law import WORTH
 from xshare.report.known_policies import Choice, Setting
-from xshare.report.labels import more, named, percent, points, within
+from xshare.report.labels import interval_text, percent, policy_label, signed_percent, signed_points
 
 LIMIT = 2.0  # points that a recommended policy may lose
 FASTER = f"{100 * (WORTH - 1):.0f} % faster"
@@ -25,20 +25,25 @@ class Verdict:
 
 
 def verdict(setting: Setting) -> Verdict:
-    """The fastest policy that loses less than LIMIT points; whether its interval says so too is told."""
+    """Recommends the fastest policy that loses less than LIMIT points; doubts say if its interval allows more loss."""
     if setting.speed is None:
         return _untimed(setting)
     if setting.answers is None:
         best = setting.choices[0]
-        words = f"Nothing here measured the answers. The fastest policy is {named(best.policy)}: {_numbers(best)}."
+        words = (
+            f"Nothing here measured the answers. The fastest policy is {policy_label(best.policy)}: {_numbers(best)}."
+        )
         return Verdict(setting, "Not known", words, [NO_ANSWERS], best)
     faster = [c for c in setting.choices if c.gain is not None and c.gain[1] > 0 and c.gain[0] >= WORTH - 1]
     good = [c for c in faster if holds(c)]
     if not good:
         return _none(setting, faster)
-    doubts = _doubts(good[0]) + _of_two_models(setting)
-    words = f"{named(good[0].policy)} is the fastest policy that loses less than {LIMIT:g} points: {_numbers(good[0])}."
-    return Verdict(setting, "Perhaps" if doubts else "Yes", words, doubts, good[0], recommended=True)
+    best = good[0]
+    doubts = _doubts(best) + _of_two_models(setting)
+    words = (
+        f"{policy_label(best.policy)} is the fastest policy that loses less than {LIMIT:g} points: {_numbers(best)}."
+    )
+    return Verdict(setting, "Perhaps" if doubts else "Yes", words, doubts, best, recommended=True)
 
 
 def holds(choice: Choice) -> bool:
@@ -46,7 +51,7 @@ def holds(choice: Choice) -> bool:
 
 
 def _doubts(best: Choice) -> list[str]:
-    """Why it is not sure."""
+    """Why the recommendation is uncertain."""
     doubts = []
     if best.points is not None and best.points[1] == best.points[2]:
         doubts.append("Nothing says how sure the points are.")
@@ -61,19 +66,19 @@ def _of_two_models(setting: Setting) -> list[str]:
     if setting.one_model or setting.speed is None or setting.answers is None:
         return []
     timed, answered = (group.model or "a model without a name" for group in (setting.speed, setting.answers))
-    said = f"Speed is that of {timed}, answers are those of {answered}: nothing here measured both on one model."
-    return [said, NO_ANSWERS]
+    doubt = f"Speed is that of {timed}, answers are those of {answered}: nothing here measured both on one model."
+    return [doubt, NO_ANSWERS]
 
 
 def _none(setting: Setting, faster: list[Choice]) -> Verdict:
     if faster:
-        shown = max(faster, key=kept)
+        shown = max(faster, key=points_kept)
         reason = f"Every policy that is at least {FASTER} loses {LIMIT:g} points or more"
-        reason += f"; {named(shown.policy)} loses the least"
+        reason += f"; {policy_label(shown.policy)} loses the least"
     else:
         shown = next((choice for choice in setting.choices if holds(choice)), setting.choices[0])
         which = f"the fastest that loses less than {LIMIT:g} points" if holds(shown) else "the fastest"
-        reason = f"No policy is at least {FASTER} than native; {which} is {named(shown.policy)}"
+        reason = f"No policy is at least {FASTER} than native; {which} is {policy_label(shown.policy)}"
     words = f"None is worth it here. {reason}: {_numbers(shown)}."
     return Verdict(setting, "No", words, _of_two_models(setting), shown)
 
@@ -83,26 +88,30 @@ def _untimed(setting: Setting) -> Verdict:
     good = [choice for choice in saving if holds(choice)]
     if good:
         words = f"Nothing here measured speed. Of the policies that lose less than {LIMIT:g} points, "
-        words += f"{named(good[0].policy)} loads the fewest experts: {_numbers(good[0])}."
+        words += f"{policy_label(good[0].policy)} loads the fewest experts: {_numbers(good[0])}."
         return Verdict(setting, "Not known", words, [*_doubts(good[0]), NO_SPEED], good[0])
-    least = max(saving or setting.choices, key=kept)
+    least = max(saving or setting.choices, key=points_kept)
     reason = f"Every policy that loads fewer experts loses {LIMIT:g} points or more"
-    words = f"None is worth it here. {reason}; {named(least.policy)} loses the least: {_numbers(least)}."
+    words = f"None is worth it here. {reason}; {policy_label(least.policy)} loses the least: {_numbers(least)}."
     return Verdict(setting, "No", words, [], least)
 
 
-def kept(choice: Choice) -> float:
-    """To find what loses the least."""
+def points_kept(choice: Choice) -> float:
+    """Sort key: the accuracy change in points; unknown counts as the worst."""
     return -100.0 if choice.points is None else choice.points[0]
 
 
 def _numbers(choice: Choice) -> str:
-    """What was measured of a policy, with intervals."""
-    said = []
+    """The measurements of a policy in words, with intervals."""
+    parts = []
     if choice.gain is not None:
-        said.append(f"{more(choice.gain[0])} speed ({within(choice.gain, more, choice.runs)})")
+        parts.append(
+            f"{signed_percent(choice.gain[0])} speed ({interval_text(choice.gain, signed_percent, choice.runs)})"
+        )
     if choice.points is not None:
-        said.append(f"{points(choice.points[0])} points of accuracy ({within(choice.points, points)})")
+        parts.append(
+            f"{signed_points(choice.points[0])} points of accuracy ({interval_text(choice.points, signed_points)})"
+        )
     if choice.saved is not None and choice.gain is None:
-        said.append(f"{percent(choice.saved[0])} fewer experts loaded")
-    return ", ".join(said)
+        parts.append(f"{percent(choice.saved[0])} fewer experts loaded")
+    return ", ".join(parts)

@@ -1,1 +1,1 @@
-"""Will it help, how much may be pruned: the latency law, the examination of an engine, the search, the profile."""
+"""Will it help, and how much may be pruned? The doctor's examination, the staircase, and the search for a policy."""

@@ -1,6 +1,7 @@
-"""One engine for each kernel that vLLM has for experts, one after another, each in a process of its own.
+"""One engine per MoE kernel of vLLM, one after another, each in its own process.
 
-What a machine, a model and a kernel take together only a start tells: those that do not start are left out, with why.
+Only a start shows whether a kernel works with this machine and model. Kernels that do not start are left out, with the
+reason.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ from dataclasses import dataclass, field
 from multiprocessing import get_context
 from typing import Any
 
-from xshare.bench.interleaved import Way, compare, control_of, variants
-from xshare.bench.summary import rows_of
+from xshare.bench.interleaved import Variant, compare, noop_control, policies_by_name
+from xshare.bench.summary import summary_rows
 from xshare.bench.workload import Workload
 from xshare.engines.base import Engine
 from xshare.engines.by_name import open_engine
@@ -24,22 +25,22 @@ from xshare.results import Row
 
 
 @dataclass(frozen=True)
-class Asked:
-    """What every kernel is asked."""
+class BackendBenchmark:
+    """What is measured on every kernel."""
 
     model: str | None
     policies: tuple[str, ...]
     workload: Workload
     repeats: int
     drafts: int = 0
-    options: Mapping[str, Any] = field(default_factory=dict)  # of the engine, but for its moe_backend
+    options: Mapping[str, Any] = field(default_factory=dict)  # engine arguments, without moe_backend
 
 
 @dataclass(frozen=True)
-class Tried:
+class BackendResult:
     moe_backend: str
-    backend: str | None = None  # the kernel that it came to
-    why: str | None = None  # it was not measured
+    backend: str | None = None  # the kernel that vLLM chose for it
+    why: str | None = None  # why it was not measured
     rows: list[Row] = field(default_factory=list)
     about: Row = field(default_factory=dict)
 
@@ -47,41 +48,45 @@ class Tried:
         return {"moe_backend": self.moe_backend, "backend": self.backend, "why": self.why}
 
 
-def tried(name: str, asked: Asked, known: Mapping[str, str]) -> Tried:
-    """In a process of its own: what it holds of a device is given back whatever happens. `known`: by kernel, the value
-    under which it was measured."""
+def measure_in_process(name: str, benchmark: BackendBenchmark, known: Mapping[str, str]) -> BackendResult:
+    """Measure one moe_backend in its own process, which frees the device whatever happens. `known`: kernel -> the
+    moe_backend under which it was already measured."""
     with ProcessPoolExecutor(1, get_context("spawn")) as pool:
         try:
-            return pool.submit(measure, name, asked, known).result()
+            return pool.submit(measure_backend, name, benchmark, known).result()
         except BrokenProcessPool:
-            return Tried(name, why="its process died")
+            return BackendResult(name, why="its process died")
 
 
-def measure(name: str, asked: Asked, known: Mapping[str, str]) -> Tried:
+def measure_backend(name: str, benchmark: BackendBenchmark, known: Mapping[str, str]) -> BackendResult:
     try:
-        policies = [Policy.parse(text) for text in asked.policies]
-        options = dict(asked.options) | {"moe_backend": name}
-        engine = open_engine("vllm", asked.model, drafts=asked.drafts, policies=policies, options=options)
+        policies = [Policy.parse(text) for text in benchmark.policies]
+        options = dict(benchmark.options) | {"moe_backend": name}
+        engine = open_engine("vllm", benchmark.model, drafts=benchmark.drafts, policies=policies, options=options)
         try:
-            return measured(engine, name, asked, policies, known)
+            return measure_engine(engine, name, benchmark, policies, known)
         finally:
             engine.close()
-    except Exception as error:  # of whatever kind: the next kernel may do
-        return Tried(name, why=first_sentence(error))
+    except Exception as error:  # any error: the next kernel may still work
+        return BackendResult(name, why=first_sentence(error))
 
 
-def measured(engine: Engine, name: str, asked: Asked, policies: list[Policy], known: Mapping[str, str]) -> Tried:
+def measure_engine(
+    engine: Engine, name: str, benchmark: BackendBenchmark, policies: list[Policy], known: Mapping[str, str]
+) -> BackendResult:
     backend = engine.about.backend
     if backend is not None and backend in known:
-        return Tried(name, backend, f"the kernel is {known[backend]}'s, {backend}")
-    compared, samples = [Way(policy) for policy in variants(engine, policies).values()], list[Row]()
-    compare(engine, compared, asked.workload, range(asked.repeats), quiet, samples.extend)
-    setting = {"moe_backend": name, "backend": backend} | asked.workload.record() | {"drafts": engine.about.drafts}
-    return Tried(name, backend, None, rows_of(samples, str(control_of(engine)), setting), engine.about.record())
+        return BackendResult(name, backend, f"the kernel is {known[backend]}'s, {backend}")
+    variants, samples = [Variant(policy) for policy in policies_by_name(engine, policies).values()], list[Row]()
+    compare(engine, variants, benchmark.workload, range(benchmark.repeats), quiet, samples.extend)
+    setting = {"moe_backend": name, "backend": backend} | benchmark.workload.record() | {"drafts": engine.about.drafts}
+    return BackendResult(
+        name, backend, None, summary_rows(samples, str(noop_control(engine)), setting), engine.about.record()
+    )
 
 
 def first_sentence(error: BaseException) -> str:
-    """Of what went wrong, without what was tried in vain before it."""
+    """The first sentence of the message, without the prefixes of vLLM and pydantic."""
     text = " ".join(str(error).split()) or type(error).__name__
     text = re.sub(r"^(vllm cannot serve .*?: )?(\d+ validation errors? for \w+ )?(Value error, )?", "", text)
     return re.split(r"(?<=\w[.!])\s", text, maxsplit=1)[0][:200]

@@ -1,4 +1,4 @@
-"""A policy that may be chosen, and what a first look at it showed."""
+"""A policy that may be chosen, and what the scan measured of it."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ class Candidate:
     active: tuple[float, ...]  # by layer
     native: tuple[float, ...]
     mass: tuple[float, ...]
-    kl: float | None = None  # of native's next tokens from the policy's, in nats a token; None where it is not known
+    kl: float | None = None  # from native's next-token distribution, in nats per token; None if not measured
 
     @property
     def harm(self) -> float:
-        """What orders candidates: less is better."""
+        """Orders candidates: less is better."""
         return 1 - self.mean_mass if self.kl is None else self.kl
 
     @property
@@ -38,10 +38,10 @@ class Candidate:
         return sum(self.mass) / len(self.mass)
 
 
-def front(found: Sequence[Candidate]) -> list[Candidate]:
-    """Those that no other beats in both experts and harm, fewest experts first."""
+def front(candidates: Sequence[Candidate]) -> list[Candidate]:
+    """The candidates that no other beats in both experts and harm, fewest experts first."""
     best: list[Candidate] = []
-    for candidate in sorted(found, key=lambda c: (c.mean_active, c.harm)):
+    for candidate in sorted(candidates, key=lambda c: (c.mean_active, c.harm)):
         if not best or candidate.harm < best[-1].harm:
             best.append(candidate)
     return best

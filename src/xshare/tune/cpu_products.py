@@ -1,4 +1,4 @@
-"""Matrix products of few rows on a CPU: how long one takes against reading its weights.
+"""Matrix products of few rows on a CPU: is there a cliff between two numbers of rows?
 
 An expert's share of a decode step is one to a dozen rows. Some libraries have a cliff there: on an Arm machine,
 oneDNN took ten times as long for 9 rows as for 8, and switching it off halved a step.
@@ -14,12 +14,12 @@ import torch
 
 HIDDEN, WIDTH, WEIGHTS = 1024, 2048, 8  # 8 MB a matrix in float32, 64 MB together: more than most caches hold
 BELOW, ABOVE = 8, 9  # rows
-CLIFF = 2.0  # times as long for a row more
+CLIFF = 2.0  # how many times as long one more row may take
 
 
 @contextmanager
 def onednn(on: bool) -> Iterator[None]:
-    """With it, or without. torch has such a context too, which also sets what this build warns of."""
+    """Switch oneDNN on or off. torch has such a context too, but it also sets options that this build warns about."""
     before = torch.backends.mkldnn.enabled
     setattr(torch.backends.mkldnn, "enabled", on)  # noqa: B010  its type is a descriptor's
     try:
@@ -29,7 +29,7 @@ def onednn(on: bool) -> Iterator[None]:
 
 
 def product_ms(rows: int, with_onednn: bool, repeats: int = 5) -> float:
-    """The least of some repeats, which is what the library takes when nobody disturbs it."""
+    """The minimum over the repeats: the time on an otherwise idle machine."""
     x, weights = torch.ones(rows, HIDDEN), [torch.ones(WIDTH, HIDDEN) for _ in range(WEIGHTS)]
     times = []
     with onednn(with_onednn):
@@ -41,8 +41,8 @@ def product_ms(rows: int, with_onednn: bool, repeats: int = 5) -> float:
     return min(times[1:])
 
 
-def cliff(below: float, above: float, without: float) -> str | None:
-    """What to say of products of `BELOW` and `ABOVE` rows with oneDNN, and of the latter without; ms each."""
+def cliff_text(below: float, above: float, without: float) -> str | None:
+    """A sentence if there is a cliff, otherwise None. Times in ms: BELOW and ABOVE rows with oneDNN, ABOVE without."""
     if above < CLIFF * below or above < CLIFF * without:
         return None
     return (
@@ -52,4 +52,4 @@ def cliff(below: float, above: float, without: float) -> str | None:
 
 
 def find_cliff() -> str | None:
-    return cliff(product_ms(BELOW, True), product_ms(ABOVE, True), product_ms(ABOVE, False))
+    return cliff_text(product_ms(BELOW, True), product_ms(ABOVE, True), product_ms(ABOVE, False))

@@ -1,7 +1,7 @@
-"""Examine an engine: force the number of experts a step loads, see what it costs, and say whether XShare can help.
+"""Examine an engine: force the number of experts a step loads, measure what it costs, and say whether XShare can help.
 
-`k0=0,m=M` leaves a batch M experts, whatever it wants: the answers are nonsense, the time is real. Every run decodes
-the same prompts to the same length, sizes in turns, so that a slow spell hits all of them.
+`k0=0,m=M` leaves a batch M experts, whatever its router chose: the answers are nonsense, the time is real. Every run
+decodes the same prompts to the same length. Sizes alternate, so that a slow spell of the machine hits all of them.
 """
 
 from __future__ import annotations
@@ -23,31 +23,31 @@ from xshare.progress import Advance
 from xshare.protected_share import protected_requests
 from xshare.statistics import median_interval
 
-FITS = 0.5  # of the steps' variance that a law must explain to be one
-WAVES = 3  # batches of requests that follow one another with drafts, where requests end at different steps
+FITS = 0.5  # share of the steps' variance that a law must explain
+WAVES = 3  # consecutive batches per run with drafts, because requests then end at different steps
 
 
 @dataclass(frozen=True)
-class Decoded:
-    """One way to route in one repeat, as a result file has it."""
+class TimedRun:
+    """One variant in one repeat, as a result file stores it."""
 
-    point: str  # the way's label
+    point: str  # the variant's label
     batch: int
     repeat: int
     step_ms: float
-    counted: dict[str, float]  # nothing where experts were not
+    counted: dict[str, float]  # mean figures per step; empty if experts were not counted
 
 
 @dataclass
-class Way:
-    """One way to route, measured over all repeats."""
+class TimedVariant:
+    """Native routing or a policy, measured over all repeats."""
 
-    name: str  # the policy's
+    name: str  # of the policy
     batch: int
     step_ms: list[float] = field(default_factory=list)
-    counted: list[dict[str, float]] = field(default_factory=list)  # of the runs in which experts were counted
-    protected: float = 0.0  # share of its requests that are
-    requests: int = 0  # of a run
+    counted: list[dict[str, float]] = field(default_factory=list)  # one entry per run in which experts were counted
+    protected: float = 0.0  # share of its requests
+    requests: int = 0  # per run
 
     @property
     def label(self) -> str:
@@ -58,8 +58,8 @@ class Way:
         return median(self.step_ms)
 
     def mean(self, name: str) -> float | None:
-        found = [figures[name] for figures in self.counted if name in figures]
-        return sum(found) / len(found) if found else None
+        values = [figures[name] for figures in self.counted if name in figures]
+        return sum(values) / len(values) if values else None
 
     @property
     def active(self) -> float | None:
@@ -72,57 +72,57 @@ class Way:
 
 @dataclass
 class Examination:
-    native: Way
-    noop: Way
-    forced: list[Way]
-    policies: list[Way]
-    by_batch: list[Way]  # natively, smaller batches first
+    native: TimedVariant
+    noop: TimedVariant
+    forced: list[TimedVariant]
+    policies: list[TimedVariant]
+    by_batch: list[TimedVariant]  # native routing in smaller batches, smallest first
     top_k: int
     copy_gbps: float
-    expert_bytes: int | None = None  # of one expert, in all layers together
-    on_host: bool = False  # whether most experts are read over the bus, whose speed is then `copy_gbps`
-    protected: list[Way] = field(default_factory=list)  # the policies again, with some requests protected
+    expert_bytes: int | None = None  # of one expert index, summed over all layers
+    on_host: bool = False  # most experts are read over the bus; `copy_gbps` is then its speed
+    protected: list[TimedVariant] = field(default_factory=list)  # the policies with some requests protected
 
     @property
     def law(self) -> Law:
-        ways = [*self.forced, self.noop]  # with selection's own cost in all of them
-        counted = [(way.active, way.ms) for way in ways if way.active is not None]
+        variants = [*self.forced, self.noop]  # all of them include the cost of selecting
+        counted = [(variant.active, variant.ms) for variant in variants if variant.active is not None]
         return fit_law([active for active, _ in counted], [ms for _, ms in counted])
 
     @property
-    def wanted(self) -> float:
-        """Experts that a step loads natively: the control's, as natively an engine may count none."""
-        found = self.noop.active
-        if found is None:
+    def native_experts(self) -> float:
+        """Experts that a native step loads. The control counts them, because an engine may count none natively."""
+        experts = self.noop.active
+        if experts is None:
             raise XShareError("no step was counted: decode more tokens")
-        return found
+        return experts
 
     @property
     def overhead(self) -> float:
-        """Of selection that changes nothing, as a ratio to native."""
+        """Step time of the no-op control over native's."""
         return median(a / b for a, b in zip(self.noop.step_ms, self.native.step_ms, strict=True))
 
     @property
     def bandwidth_gbps(self) -> float | None:
-        """At which experts are read, as the law has it."""
+        """Bandwidth at which experts are read, from the slope of the law."""
         return self.expert_bytes / self.law.b / 1e6 if self.expert_bytes and self.law.b > 0 else None
 
-    def faster(self, way: Way, base: Way) -> tuple[float, float, float]:
-        """How many times as fast as another, repeat by repeat: the median and its interval."""
-        return median_interval([b / a for a, b in zip(way.step_ms, base.step_ms, strict=True)])
+    def speedup(self, variant: TimedVariant, base: TimedVariant) -> tuple[float, float, float]:
+        """How many times as fast as `base`, paired by repeat: the median and its interval."""
+        return median_interval([b / a for a, b in zip(variant.step_ms, base.step_ms, strict=True)])
 
-    def expected(self, way: Way) -> float | None:
-        """The gain over native that the experts saved should bring."""
-        return None if way.active is None else self.law.gain(self.wanted, way.active) / self.overhead
+    def expected_gain(self, variant: TimedVariant) -> float | None:
+        """The gain over native that the law predicts for the experts saved; None if they were not counted."""
+        return None if variant.active is None else self.law.gain(self.native_experts, variant.active) / self.overhead
 
 
 def waves(drafts: int | None) -> int:
-    """How many batches of prompts `examine` takes."""
+    """How many batches of prompts `examine` needs."""
     return WAVES if drafts else 1
 
 
-def sizes(num_experts: int, top_k: int, count: int = 6) -> list[int]:
-    """Budgets from k to N, closer together where they are small."""
+def forced_budgets(num_experts: int, top_k: int, count: int = 6) -> list[int]:
+    """Budgets from k up to but not including N, in geometric steps."""
     steps = [round(top_k * (num_experts / top_k) ** (i / (count - 1))) for i in range(count)]
     return list(dict.fromkeys(steps[:-1]))
 
@@ -136,54 +136,60 @@ def examine(
     repeats: int = 3,
     protect: Sequence[float] = (),
     advance: Advance = lambda done: None,
-    kept: Sequence[Decoded] = (),
-    keep: Callable[[list[Decoded]], None] = lambda samples: None,
+    known: Sequence[TimedRun] = (),
+    keep: Callable[[list[TimedRun]], None] = lambda samples: None,
 ) -> Examination:
-    """The prompts are as many batches as `waves` says. `protect`: shares of the requests with which policies are
-    measured again. `kept` are samples of an earlier run, and `keep` gets those of every new repeat."""
+    """`prompts` are `waves` batches. `protect`: shares of protected requests with which policies are measured again.
+    `known` are samples of an earlier run; `keep` receives the samples of every new repeat."""
     N, k, batches = engine.about.experts, engine.about.top_k, waves(engine.about.drafts)
     batch = len(prompts) // batches
     noop = Policy(warmup=min(1, k), batch_budget=N)
-    ways: list[tuple[Way, Policy | None]] = [(Way("native", batch), None), (Way(str(noop), batch), noop)]
-    ways += [(Way(f"k0=0,m={m}", batch), Policy(batch_budget=m)) for m in sizes(N, k)]
-    ways += [(Way(str(policy), batch, requests=len(prompts)), policy) for policy in policies]
-    guarded = [(policy, share) for policy in policies for share in protect]
-    ways += [(Way(str(policy), batch, protected=share, requests=len(prompts)), policy) for policy, share in guarded]
-    ways += [(Way("native", size), None) for size in sorted({1, max(1, batch // 2)}) if size < batch]
-    known = {(each.point, each.batch, each.repeat): each for each in kept}
-    # A repeat is measured whole, in one go: what is held against each other in it must be of one time.
+    variants: list[tuple[TimedVariant, Policy | None]] = [
+        (TimedVariant("native", batch), None),
+        (TimedVariant(str(noop), batch), noop),
+    ]
+    variants += [(TimedVariant(f"k0=0,m={m}", batch), Policy(batch_budget=m)) for m in forced_budgets(N, k)]
+    variants += [(TimedVariant(str(policy), batch, requests=len(prompts)), policy) for policy in policies]
+    protected_policies = [(policy, share) for policy in policies for share in protect]
+    variants += [
+        (TimedVariant(str(policy), batch, protected=share, requests=len(prompts)), policy)
+        for policy, share in protected_policies
+    ]
+    variants += [(TimedVariant("native", size), None) for size in sorted({1, max(1, batch // 2)}) if size < batch]
+    samples = {(sample.point, sample.batch, sample.repeat): sample for sample in known}
+    # A repeat is measured completely or not at all: its times are compared with each other, so they must be of one run.
     missing = {
         repeat
         for repeat in range(1, repeats + 1)
-        if any((way.label, way.batch, repeat) not in known for way, _ in ways)
+        if any((variant.label, variant.batch, repeat) not in samples for variant, _ in variants)
     }
-    for repeat in range(repeats + 1):  # the first warms up
-        fresh = []
-        for way, policy in ways if repeat % 2 else ways[::-1]:
+    for repeat in range(repeats + 1):  # repeat 0 warms up
+        new_samples = []
+        for variant, policy in variants if repeat % 2 else variants[::-1]:
             if repeat in missing or (repeat == 0 and missing):
                 engine.use(policy, timed=True)
-                asked = prompts[: batches * way.batch]
-                exact = protected_requests(way.protected, len(asked)) if way.protected else None
-                run = engine.run(asked, limit=tokens, batch=way.batch, to_the_end=True, protected=exact)
+                run_prompts = prompts[: batches * variant.batch]
+                protected = protected_requests(variant.protected, len(run_prompts)) if variant.protected else None
+                run = engine.run(run_prompts, limit=tokens, batch=variant.batch, to_the_end=True, protected=protected)
                 if repeat:
-                    fresh.append(decoded(way, repeat, run, engine))
-                    known[way.label, way.batch, repeat] = fresh[-1]
+                    new_samples.append(timed_run(variant, repeat, run, engine))
+                    samples[variant.label, variant.batch, repeat] = new_samples[-1]
             if repeat:
-                sample = known[way.label, way.batch, repeat]
-                way.step_ms.append(sample.step_ms)
-                way.counted += [sample.counted] if sample.counted else []
+                sample = samples[variant.label, variant.batch, repeat]
+                variant.step_ms.append(sample.step_ms)
+                variant.counted += [sample.counted] if sample.counted else []
             advance(1)
-        if fresh:
-            keep(fresh)
-    measured = [way for way, _ in ways]
+        if new_samples:
+            keep(new_samples)
+    measured = [variant for variant, _ in variants]
     on_host = engine.about.host_layers * 2 > engine.about.layers
     parts = iter(measured)
     return Examination(
         native=next(parts),
         noop=next(parts),
-        forced=list(islice(parts, len(sizes(N, k)))),
+        forced=list(islice(parts, len(forced_budgets(N, k)))),
         policies=list(islice(parts, len(policies))),
-        protected=list(islice(parts, len(guarded))),
+        protected=list(islice(parts, len(protected_policies))),
         by_batch=list(parts),
         top_k=k,
         copy_gbps=bus_gbps() if on_host else copy_gbps("cpu" if engine.about.device == "cpu" else "cuda"),
@@ -192,24 +198,24 @@ def examine(
     )
 
 
-def runs(num_experts: int, top_k: int, batch: int, policies: int, repeats: int) -> int:
+def count_runs(num_experts: int, top_k: int, batch: int, policies: int, repeats: int) -> int:
     """How often `examine` calls `advance`."""
     smaller = sum(size < batch for size in {1, max(1, batch // 2)})
-    return (repeats + 1) * (2 + len(sizes(num_experts, top_k)) + policies + smaller)
+    return (repeats + 1) * (2 + len(forced_budgets(num_experts, top_k)) + policies + smaller)
 
 
-def decoded(way: Way, repeat: int, run: Run, engine: Engine) -> Decoded:
-    return Decoded(way.label, way.batch, repeat, run.decode_s / run.steps * 1000, engine.stats().mean)
+def timed_run(variant: TimedVariant, repeat: int, run: Run, engine: Engine) -> TimedRun:
+    return TimedRun(variant.label, variant.batch, repeat, run.decode_s / run.steps * 1000, engine.stats().mean)
 
 
 def copy_gbps(device: str, megabytes: int = 256) -> float:
-    """What the device's memory can do: bytes read and written by copies, a second."""
+    """Memory bandwidth of the device: bytes read and written per second by copies."""
     source = torch.ones(megabytes << 20, dtype=torch.uint8, device=device)
     return 2 * source.numel() / median(copy_seconds(source, torch.empty_like(source), 7)) / 1e9
 
 
 def bus_gbps(megabytes: int = 256) -> float:
-    """At which a GPU reads host memory."""
+    """Bandwidth at which a GPU reads host memory."""
     source = torch.ones(megabytes << 20, dtype=torch.uint8).pin_memory()
     return source.numel() / min(copy_seconds(source, torch.empty_like(source, device="cuda"), 5)) / 1e9
 
@@ -228,32 +234,37 @@ def copy_seconds(source: Tensor, target: Tensor, times: int) -> list[float]:
     return [once() for _ in range(times)]
 
 
-def verdict(found: Examination) -> tuple[bool, str]:
-    """Whether it is worth it, and why, in words."""
-    law, wanted = found.law, found.wanted
-    share = law.share(wanted) if law.b > 0 else 0.0
-    if wanted <= 1.5 * found.top_k:
-        return False, f"too few rows: a step loads {wanted:.1f} experts, hardly more than one token's {found.top_k}"
+def verdict(examination: Examination) -> tuple[bool, str]:
+    """Whether selection is worth it, and why."""
+    law, native = examination.law, examination.native_experts
+    share = law.share(native) if law.b > 0 else 0.0
+    if native <= 1.5 * examination.top_k:
+        return (
+            False,
+            f"too few rows: a step loads {native:.1f} experts, hardly more than one token's {examination.top_k}",
+        )
     if share >= 0.1 and law.r2 < FITS:
         return False, f"the times lie on no line ({law}), so no gain can be promised: is the machine busy?"
     if law.b <= 0 or share < 0.1:
-        return False, f"experts are {max(0.0, share):.0%} of a step ({law}): it is {bound(found)}"
-    gains = [(gain, way) for way in found.policies if (gain := found.expected(way)) is not None]
+        return False, f"experts are {max(0.0, share):.0%} of a step ({law}): it is {bottleneck(examination)}"
+    gains = [
+        (gain, variant) for variant in examination.policies if (gain := examination.expected_gain(variant)) is not None
+    ]
     gain, best = max(gains, key=lambda pair: pair[0], default=(0.0, None))
     if best is None or gain < WORTH:
         what = "no policy was asked for" if best is None else f"{best.name} gives {gain:.2f}x"
         return False, f"experts are {share:.0%} of a step, but {what}: too little to put answers at risk"
     return True, (
-        f"experts are {share:.0%} of a step; {best.name} loads {best.active:.1f} instead of {wanted:.1f} and should "
+        f"experts are {share:.0%} of a step; {best.name} loads {best.active:.1f} instead of {native:.1f} and should "
         f"give {gain:.2f}x, at {best.mass or 0:.0%} of the gating weight: ask `xshare quality` about answers"
     )
 
 
-def bound(found: Examination) -> str:
-    """What holds a step up, if not its experts: seen from smaller batches."""
-    if not found.by_batch:
+def bottleneck(examination: Examination) -> str:
+    """What limits a step if its experts do not, judged from smaller batches."""
+    if not examination.by_batch:
         return "held up elsewhere"
-    half, whole = found.by_batch[-1], found.native
+    half, whole = examination.by_batch[-1], examination.native
     rows, longer = whole.batch / half.batch, whole.ms / half.ms
     if longer > 1 + 0.6 * (rows - 1):
         return f"compute-bound, {rows:.1f} times the rows take {longer:.1f} times as long"

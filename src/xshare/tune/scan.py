@@ -1,8 +1,8 @@
-"""Cheap signals first: what each policy would load, keep and change, before any answer is judged.
+"""Cheap signals first: what each policy loads, keeps and changes, before any answer is judged.
 
-Gating weight kept is the cheapest, and not enough: a token that loses its second expert may be lost while the batch
-keeps nearly all of its weight. Where the engine can be forced, KL from native's next tokens says more: over whole
-answers, since harm comes late in them, and over several batches, since it is a few tokens that are harmed.
+Gating weight kept is the cheapest signal, but not enough: a token that loses its second expert may be lost while the
+batch keeps nearly all of its weight. If the engine can force tokens, KL from native's next tokens says more. It is
+taken over whole answers, because harm comes late in them, and over several batches, because few tokens are harmed.
 """
 
 from __future__ import annotations
@@ -16,40 +16,40 @@ from xshare.errors import XShareError
 from xshare.policy import Policy
 from xshare.progress import Advance, quiet
 from xshare.tune.candidate import Candidate
-from xshare.tune.layers import allocate, alone, divided, layer_weights
+from xshare.tune.layers import allocate, layer_weights, prune_one_layer, with_budget_per_layer
 
 SHARES = (0.0, 1 / 16, 1 / 8, 3 / 16, 1 / 4, 3 / 8, 1 / 2)  # of N, as batch budgets
 VOTES: tuple[dict[str, Any], ...] = (
     {"power": 3},
     {},
     {"score": "full"},
-)  # that budgets are given by; the first do best
-REQUESTED = (1, 2, 4, 6, 8)  # request budgets, where a request has several rows
+)  # how budgets are spent; the best first
+REQUESTED = (1, 2, 4, 6, 8)  # request budgets, with drafts: then a request has several rows
 COVERAGES = tuple(i / 100 for i in range(50, 95, 5))
 PRICES = (0.16, 0.32, 0.48, 0.64, 0.8, 1.0)  # in k**2: what a token of k experts of equal weight votes by power 2
-SOME = slice(1, -1, 2)  # of a family: those that budgets by layer are to load as much as
-WEIGHED = (0.55, 0.6, 0.65, 0.7, 0.8)  # coverages that weights of layers are tried with
-FOLLOWED = (1.0, 0.5)  # how closely weights follow the harm of each layer
-CUT = 48  # tokens of a run where an engine cannot be forced
+SOME = slice(1, -1, 2)  # the policies of a family for which per-layer budgets of equal load are tried
+WEIGHED = (0.55, 0.6, 0.65, 0.7, 0.8)  # coverages with which layer weights are tried
+FOLLOWED = (1.0, 0.5)  # powers: how closely layer weights follow the harm of each layer
+CUT = 48  # tokens per answer if the engine cannot force tokens
 
 
 def grid(num_experts: int, top_k: int, drafts: int = 0) -> list[Policy]:
-    """Guarantees, prices, and warm-ups below k with budgets up to half of the experts, by all votes; with drafts
-    request budgets, too."""
+    """Coverages, prices, and warm-ups below k with budgets up to half of the experts, by all votes; with drafts also
+    request budgets."""
     budgets = list(dict.fromkeys(round(share * num_experts) for share in SHARES))[1:]
-    found = [Policy(coverage=rho) for rho in COVERAGES]
-    found += [Policy(price=float(f"{share / top_k**2:.2g}"), power=2) for share in PRICES]
-    found += [Policy(warmup=k0) for k0 in range(1, min(4, top_k))]
-    # Beyond a warm-up of 2 little is left to be chosen, and with one of 2 not much.
+    policies = [Policy(coverage=rho) for rho in COVERAGES]
+    policies += [Policy(price=float(f"{share / top_k**2:.2g}"), power=2) for share in PRICES]
+    policies += [Policy(warmup=k0) for k0 in range(1, min(4, top_k))]
+    # Beyond a warm-up of 2 a budget has little left to choose, and with 2 not much.
     for k0, votes in ((1, VOTES), (2, VOTES[:1])):
         if k0 < top_k:
-            found += [Policy(warmup=k0, batch_budget=m, **own) for own in votes for m in budgets[: 6 // k0 + 1]]
-            found += [Policy(warmup=k0, request_budget=mr, **own) for own in votes for mr in REQUESTED if drafts]
-    return found
+            policies += [Policy(warmup=k0, batch_budget=m, **vote) for vote in votes for m in budgets[: 6 // k0 + 1]]
+            policies += [Policy(warmup=k0, request_budget=mr, **vote) for vote in votes for mr in REQUESTED if drafts]
+    return policies
 
 
 def families(policies: Sequence[Policy]) -> list[list[Policy]]:
-    """Those that are alike but for m: their budgets can be divided among the layers."""
+    """Policies grouped so that each group differs only in m: their budgets can be divided among the layers."""
     by_votes: dict[Policy, list[Policy]] = {}
     for policy in policies:
         if policy.warmup and policy.batch_budget and not policy.request_budget and policy.power == VOTES[0]["power"]:
@@ -57,8 +57,8 @@ def families(policies: Sequence[Policy]) -> list[list[Policy]]:
     return list(by_votes.values())
 
 
-def weighed(kl: dict[int, float], top_k: int) -> Iterator[Policy]:
-    """Guarantees and prices with weights of layers, from the KL of pruning each alone."""
+def layer_weight_policies(kl: dict[int, float], top_k: int) -> Iterator[Policy]:
+    """Coverages and prices with layer weights, from the KL of pruning each layer alone."""
     for power in FOLLOWED:
         if weights := layer_weights(kl, power):
             for rho in WEIGHED:
@@ -68,7 +68,7 @@ def weighed(kl: dict[int, float], top_k: int) -> Iterator[Policy]:
 
 
 class Scan:
-    """`known` were looked at before; `keep` gets every new one."""
+    """`known` are candidates of an earlier run; `keep` receives every new one."""
 
     def __init__(
         self,
@@ -79,50 +79,50 @@ class Scan:
         limit: int,
         advance: Advance = quiet,
         known: Sequence[Candidate] = (),
-        keep: Callable[[Candidate], None] = lambda found: None,
+        keep: Callable[[Candidate], None] = lambda candidate: None,
     ) -> None:
         self.engine, self.prompts, self.batch, self.limit = engine, prompts, batch, limit
         self.advance, self.keep = advance, keep
-        self.there = {each.policy: each for each in known}
+        self.looked_at = {candidate.policy: candidate for candidate in known}
         about = engine.about
         self.policies = grid(about.experts, about.top_k, about.drafts or 0)
         self.forced = cache(self._forced)
 
     @property
     def most(self) -> int:
-        """How often `advance` is called, at most."""
+        """The most that `advance` is called."""
         by_layer = sum(len(family[SOME]) for family in families(self.policies))
         weights = len(FOLLOWED) * (len(WEIGHED) + len(PRICES[1:4]))
         return len(self.policies) + by_layer + len(self.engine.about.layer_numbers) + weights
 
     def run(self) -> list[Candidate]:
-        """The grid; budgets by layer that load as much as some of it and keep more; and layers weighed."""
+        """The grid, per-layer budgets that load as much as some of the grid and keep more, and layer weights."""
         about = self.engine.about
         layers = about.layer_numbers
         self.engine.count_all(True)
-        found = {policy: self.look(policy) for policy in self.policies}
+        candidates = {policy: self.look(policy) for policy in self.policies}
         for family in families(self.policies):
             for like in family[SOME]:
-                budgets = allocate([found[policy] for policy in family], found[like].mean_active)
+                budgets = allocate([candidates[policy] for policy in family], candidates[like].mean_active)
                 if len(set(budgets)) > 1:
-                    policy = divided(like, dict(zip(layers, budgets, strict=True)))
-                    found[policy] = self.look(policy)
+                    policy = with_budget_per_layer(like, dict(zip(layers, budgets, strict=True)))
+                    candidates[policy] = self.look(policy)
         if self.engine.forces and len(layers) > 1:
             warmup = max(1, min(2, about.top_k - 1))
-            kl = {layer: self.look(alone(layer, layers, about.experts, warmup)).kl for layer in layers}
-            known = {layer: own for layer, own in kl.items() if own is not None}
-            for policy in weighed(known, about.top_k) if len(known) == len(layers) else ():
-                found[policy] = self.look(policy)
+            kl = {layer: self.look(prune_one_layer(layer, layers, about.experts, warmup)).kl for layer in layers}
+            known = {layer: layer_kl for layer, layer_kl in kl.items() if layer_kl is not None}
+            for policy in layer_weight_policies(known, about.top_k) if len(known) == len(layers) else ():
+                candidates[policy] = self.look(policy)
         self.engine.count_all(False)
-        return list(found.values())
+        return list(candidates.values())
 
     def look(self, policy: Policy) -> Candidate:
-        """Native's answers, decoded under the policy, or some tokens where nobody can be forced."""
-        if policy not in self.there:
-            self.there[policy] = self._look(policy)
-            self.keep(self.there[policy])
+        """Measure a policy on native's answers, teacher-forced; on freely decoded tokens if the engine cannot force."""
+        if policy not in self.looked_at:
+            self.looked_at[policy] = self._look(policy)
+            self.keep(self.looked_at[policy])
         self.advance(1)
-        return self.there[policy]
+        return self.looked_at[policy]
 
     def _look(self, policy: Policy) -> Candidate:
         prompts, answers = self.forced()
@@ -143,7 +143,7 @@ class Scan:
         return Candidate(policy, active, native, mass, kl)
 
     def _forced(self) -> tuple[Sequence[Sequence[int]], list[list[int]]]:
-        """Prompts with native's answers, or one batch of them and no answers where the engine cannot be forced."""
+        """Prompts with native's answers; one batch of prompts without answers if the engine cannot force tokens."""
         if not self.engine.forces:
             return self.prompts[: self.batch], []
         self.engine.use(None)

@@ -1,22 +1,22 @@
-"""What a candidate does to the speed, measured: decoded in turns with native routing, on the same prompts."""
+"""The measured speed of a candidate: interleaved with native routing, on the same prompts."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from xshare.bench.run_record import measure, warm
+from xshare.bench.run_record import measure, warm_up
 from xshare.bench.workload import Workload
 from xshare.engines.base import Engine
 from xshare.progress import Advance, quiet
 from xshare.tune.candidate import Candidate
 
-REPEATS = 7  # of fewer the interval of a median says little
+REPEATS = 7  # with fewer, the interval of a median says little
 
 
 @dataclass(frozen=True)
-class Timed:
-    """One repeat, as a result file has it: tokens a second and request, of a candidate and natively."""
+class SpeedSample:
+    """One repeat, as a result file stores it: tokens per second and request, of a candidate and of native routing."""
 
     timed: str  # the candidate
     repeat: int
@@ -24,26 +24,26 @@ class Timed:
     otps_native: float
 
 
-def ratios(
+def speed_ratios(
     engine: Engine,
     candidate: Candidate,
     workload: Workload,
-    known: Sequence[Timed] = (),
-    keep: Callable[[Timed], None] = lambda sample: None,
+    known: Sequence[SpeedSample] = (),
+    keep: Callable[[SpeedSample], None] = lambda sample: None,
     advance: Advance = quiet,
 ) -> list[float]:
-    """Tokens a second and request, the candidate's over native's, one for each repeat.
+    """The candidate's tokens per second and request over native's, one ratio per repeat.
 
-    `known` are samples of an earlier run, and `keep` gets every new one.
+    `known` are samples of an earlier run; `keep` receives every new one.
     """
-    mine = {each.repeat: each for each in known if each.timed == candidate.name}
-    for repeat in (number for number in range(REPEATS) if number not in mine):
+    samples = {sample.repeat: sample for sample in known if sample.timed == candidate.name}
+    for repeat in (number for number in range(REPEATS) if number not in samples):
         prompts, otps = workload.prompts_of(engine, repeat), {}
         for native in (True, False) if repeat % 2 else (False, True):
             engine.use(None if native else candidate.policy, timed=True)
-            warm(engine, workload, workload.prompts_of(engine, -1))
+            warm_up(engine, workload, workload.prompts_of(engine, -1))
             otps[native] = measure(engine, workload, prompts, None, quiet)[0]["otps"]
-        mine[repeat] = Timed(candidate.name, repeat, otps[False], otps[True])
-        keep(mine[repeat])
+        samples[repeat] = SpeedSample(candidate.name, repeat, otps[False], otps[True])
+        keep(samples[repeat])
     advance(1)
-    return [each.otps / each.otps_native for each in mine.values()]
+    return [sample.otps / sample.otps_native for sample in samples.values()]

@@ -1,7 +1,8 @@
-"""Measure the staircase: what a decode step takes with sets of every size, visited within one running batch.
+"""Measure the staircase: the time of a decode step with sets of every size, visited within one running batch.
 
-Single runs scatter by 5 to 10 %, an expert costs less. So the policy `k0=0,m=T` changes between the steps of one batch:
-a round visits all sizes T, in an order of its own because the context grows, and times are held against their round's.
+Single runs scatter by 5 to 10 %, and an expert costs less than that. So the policy `k0=0,m=T` changes between the steps
+of one batch. A round visits all sizes T in random order, because the context grows, and each time is taken relative to
+its round.
 """
 
 from __future__ import annotations
@@ -27,31 +28,32 @@ from xshare.results import Row
 from xshare.staircase import StairsError, clear_edges, cost_of
 from xshare.statistics import median_interval
 
-# Of a visit, and how many of them do not count: an engine schedules a step ahead, and counts experts after a change.
+# Steps per visit, and how many of them are dropped: an engine schedules one step ahead, and counts experts after a
+# change.
 STEPS, SETTLING = 7, 3
-SPARE = 4  # steps of a batch beside its visits: requests may begin one after another
-MOST = 4096  # tokens of an answer that are tried, where requests begin far apart
-COUNTED = 6  # tokens of the answers in which experts are counted
-SHORT = 0.5  # experts by which a set may be less than full
-LEAST = 4  # rounds
-NOISE = 0.25  # of what an expert costs: the largest standard error with which rounds may end
+SPARE = 4  # extra steps per batch, because requests may start one after another
+MOST = 4096  # tokens per answer, at most, if requests start far apart
+COUNTED = 6  # tokens per answer while experts are counted
+SHORT = 0.5  # experts that a full set may lack on average
+LEAST = 4  # rounds, at least
+NOISE = 0.25  # rounds end when no standard error exceeds this share of an expert's cost
 
 Prompts = Sequence[Sequence[int]]
 
 
 @dataclass(frozen=True)
 class Visit:
-    """One size in one round, as a result file has it."""
+    """One size in one round, as a result file stores it."""
 
-    batch: int  # rows of a step
-    experts: int  # of the set
+    batch: int  # rows per step
+    experts: int  # size of the set
     round: int
     ms: float
 
 
 @dataclass(frozen=True)
 class Staircase:
-    """Of steps of one number of rows: whole rounds, every size in each."""
+    """Step times for one number of rows: complete rounds, every size in each."""
 
     rows: int
     visits: Sequence[Visit]
@@ -65,7 +67,7 @@ class Staircase:
         """ms, [rounds, sizes]"""
         known = {(visit.round, visit.experts): visit.ms for visit in self.visits}
         rounds = sorted({visit.round for visit in self.visits})
-        return np.array([[known[each, size] for size in self.sizes] for each in rounds])
+        return np.array([[known[number, size] for size in self.sizes] for number in rounds])
 
     @property
     def rounds(self) -> int:
@@ -73,7 +75,7 @@ class Staircase:
 
     @cached_property
     def times(self) -> dict[int, tuple[float, float, float]]:
-        """By size: ms with its interval. The median of what it takes relative to its round, times the median round."""
+        """By size: ms with its interval. The median time relative to its round, scaled by the median round."""
         middle = np.median(self.by_round, axis=1)
         relative, usual = self.by_round / middle[:, None], float(np.median(middle))
         spans = [median_interval(column.tolist()) for column in relative.T]
@@ -84,12 +86,12 @@ class Staircase:
 
     @property
     def expert_ms(self) -> float:
-        """What one more expert costs, over all sizes."""
+        """What one more expert costs: the slope over all sizes."""
         return float(np.polyfit(self.sizes, [ms for ms, _, _ in self.times.values()], 1)[0])
 
     @property
     def noise_ms(self) -> float:
-        """The largest standard error of a size's time, held against its rounds'."""
+        """The largest standard error of any size's time, relative to its rounds."""
         return max(high - low for _, low, high in self.times.values()) / (2 * 1.96)
 
     @property
@@ -97,41 +99,41 @@ class Staircase:
         return self.rounds >= LEAST and self.noise_ms <= NOISE * self.expert_ms
 
     def cost(self, num_experts: int) -> Tensor | None:
-        """The cost table; None where times do not grow with the experts."""
+        """The cost table; None if times do not grow with the experts."""
         try:
             return cost_of(self.sizes, [ms for ms, _, _ in self.times.values()], num_experts)
         except StairsError:
             return None
 
     def edges(self, num_experts: int) -> list[int]:
-        """The largest sizes of stairs that are clear of the noise."""
+        """The size at the end of each stair that stands out of the noise."""
         cost = self.cost(num_experts)
         return [] if cost is None else clear_edges(cost, self.times)
 
 
-def natively(engine: Engine, prompts: Prompts) -> float:
-    """Experts that a step of these requests loads by itself, in a layer."""
+def native_experts(engine: Engine, prompts: Prompts) -> float:
+    """Experts per layer that a native step of these requests loads."""
     about = engine.about
-    found = counted(engine, prompts, Policy(warmup=min(1, about.top_k), batch_budget=about.experts))
-    return found["experts_native"]
+    figures = count_experts(engine, prompts, Policy(warmup=min(1, about.top_k), batch_budget=about.experts))
+    return figures["experts_native"]
 
 
-def fill(engine: Engine, prompts: Prompts, native: float, advance: Advance = quiet) -> dict[int, float]:
-    """Experts that a step loads with sets of every size, from k up to what it loads natively."""
-    about, found = engine.about, dict[int, float]()
+def experts_by_size(engine: Engine, prompts: Prompts, native: float, advance: Advance = quiet) -> dict[int, float]:
+    """Size of the set -> experts that a step loads, from k up to what it loads natively."""
+    about, active = engine.about, dict[int, float]()
     for size in range(about.top_k, min(about.experts, math.ceil(native)) + 1):
-        found[size] = counted(engine, prompts, Policy(batch_budget=size))["experts_active"]
+        active[size] = count_experts(engine, prompts, Policy(batch_budget=size))["experts_active"]
         advance(1)
-    return found
+    return active
 
 
-def filled(active: dict[int, float]) -> list[int]:
-    """Sizes that a batch fills: in a larger set some experts are nobody's, and take no time."""
+def filled_sizes(active: dict[int, float]) -> list[int]:
+    """Sizes that a batch fills. In a larger set, no row uses some of the experts, and they take no time."""
     return [size for size, loaded in sorted(active.items()) if loaded >= size - SHORT]
 
 
-def counted(engine: Engine, prompts: Prompts, policy: Policy) -> dict[str, float]:
-    """Figures of a few steps in which all is counted, and none is timed."""
+def count_experts(engine: Engine, prompts: Prompts, policy: Policy) -> dict[str, float]:
+    """Mean figures of a few steps that are counted and not timed."""
     engine.use(policy)
     engine.count_all(True)
     engine.run(prompts, limit=COUNTED, batch=len(prompts), to_the_end=True)
@@ -143,7 +145,7 @@ def counted(engine: Engine, prompts: Prompts, policy: Policy) -> dict[str, float
     return stats.mean
 
 
-def climb(
+def measure_staircase(
     engine: Engine,
     prompts_of: Callable[[int], Prompts],
     rows: int,
@@ -156,52 +158,52 @@ def climb(
     keep: Callable[[list[Visit]], None] = lambda visits: None,
     advance: Advance = quiet,
 ) -> Staircase:
-    """Rounds until the noise is less than a quarter of an expert, or `rounds` of them, four at least.
+    """Measure rounds until the noise is below a quarter of an expert, or for `rounds` rounds; at least four.
 
-    `prompts_of` a round's number. `tokens` of an answer, at most. `known` are visits of an earlier run, whose rounds
-    are whole, and `keep` gets those of every new round.
+    `prompts_of` returns the prompts of a round. `tokens` limits an answer. `known` are visits of an earlier run, in
+    complete rounds; `keep` receives those of every new round.
     """
-    found = Staircase(rows, list(known))
-    while found.rounds < max(rounds, LEAST) and not found.settled:
-        number, order = found.rounds, list(sizes)
+    staircase = Staircase(rows, list(known))
+    while staircase.rounds < max(rounds, LEAST) and not staircase.settled:
+        number, order = staircase.rounds, list(sizes)
         random.Random(f"{seed} {rows} {number}").shuffle(order)
         engine.use(Policy(batch_budget=order[0]))
-        times = visited(engine, prompts_of(number), order, tokens)
-        fresh = [Visit(rows, size, number, times[size]) for size in sorted(times)]
-        keep(fresh)
-        found = Staircase(rows, [*found.visits, *fresh])
+        times = time_sizes(engine, prompts_of(number), order, tokens)
+        new_visits = [Visit(rows, size, number, times[size]) for size in sorted(times)]
+        keep(new_visits)
+        staircase = Staircase(rows, [*staircase.visits, *new_visits])
         advance(1)
-    return found
+    return staircase
 
 
-def visited(engine: Engine, prompts: Prompts, order: Sequence[int], tokens: int | None = None) -> dict[int, float]:
-    """ms of a step with sets of each size, in this order. Batches follow one another where answers may not be as long
-    as all visits take."""
-    each = 1 + (engine.about.drafts or 0)  # tokens that a step may bring a request
+def time_sizes(engine: Engine, prompts: Prompts, order: Sequence[int], tokens: int | None = None) -> dict[int, float]:
+    """ms per step with sets of each size, visited in this order. If answers cannot be as long as all visits take,
+    several batches follow one another."""
+    tokens_per_step = 1 + (engine.about.drafts or 0)  # tokens per request and step, at most
     room = math.inf if engine.room is None else engine.room - max(map(len, prompts))
     room = min(room, math.inf if tokens is None else tokens)
-    if room < (STEPS + SPARE) * each:
+    if room < (STEPS + SPARE) * tokens_per_step:
         raise XShareError(
-            f"an answer must have room for {(STEPS + SPARE) * each} tokens, not {room:.0f}: more --tokens, shorter "
-            f"prompts, or a larger max_model_len"
+            f"an answer must have room for {(STEPS + SPARE) * tokens_per_step} tokens, not {room:.0f}: more --tokens, "
+            f"shorter prompts, or a larger max_model_len"
         )
     times: dict[int, float] = {}
     spare = SPARE
     while waiting := [size for size in order if size not in times]:
 
         def before(step: int, waiting: Sequence[int] = waiting) -> None:
-            place, into = divmod(step, STEPS)
-            if into == 0 and place < len(waiting):
-                engine.change(Policy(batch_budget=waiting[place]))
+            index, into = divmod(step, STEPS)
+            if into == 0 and index < len(waiting):
+                engine.change(Policy(batch_budget=waiting[index]))
 
-        limit = min(room, max(len(waiting), each) * STEPS + spare * each)
+        limit = min(room, max(len(waiting), tokens_per_step) * STEPS + spare * tokens_per_step)
         run = engine.run(prompts, limit=int(limit), batch=len(prompts), to_the_end=True, before=before)
-        whole = list(takewhile(lambda step: step.requests == len(prompts), run.timed))  # until the first has ended
-        for place, size in enumerate(waiting[: len(whole) // STEPS]):
-            steps = whole[place * STEPS : (place + 1) * STEPS][SETTLING:]
+        whole = list(takewhile(lambda step: step.requests == len(prompts), run.timed))  # until the first request ends
+        for index, size in enumerate(waiting[: len(whole) // STEPS]):
+            steps = whole[index * STEPS : (index + 1) * STEPS][SETTLING:]
             times[size] = 1000 * median(step.seconds for step in steps)
         if waiting[0] not in times and limit < min(room, MOST):
-            spare *= 4  # they begin so far apart
+            spare *= 4  # requests start too far apart for so few steps
         elif waiting[0] not in times:
             raise XShareError(
                 f"all {len(prompts)} requests were decoded together in {len(whole)} steps, and a visit takes {STEPS}: "
@@ -210,11 +212,11 @@ def visited(engine: Engine, prompts: Prompts, order: Sequence[int], tokens: int 
     return times
 
 
-def rows_of(found: Staircase, active: dict[int, float], num_experts: int, **facts: Any) -> list[Row]:
-    """As a result file has them; `facts` stand in each."""
-    cost = found.cost(num_experts)
+def staircase_rows(staircase: Staircase, active: dict[int, float], num_experts: int, **facts: Any) -> list[Row]:
+    """The rows of a result file; `facts` are added to each."""
+    cost = staircase.cost(num_experts)
     return [
-        {"batch": found.rows, "experts": size, "ms": ms, "ms_low": low, "ms_high": high, "active": active[size]}
-        | {"cost": None if cost is None else float(cost[size]), **facts, "rounds": found.rounds}
-        for size, (ms, low, high) in found.times.items()
+        {"batch": staircase.rows, "experts": size, "ms": ms, "ms_low": low, "ms_high": high, "active": active[size]}
+        | {"cost": None if cost is None else float(cost[size]), **facts, "rounds": staircase.rounds}
+        for size, (ms, low, high) in staircase.times.items()
     ]

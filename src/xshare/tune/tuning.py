@@ -1,4 +1,4 @@
-"""From a first look at many policies to one that holds, if there is one: everything that `xshare tune` measures."""
+"""Everything that `xshare tune` measures: from a scan of many policies to the one that holds, if there is one."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from xshare.progress import Advance
 from xshare.results import Results, Row, provenance
 from xshare.statistics import median_interval, share_interval
 from xshare.tune.candidate import Candidate, front
-from xshare.tune.doctor import Decoded, Examination, examine, runs, waves
-from xshare.tune.old_samples import as_today
+from xshare.tune.doctor import Examination, TimedRun, count_runs, examine, waves
+from xshare.tune.old_samples import upgrade_sample
 from xshare.tune.questions import Questions
 from xshare.tune.scan import Scan
-from xshare.tune.search import Round, Search, Tried
-from xshare.tune.speed import Timed, ratios
+from xshare.tune.search import CandidateTrials, Round, Search
+from xshare.tune.speed import SpeedSample, speed_ratios
 
-TIMED = 48  # tokens of an answer, when candidates are timed
+TIMED = 48  # tokens per answer when candidates are timed
 Objective = Literal["otps", "experts"]
 Progress = Callable[[str, int], AbstractContextManager[Advance]]
 
 
-def to_sample(found: Candidate) -> Row:
-    return {"scan": found.name, "figures": [found.active, found.native, found.mass], "kl": found.kl}
+def candidate_sample(candidate: Candidate) -> Row:
+    return {"scan": candidate.name, "figures": [candidate.active, candidate.native, candidate.mass], "kl": candidate.kl}
 
 
-def from_sample(sample: Row) -> Candidate:
+def sample_candidate(sample: Row) -> Candidate:
     active, native, mass = map(tuple, sample["figures"])
     return Candidate(Policy.parse(sample["scan"]), active, native, mass, sample["kl"])
 
@@ -52,12 +52,12 @@ class Tuning:
         say: Callable[[str], None],
         cost: StaircaseFile | None = None,
     ) -> None:
-        """`most`: questions a candidate may take in each set. `results` may have samples of an earlier run, and gets
-        the new ones. `cost`: the staircase that the engine was opened with, as the profile names it."""
+        """`most`: questions per candidate and set. `results` may hold samples of an earlier run; new ones are added.
+        `cost`: the staircase that the engine was opened with, as the profile names it."""
         self.engine, self.questions, self.max_drop, self.objective = engine, questions, max_drop, objective
         self.most, self.batch, self.limit, self.cost = most, batch, limit, cost
         self.results, self.samples, self.progress, self.say = results, results.samples, progress, say
-        self.tried: list[Tried] = []
+        self.tried: list[CandidateTrials] = []
         self.candidates: list[Candidate] = []
         self.law: Examination | None = None
         self.speed: dict[str, tuple[float, float, float]] = {}  # measured, by candidate
@@ -70,63 +70,65 @@ class Tuning:
             most=self.most,
             batch=self.batch,
             limit=self.limit,
-            kept=[Round(**sample) for sample in self.kept("right")],
-            keep=lambda found: self.keep(asdict(found)),
+            known=[Round(**sample) for sample in self.samples_with("right")],
+            keep=lambda answered: self.keep(asdict(answered)),
         )
         with self.progress("native", self.questions.first) as search.advance:
             search.check_tasks()
-        self.candidates = self.scanned()
+        self.candidates = self.scan()
         if self.objective == "otps":
-            self.law = self.examined()
-        bold = [c for c in front(self.candidates) if self.gain(c) > 1.0]
+            self.law = self.examine()
+        promising = [c for c in front(self.candidates) if self.gain(c) > 1.0]
         if not search.could_hold():
-            self.say(self.first_look(search))
-        with self.progress("answers", 2 * len(bold).bit_length() * self.most) as search.advance:
-            for tried in search.run(bold):
-                self.tried.append(tried)
+            self.say(self.too_few_questions(search))
+        with self.progress("answers", 2 * len(promising).bit_length() * self.most) as search.advance:
+            for trials in search.run(promising):
+                self.tried.append(trials)
                 self.write()
         self.time()
         self.write()
 
-    def kept(self, column: str) -> list[Row]:
-        """Samples so far of the kind that has this column."""
+    def samples_with(self, column: str) -> list[Row]:
+        """The samples that have this column, which tells their kind."""
         layers = self.engine.about.layer_numbers
-        return [as_today(sample, layers) for sample in self.samples if column in sample]
+        return [upgrade_sample(sample, layers) for sample in self.samples if column in sample]
 
-    def first_look(self, search: Search) -> str:
+    def too_few_questions(self, search: Search) -> str:
         best = search.best_case
         asked, total = len(best.right), best.needed(self.max_drop)
         enough = "" if total is None else f", and {total} of each set would"
         return f"{asked} questions cannot show a loss below {self.max_drop:.1%}, even without one that is lost{enough}."
 
-    def scanned(self) -> list[Candidate]:
+    def scan(self) -> list[Candidate]:
         scan = Scan(
             self.engine,
             [self.engine.encode(task.prompt) for task in self.questions.round(False, 0)],
             batch=self.batch,
             limit=self.limit,
-            known=[from_sample(sample) for sample in self.kept("scan")],
-            keep=lambda found: self.keep(to_sample(found)),
+            known=[sample_candidate(sample) for sample in self.samples_with("scan")],
+            keep=lambda candidate: self.keep(candidate_sample(candidate)),
         )
         with self.progress("policies", scan.most) as scan.advance:
             return scan.run()
 
     def time(self) -> None:
-        """How fast those are that may hold."""
-        open_ = [each.candidate for each in self.tried if each.state != "fails"]
+        """Measure the speed of the candidates that have not failed."""
+        remaining = [trials.candidate for trials in self.tried if trials.state != "fails"]
         workload = Workload(self.batch, self.batch, None, 48, TIMED, "questions", 0)
-        with self.progress("speed", len(open_)) as advance:
-            for candidate in open_:
-                known = [Timed(**sample) for sample in self.kept("timed")]
-                found = ratios(self.engine, candidate, workload, known, lambda timed: self.keep(asdict(timed)), advance)
-                self.speed[candidate.name] = median_interval(found)
+        with self.progress("speed", len(remaining)) as advance:
+            for candidate in remaining:
+                known = [SpeedSample(**sample) for sample in self.samples_with("timed")]
+                ratios = speed_ratios(
+                    self.engine, candidate, workload, known, lambda timed: self.keep(asdict(timed)), advance
+                )
+                self.speed[candidate.name] = median_interval(ratios)
 
-    def examined(self) -> Examination:
+    def examine(self) -> Examination:
         about = self.engine.about
         workload = Workload(self.batch, self.batch * waves(about.drafts), None, 48, 24, "questions", 0)
-        with self.progress("law", runs(about.experts, about.top_k, self.batch, 0, 2)) as advance:
+        with self.progress("law", count_runs(about.experts, about.top_k, self.batch, 0, 2)) as advance:
             prompts = workload.prompts_of(self.engine, 0)
-            kept = [Decoded(**sample) for sample in self.kept("point")]
+            known = [TimedRun(**sample) for sample in self.samples_with("point")]
             return examine(
                 self.engine,
                 prompts,
@@ -134,12 +136,12 @@ class Tuning:
                 tokens=24,
                 repeats=2,
                 advance=advance,
-                kept=kept,
-                keep=lambda repeat: self.keep_all([asdict(each) for each in repeat]),
+                known=known,
+                keep=lambda repeat: self.keep_all([asdict(run) for run in repeat]),
             )
 
     def gain(self, candidate: Candidate) -> float:
-        """In tokens a second as the law predicts, or in experts."""
+        """The predicted gain over native: in tokens per second by the law, or in experts."""
         if self.objective == "experts":
             return candidate.mean_native / candidate.mean_active
         assert self.law is not None
@@ -153,26 +155,26 @@ class Tuning:
         self.write()
 
     def rows(self) -> list[Row]:
-        tried = {each.candidate.name: each for each in self.tried}
+        tried = {trials.candidate.name: trials for trials in self.tried}
         return [self.row(candidate, tried.get(candidate.name)) for candidate in self.candidates]
 
-    def row(self, candidate: Candidate, tried: Tried | None) -> Row:
+    def row(self, candidate: Candidate, trials: CandidateTrials | None) -> Row:
         row: Row = {"policy": candidate.name, "active": candidate.mean_active, "active_native": candidate.mean_native}
         known = self.law is not None or self.objective == "experts"
         row |= {"mass": candidate.mean_mass, "kl": candidate.kl, "predicted": self.gain(candidate) if known else None}
         row |= {} if self.cost is None else {"cost": True}
         row["state"] = "not tried"
-        for name, trial in (("search", tried and tried.search), ("unseen", tried and tried.unseen)):
+        for name, trial in (("search", trials and trials.search), ("unseen", trials and trials.unseen)):
             if trial and trial.right:
                 change, (low, high) = trial.change, trial.bounds
                 row |= {f"{name}_questions": len(trial.right), f"{name}_change": change.change}
                 row |= {f"{name}_low": change.low, f"{name}_high": change.high}
                 row |= {f"{name}_bound_low": low, f"{name}_bound_high": high}
                 row |= {f"{name}_accuracy": sum(trial.right) / len(trial.right)}
-        if tried is not None:
-            row["state"] = tried.state
+        if trials is not None:
+            row["state"] = trials.state
             row |= {"experts_active": list(candidate.active), "experts_native": list(candidate.native)}  # by layer
-            right = tried.last.right
+            right = trials.last.right
             low, high = share_interval(sum(right), len(right))
             row |= {"accuracy": sum(right) / len(right), "accuracy_low": low, "accuracy_high": high}
         if candidate.name in self.speed:
@@ -184,26 +186,28 @@ class Tuning:
         self.results.write()
 
     @property
-    def holds(self) -> Tried | None:
-        """The boldest that does."""
-        found = [each for each in self.tried if each.state == "holds"]
-        return min(found, key=lambda each: each.candidate.mean_active, default=None)
+    def holds(self) -> CandidateTrials | None:
+        """The boldest candidate that holds; None if there is none."""
+        holding = [trials for trials in self.tried if trials.state == "holds"]
+        return min(holding, key=lambda trials: trials.candidate.mean_active, default=None)
 
     @property
     def cut(self) -> float:
-        """The share of native's answers that reached the limit without an end."""
-        rounds = [Round(**sample) for sample in self.kept("right") if sample["policy"] == "native"]
-        return sum(each.cut for each in rounds) / max(1, sum(len(each.right) for each in rounds))
+        """The share of native's answers that were cut off at the token limit."""
+        rounds = [Round(**sample) for sample in self.samples_with("right") if sample["policy"] == "native"]
+        return sum(answered.cut for answered in rounds) / max(1, sum(len(answered.right) for answered in rounds))
 
-    def loaded(self, tried: Tried) -> tuple[float, float]:
-        """Experts active in the unseen questions, and natively in the same steps; of the first look where the engine
+    def loaded(self, trials: CandidateTrials) -> tuple[float, float]:
+        """Active experts on the unseen questions, and native ones in the same steps; from the scan if the engine
         counted none."""
-        found = [tried.unseen.mean(name) for name in ("experts_active", "experts_native")]
-        looked = (tried.candidate.mean_active, tried.candidate.mean_native)
-        active, native = (have if have is not None else was for have, was in zip(found, looked, strict=True))
+        counted = [trials.unseen.mean(name) for name in ("experts_active", "experts_native")]
+        scanned = (trials.candidate.mean_active, trials.candidate.mean_native)
+        active, native = (
+            count if count is not None else scan_count for count, scan_count in zip(counted, scanned, strict=True)
+        )
         return active, native
 
-    def profile(self, holds: Tried) -> Profile:
+    def profile(self, holds: CandidateTrials) -> Profile:
         change = holds.unseen.change
         about = self.engine.about
         measured: dict[str, Any] = {
@@ -216,14 +220,14 @@ class Tuning:
             "active_native": round(self.loaded(holds)[1], 2),
             "mass": round(holds.candidate.mean_mass, 4),
             "gain_predicted": round(self.gain(holds.candidate), 3),
-            "gain_measured": [round(each, 3) for each in self.speed[holds.candidate.name]],
+            "gain_measured": [round(value, 3) for value in self.speed[holds.candidate.name]],
             "unseen_questions": len(holds.unseen.right),
             "change": round(change.change, 4),
             "change_95": [round(change.low, 4), round(change.high, 4)],
-            "change_within": [round(each, 4) for each in holds.unseen.bounds],
+            "change_within": [round(value, 4) for value in holds.unseen.bounds],
             "max_drop": self.max_drop,
         }
-        assert about.config is not None  # any engine in this process knows it
+        assert about.config is not None  # every engine in this process knows it
         return Profile(
             format=2,
             model=about.model,
