@@ -88,7 +88,7 @@ def tell(native: Callable[..., Any], self: Any, recv_req: Any) -> Any:
     out.internal_state["xshare"] = {
         **state_of(self).stats(),
         "refused": getattr(self, "xshare_refused", None),
-        "checked": None if witness is None else witness.told(),
+        "checked": None if witness is None else witness.summary(),
     }
     return out
 

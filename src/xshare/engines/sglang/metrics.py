@@ -12,7 +12,7 @@ from typing import Any
 import torch.distributed
 
 from xshare.engines.counters import PROTECTED
-from xshare.engines.serving.metrics import HELP, SAMPLED, line
+from xshare.engines.serving.metrics import HELP, SAMPLED, log_line
 from xshare.engines.serving.state import State
 
 log = logging.getLogger("xshare.sglang")
@@ -71,7 +71,7 @@ class Figures(threading.Thread):
             if self.metrics is not None:
                 self.metrics.show(found)
             waited += pause
-            if waited >= every and (text := line(found)) != last:
+            if waited >= every and (text := log_line(found)) != last:
                 waited, last = 0.0, text
                 log.info(text)
 

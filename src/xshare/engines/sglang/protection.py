@@ -54,5 +54,5 @@ def keep_apart(native: Callable[..., Any], self: Any, req: Any, *args: Any, **kw
     protected = runner.xshare_protected
     protected.put(req.rid, exact)
     protected.alive = lambda: {each.rid for each in (*self.waiting_queue, *self.running_batch.reqs, req)}
-    protected.forget_gone()
+    protected.forget_finished()
     return native(self, req, *args, **kwargs)

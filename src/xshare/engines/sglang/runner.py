@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from xshare.engines.serving.build_state import build_state
-from xshare.engines.serving.protection import Protected
+from xshare.engines.serving.protection import ProtectedRequests
 from xshare.engines.serving.settings import Settings, SettingsError
 from xshare.engines.serving.state import State
 from xshare.engines.serving.step import Array
@@ -43,7 +43,7 @@ def attach(runner: Any) -> None:
     if state.samples is not None and device.type == "cuda":
         state.samples.compile()
     runner.xshare = state
-    runner.xshare_protected = Protected(state.sizes.most, lambda: ())
+    runner.xshare_protected = ProtectedRequests(state.sizes.most, lambda: ())
     runner.forward = _reading(runner, state)
     log.info("xshare: %s on %d layers (SGLang %s: %s)", state.policy, len(state.layers), sglang_version(), verified())
 
@@ -77,11 +77,11 @@ def _reading(runner: Any, state: State) -> Callable[..., Any]:
     native, unseen = runner.forward, list(state.layers)
 
     def forward(forward_batch: Any, *args: Any, **kwargs: Any) -> Any:
-        protected: Protected = runner.xshare_protected
+        protected: ProtectedRequests = runner.xshare_protected
         exact = protected.of(forward_batch.rids) if protected.exact and forward_batch.rids else None
         decoding, starts, on_device = rows_of(forward_batch, state)
         if starts is None:
-            state.leave("mismatch")
+            state.bypass("mismatch")
         else:
             state.step(decoding, starts, on_device, exact)
         found = native(forward_batch, *args, **kwargs)
@@ -113,7 +113,7 @@ def rows_of(batch: Any, state: State) -> tuple[bool, Array | None, Tensor | None
                 return True, None, None
             return True, boundaries(layout.verify_lens_cpu), layout.qo_indptr_device
         return True, boundaries([int(spec.draft_token_num)] * requests), None
-    return bool(mode.is_decode_or_idle()), state.one_row_each(requests), None
+    return bool(mode.is_decode_or_idle()), state.one_row_per_request(requests), None
 
 
 def boundaries(rows: list[int]) -> Array:

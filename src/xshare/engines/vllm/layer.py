@@ -19,7 +19,7 @@ from torch import Tensor
 from xshare.engines.gates import Tally
 from xshare.engines.serving.cpu_selector import ReferenceSelector
 from xshare.engines.serving.hooks import Hook, MaskLogits, Reroute, Routed, rescales
-from xshare.engines.serving.layer_buffers import Alike, Buffers
+from xshare.engines.serving.layer_buffers import Buffers, LayerGroup
 from xshare.engines.serving.ranks import Ranks
 from xshare.engines.serving.selector import Selector
 from xshare.engines.serving.state import Attached
@@ -92,7 +92,7 @@ class Layer:
 def make_layers(
     sites: Sequence[Site],
     policy: Policy,
-    groups: Sequence[Alike],
+    groups: Sequence[LayerGroup],
     step: Step,
     sizes: Sizes,
     tally: Tally,

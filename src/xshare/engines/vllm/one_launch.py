@@ -88,7 +88,7 @@ def why_not(site: Site, device: torch.device, dtype: torch.dtype) -> str | None:
     return None
 
 
-def as_asked(tables: Tables, rows: int) -> Any:
+def engine_tables(tables: Tables, rows: int) -> Any:
     """The tables of a step of so many rows, as routing() returns them."""
     module, N, k = stand_in().module, tables.num_experts, tables.top_k
     pairs, tiles = rows * k, most_tiles(rows * k, N)
@@ -171,4 +171,6 @@ def both(selection: FusedSelection, control: Control, logits: Tensor) -> tuple[A
     assert selection.keep is not None
     selection.launch(logits, control)
     inside = torch.where(selection.keep, logits, torch.finfo(logits.dtype).min)
-    return as_asked(selection.tables, len(logits)), stand_in().native(inside, selection.tables.top_k, sm_first=False)
+    return engine_tables(selection.tables, len(logits)), stand_in().native(
+        inside, selection.tables.top_k, sm_first=False
+    )

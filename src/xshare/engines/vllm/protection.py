@@ -14,7 +14,7 @@ from collections.abc import Callable, Container
 from functools import cache, wraps
 from typing import Any
 
-from xshare.engines.serving.protection import EXACT, KEY, SALT, SHARED, Protected, means_exact
+from xshare.engines.serving.protection import EXACT, KEY, SALT, SHARED, ProtectedRequests, means_exact
 from xshare.engines.serving.settings import Settings
 from xshare.engines.vllm.settings import settings_of
 from xshare.errors import XShareError
@@ -157,7 +157,7 @@ def keep_apart(core: Any) -> None:
 # In the worker
 
 
-class Protection(Protected):
+class Protection(ProtectedRequests):
     """Who is protected, of the requests that a worker has been told of."""
 
     def __init__(self, settings: Settings, max_requests: int, alive: Callable[[], Container[str]]) -> None:
@@ -174,7 +174,7 @@ class Protection(Protected):
             if exact:
                 self._say(asked(new.sampling_params))
             self.put(new.req_id, exact)
-        self.forget_gone()
+        self.forget_finished()
 
     def _say(self, value: Any) -> None:
         if value not in (None, EXACT) and not self._said:

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from xshare.engines.serving.metrics import line
+from xshare.engines.serving.metrics import log_line
 from xshare.engines.vllm.private_folder import NotOurs, own_folder, read_own, write_own
 
 log = logging.getLogger("vllm.xshare")
@@ -104,7 +104,7 @@ class Reporter(threading.Thread):
                 self._written = self.write(spelled)
             if changed and waited >= every:
                 waited = 0.0
-                log.info(line(found))
+                log.info(log_line(found))
 
     def write(self, text: str) -> bool:
         """Whether it need not be tried again. A full disk, a folder of somebody else's: not the engine's trouble."""

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from xshare.engines.serving.build_state import build_state
+from xshare.engines.serving.joint_state import JointState
 from xshare.engines.serving.settings import Settings
 from xshare.engines.serving.state import State
 from xshare.engines.serving.step_sizes import Sizes
@@ -54,8 +55,8 @@ def attach(runner: Any, v2: bool) -> None:
     if state.samples is not None and state.device.type == "cuda":
         state.samples.compile()
     runner.xshare = state
-    if state.ranks is not None:
-        runner._dummy_run = _idling(runner, state)
+    if isinstance(state, JointState):
+        runner._dummy_run = _watch_idle_passes(runner, state)
     if v2:
         runner.prepare_inputs = _reading_v2(runner, state)
     else:
@@ -94,10 +95,10 @@ def say_where_experts_are(state: State, config: Any) -> None:
     there, layers = state.host_layers, len(state.layers)
     if there:
         log.info("xshare: the experts of %d of %d layers lie in host memory, and are read from there", there, layers)
-        if state.unshared >= state.gates.min_rows and state.gates.bypass:
+        if state.rows_unshared >= state.gates.min_rows and state.gates.bypass:
             log.info(
                 "xshare: steps of up to %d rows are left alone: vLLM reads every row's experts by themselves there",
-                state.unshared,
+                state.rows_unshared,
             )
     else:
         log.warning(
@@ -118,8 +119,8 @@ def start_reporter(state: State, config: Any) -> None:
         atexit.register(reporter.stop)
 
 
-def _idling(runner: Any, state: State) -> Any:
-    """An idle rank's pass goes by what it was told last, unless it is told that there is nothing."""
+def _watch_idle_passes(runner: Any, state: JointState) -> Any:
+    """Around the dummy passes of an idle rank, which would otherwise act by the step before."""
     native = runner._dummy_run
 
     @wraps(native)
@@ -147,7 +148,7 @@ def _reading_v1(runner: Any, state: State) -> Any:
         # before a preemption is computed again in larger pieces.
         past_prompt = (batch.num_computed_tokens_cpu[:requests] >= batch.num_prompt_tokens[:requests]).all()
         if not drafts and scheduler_output.total_num_scheduled_tokens == requests:
-            state.step(bool(past_prompt), state.one_row_each(requests), exact=exact)
+            state.step(bool(past_prompt), state.one_row_per_request(requests), exact=exact)
             return found
         scheduled = num_scheduled_tokens[:requests]
         drafted = [len(drafts.get(request, ())) for request in batch.req_ids[:requests]]
@@ -174,7 +175,7 @@ def _reading_v2(runner: Any, state: State) -> Any:
         decoding = not bool(batch.is_prefilling_np[: batch.num_reqs].any())
         starts = batch.query_start_loc_np[: batch.num_reqs + 1]
         if int(starts[-1]) == batch.num_reqs and not drafts:
-            starts = state.one_row_each(batch.num_reqs)
+            starts = state.one_row_per_request(batch.num_reqs)
         # With drafts, the boundaries in device memory are the true ones: they may be dealt out there.
         state.step(decoding, starts, batch.query_start_loc if drafts else None, exact)
         return batch
