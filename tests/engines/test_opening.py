@@ -28,6 +28,6 @@ def test_of_a_run_in_vllm_that_breaks_off_the_answers_that_had_ended_are_left(mo
     monkeypatch.setattr(VllmEngine, "_add_texts", lambda self, answers: None)
     engine = VllmEngine.__new__(VllmEngine)
     answers = [Answer([5, 0], "done"), Answer([5], "under way"), Answer([], "not begun")]
-    with pytest.raises(KeyboardInterrupt) as caught, leaving(lambda _: engine._ended(answers, {"1-1": 1})):
+    with pytest.raises(KeyboardInterrupt) as caught, leaving(lambda _: engine._finished_answers(answers, {"1-1": 1})):
         raise KeyboardInterrupt
     assert left(caught.value) == [answers[0], None, None]

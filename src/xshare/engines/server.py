@@ -107,7 +107,7 @@ class ServerEngine:
                     why = self.remote.refusal or "its log says why"
                     raise ServerError(f"the server at {self.http.url} refuses the policy {wanted}: {why}")
             self._cost = weighed
-            self._before = self._counted()
+            self._before = self._read_stats()
         elif wanted != (running := self._running()):
             raise ServerError(
                 f"the server at {self.http.url} runs {running} and cannot be changed to {wanted}: start it "
@@ -117,7 +117,7 @@ class ServerEngine:
     def change(self, policy: Policy) -> None:
         raise ServerError("a server's policy cannot change between two steps, which are its own: measure in process")
 
-    def _counted(self) -> dict[str, Any]:
+    def _read_stats(self) -> dict[str, Any]:
         found = self.remote.stats()
         if found is None:
             why = self.remote.refusal or "its log may say why"
@@ -140,7 +140,7 @@ class ServerEngine:
     def stats(self) -> Stats:
         """With live control since `use`; otherwise what /metrics holds since the server started."""
         if self.live:
-            return since(self._before, self._counted())
+            return since(self._before, self._read_stats())
         found = Stats()
         for each in self._metrics():
             if each.name == "xshare:steps_pruned_total":

@@ -113,13 +113,13 @@ def test_every_start_looks_whether_both_route_alike(monkeypatch):
     found.routing = routed_by_hand
     stand_in = StandIn(found)
     monkeypatch.setattr(one_launch, "stand_in", lambda: stand_in)
-    monkeypatch.setattr(one_launch, "MADE_UP", 16)
+    monkeypatch.setattr(one_launch, "COMPARED", 16)
     selections = {rows: made(rows) for rows in (2, 4)}
     selector = SimpleNamespace(selections=selections, own=torch.zeros(1))
-    assert one_launch.differs(selector) is None
+    assert one_launch.find_difference(selector) is None
     assert all(each.tables.checked for each in selections.values())
     stand_in.native = lambda *args, **kwargs: pytest.fail("what was looked at is not looked at again")
-    assert one_launch.differs(selector) is None
+    assert one_launch.find_difference(selector) is None
 
     def otherwise(logits, top_k, sm_first=False):
         data, *indices = routed_by_hand(logits, top_k)
@@ -127,7 +127,7 @@ def test_every_start_looks_whether_both_route_alike(monkeypatch):
         return data, *indices
 
     stand_in.native = otherwise
-    assert one_launch.differs(SimpleNamespace(selections={2: made(2)}, own=torch.zeros(1))) == (
+    assert one_launch.find_difference(SimpleNamespace(selections={2: made(2)}, own=torch.zeros(1))) == (
         "2 rows, the gate closed"
     )
 

@@ -13,7 +13,7 @@ from xshare.engines.serving.state import State
 from xshare.engines.serving.step import Step
 from xshare.engines.serving.step_sizes import Sizes
 from xshare.engines.vllm.protection import Protection, RequestError, check_admitted, check_request
-from xshare.engines.vllm.runner import _reading_v2
+from xshare.engines.vllm.runner import _watch_steps_v2
 from xshare.engines.vllm.settings import settings_of
 from xshare.kernels.control import Control
 from xshare.kernels.control_words import Word
@@ -202,7 +202,7 @@ def test_the_v2_runner_tells_of_them(drafts):
         prepare_inputs=lambda scheduled: batch,
         req_states=SimpleNamespace(req_id_to_index={}),
     )
-    prepare = _reading_v2(runner, found)
+    prepare = _watch_steps_v2(runner, found)
     assert prepare(scheduled(new("a", "exact"), new("b"), new("c"))) is batch
     assert found.now.gate
     assert control.protected.nonzero().flatten().tolist() == list(range(each, 2 * each))

@@ -39,7 +39,7 @@ class Layer:
         topk = self.site.topk
         for name in METHODS:
             setattr(topk, name, self._with_selection(getattr(topk, name)))
-        # 0.5.16 chose the method when it built the layer, and must choose again; later versions choose at the first call.
+        # 0.5.16 chose the method when it built the layer, so it chooses again here; later versions choose when called.
         dispatch = getattr(topk, "dispatch_forward", None)
         topk._forward_method = None if dispatch is None else dispatch()
 
