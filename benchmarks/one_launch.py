@@ -29,7 +29,7 @@ from kernel import HIDDEN, LAYERS, captured, replay_us
 
 from xshare import Policy, RouterSpec
 from xshare.cli.output import number_table, progress_bar, wide_console
-from xshare.engines.vllm.one_launch import as_asked, same, stand_in
+from xshare.engines.vllm.one_launch import engine_tables, same_bits, stand_in
 from xshare.kernels.control import Control
 from xshare.kernels.launch import FusedSelection
 from xshare.kernels.routing_tables import Tables
@@ -85,7 +85,7 @@ def differing(selection: FusedSelection, control: Control, rows: int, batches: i
         inside = torch.where(selection.keep, finite, lowest) if batch % 2 == 0 else logits
         # With nothing outside, -inf is the same as the value that stands for it: neither gets a weight.
         inside = torch.where(inside == -torch.inf, lowest / 2, inside).bfloat16()
-        mismatches += not same(as_asked(selection.tables, rows), native(inside, TOP_K, sm_first=False))
+        mismatches += not same_bits(engine_tables(selection.tables, rows), native(inside, TOP_K, sm_first=False))
     return mismatches
 
 

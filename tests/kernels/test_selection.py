@@ -171,7 +171,7 @@ def test_vllm_hands_the_tables_to_its_kernels():
     for rows, on in ((4, True), (4, False), (3, True), (6, True)):
         logits = torch.randn(rows, 64, generator=torch.Generator().manual_seed(rows)) * 2
         state.weigh_costs(on)
-        state.step(True, state.one_row_each(rows))
+        state.step(True, state.one_row_per_request(rows))
         selector.launch(logits.to(DEVICE, copy=True))
         cost = stairs.costs[0] if on and rows <= 4 else None
         assert torch.equal(keep.cpu(), xshare.route(logits, TOP_4, policy, cost=cost).selected)

@@ -145,7 +145,7 @@ def test_what_cannot_be_sorted_is_refused():
 def test_to_the_bit_as_vllm_routes(n):
     pytest.importorskip("vllm").utils.import_utils.has_triton_kernels()
     pytest.importorskip("triton_kernels", reason="this vLLM has no Triton path")
-    from xshare.engines.vllm.one_launch import both, made_up, same
+    from xshare.engines.vllm.one_launch import random_logits, route_both, same_bits
 
     dice = torch.Generator("cuda").manual_seed(n)
     selection, control = made(128, n), Control("cuda")
@@ -154,4 +154,4 @@ def test_to_the_bit_as_vllm_routes(n):
     for batch in range(CASES):
         control.set_gate(batch % 2 == 0)
         control.push()
-        assert same(*both(selection, control, made_up(selection, n, dice)))
+        assert same_bits(*route_both(selection, control, random_logits(selection, n, dice)))

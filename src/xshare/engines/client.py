@@ -35,13 +35,13 @@ class Access:
 
 
 def refusal(results: Any) -> str | None:
-    """The sentence with which a worker has refused a call, of a list of what each has answered."""
+    """The sentence with which a worker refused a call, from the list of all workers' answers; None: none refused."""
     answers = results if isinstance(results, list) else []
-    return next((str(each["error"]) for each in answers if isinstance(each, dict) and [*each] == ["error"]), None)
+    return next((str(it["error"]) for it in answers if isinstance(it, dict) and [*it] == ["error"]), None)
 
 
 def as_json(text: str) -> Any:
-    """None where it is none."""
+    """The JSON value in a text; None where it is no JSON."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
@@ -72,7 +72,7 @@ class Http:
         if self._proxy is not None and not self._secure:
             self._headers |= self._proxy.headers
             self._prefix = f"{parts.scheme}://{self._host}{self._prefix}"  # a proxy is asked for the whole address
-        self._sockets: set[socket.socket] = set()  # of calls under way
+        self._sockets: set[socket.socket] = set()  # of open calls
 
     @cached_property
     def _tls(self) -> ssl.SSLContext:
@@ -88,14 +88,14 @@ class Http:
         return context
 
     def _connection(self) -> http.client.HTTPConnection:
-        through: Proxy | None = self._proxy
-        host, port = (self._host, None) if through is None else (through.host, through.port)
+        proxy: Proxy | None = self._proxy
+        host, port = (self._host, None) if proxy is None else (proxy.host, proxy.port)
         if not self._secure:
             return http.client.HTTPConnection(host, port, timeout=self.timeout)
         connection = http.client.HTTPSConnection(host, port, timeout=self.timeout, context=self._tls)
-        if through is not None:
+        if proxy is not None:
             target = urlsplit(self.url)
-            connection.set_tunnel(target.hostname or "", target.port or 443, headers=through.headers)
+            connection.set_tunnel(target.hostname or "", target.port or 443, headers=proxy.headers)
         return connection
 
     @contextmanager
@@ -132,10 +132,10 @@ class Http:
             connection.close()
 
     def hang_up(self) -> None:
-        """End the calls under way: a thread that waits for a word gets none."""
-        for each in list(self._sockets):
+        """End all open calls, so that no thread waits for an answer."""
+        for open_socket in list(self._sockets):
             with suppress(OSError):
-                each.shutdown(socket.SHUT_RDWR)
+                open_socket.shutdown(socket.SHUT_RDWR)
 
     def ask(self, path: str, body: Any = None) -> tuple[int, str]:
         """Status and text of a whole answer."""

@@ -1,4 +1,4 @@
-"""What an engine counts; and its counters, which it never sets back, as differences."""
+"""What an engine counts. Its counters only grow, so a measurement takes differences."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 LAYER = re.compile(r"(?:^|\.)(\d+)(?:\.|$)")
-# What is counted of a step, by layer. An engine may count fewer.
+# What is counted per step and layer. An engine may count fewer.
 FIGURES = (
     "experts_native",
     "experts_selected",
@@ -27,36 +27,36 @@ BY_LAYER = tuple(dict.fromkeys((*FIGURES, *PROTECTED[1:])))
 
 
 def layer_numbers(names: Sequence[str]) -> tuple[int, ...]:
-    """The model's own numbers of layers by their names: model.layers.3.mlp.gate is 3. Their places where they have
-    none."""
-    found = [LAYER.search(name) for name in names]
-    return tuple(place if number is None else int(number[1]) for place, number in enumerate(found))
+    """The layers' numbers in the model, by their names: model.layers.3.mlp.gate is 3. A name without a number gets its
+    position."""
+    matches = [LAYER.search(name) for name in names]
+    return tuple(place if match is None else int(match[1]) for place, match in enumerate(matches))
 
 
 def over_workers(answers: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """One answer to `xshare_stats` from those of all workers: ranks of a pipeline stage have the same layers and have
-    counted the same, stages have layers of their own. Layers come in the model's order."""
+    """One answer to `xshare_stats` from those of all workers. Ranks of a pipeline stage have equal layers and counts;
+    stages have different layers, which are joined in the model's order."""
     stages: dict[tuple[str, ...], dict[str, Any]] = {}
     for answer in answers:
         stages.setdefault(tuple(answer["layers"]), answer)
     if len(stages) == 1:
         return dict(answers[0])
-    having = [stage for layers, stage in stages.items() if layers]
-    names = [name for stage in having for name in stage["layers"]]
+    with_layers = [stage for layers, stage in stages.items() if layers]
+    names = [name for stage in with_layers for name in stage["layers"]]
     order = sorted(range(len(names)), key=lambda place: layer_numbers(names)[place])
-    found = dict(having[0]) | {"layers": [names[place] for place in order]}
+    joined = dict(with_layers[0]) | {"layers": [names[place] for place in order]}
     for figure in BY_LAYER:
-        if all(figure in stage for stage in having):
-            values = [value for stage in having for value in stage[figure]]
-            found[figure] = [values[place] for place in order]
+        if all(figure in stage for stage in with_layers):
+            values = [value for stage in with_layers for value in stage[figure]]
+            joined[figure] = [values[place] for place in order]
     for name in ("experts", "top_k"):
-        found[name] = max(stage[name] for stage in having)
+        joined[name] = max(stage[name] for stage in with_layers)
     for name in ("expert_bytes", "host_layers", "routed_layers"):
-        each = [stage[name] for stage in having if name in stage]
-        found[name] = None if None in each else sum(each)
-    backends = {name for stage in having for name in (stage.get("backend") or "").split(", ") if name}
-    found["backend"] = ", ".join(sorted(backends)) or None
-    return found
+        sizes = [stage[name] for stage in with_layers if name in stage]
+        joined[name] = None if None in sizes else sum(sizes)
+    backends = {name for stage in with_layers for name in (stage.get("backend") or "").split(", ") if name}
+    joined["backend"] = ", ".join(sorted(backends)) or None
+    return joined
 
 
 @dataclass
@@ -73,8 +73,8 @@ class Stats:
 def since(before: dict[str, Any], now: dict[str, Any], figures: Sequence[str] = FIGURES) -> Stats:
     """What was counted between two answers of `xshare_stats`.
 
-    Steps are counted for ever; the figures are means over samples, which a change of policy clears. There are none
-    where no step was sampled.
+    Steps are never reset. The figures are means over samples, which a change of policy clears; there are none where no
+    step was sampled.
     """
     bypassed = {
         reason: count - before["steps_bypassed"].get(reason, 0) for reason, count in now["steps_bypassed"].items()
@@ -82,7 +82,7 @@ def since(before: dict[str, Any], now: dict[str, Any], figures: Sequence[str] = 
     at, until = before.get("samples", 0), now.get("samples", 0)
     if at > until:  # cleared in between
         at = 0
-    found = Stats(
+    stats = Stats(
         now["steps_pruned"] - before["steps_pruned"],
         {reason: count for reason, count in bypassed.items() if count},
         until - at,
@@ -90,5 +90,5 @@ def since(before: dict[str, Any], now: dict[str, Any], figures: Sequence[str] = 
     for name in [name for name in figures if name in now] if until > at else ():
         old = before[name] if at else [0.0] * len(now[name])
         by_layer = [(b * until - a * at) / (until - at) for a, b in zip(old, now[name], strict=True)]
-        found.by_layer[name], found.mean[name] = by_layer, sum(by_layer) / len(by_layer)
-    return found
+        stats.by_layer[name], stats.mean[name] = by_layer, sum(by_layer) / len(by_layer)
+    return stats

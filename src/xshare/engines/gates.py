@@ -1,4 +1,4 @@
-"""When selection acts on a step, and what is counted of those it leaves alone: the same in every engine."""
+"""When selection acts on a step, and the counts of steps that it acted on or left alone: for all engines."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Reason = Literal[
     "within_budget",
     "unshared",
     "protected",
-    "changing",  # another policy is on its way, and not all ranks have it yet
+    "changing",  # ranks have different policies while a change reaches them
     "mismatch",
 ]
 
@@ -29,7 +29,7 @@ class Gates(BaseModel):
 
     model_config: ClassVar[ConfigDict] = ConfigDict(frozen=True, extra="forbid", strict=True)
 
-    # One row alone loads its own experts anyway.
+    # A single row loads its own experts in any case.
     min_rows: int = Field(2, ge=1, le=MOST, description="act on steps of at least so many rows")
     max_rows: int | None = Field(default=None, ge=1, le=MOST, description="act on steps of at most so many rows")
     max_requests: int | None = Field(
@@ -48,7 +48,7 @@ class Gates(BaseModel):
 
     def why_not(self, rows: int, within: int, requests: int = 0, unshared: int = 0) -> Reason | None:
         """Why a decode step of that many voting rows is left alone, or None. `within`: rows that natively load no more
-        than the budget allows. `unshared`: rows that the engine loads experts for one by one, shared or not."""
+        than the budget allows. `unshared`: rows up to which the engine loads experts once per row, shared or not."""
         if self.max_rows is not None and rows > self.max_rows:
             return "many_rows"
         if self.max_requests is not None and requests > self.max_requests:
@@ -62,7 +62,7 @@ class Gates(BaseModel):
         return None
 
     def least_rows(self, within: int, unshared: int = 0) -> int:
-        """The fewest rows for which `why_not` has nothing to say."""
+        """The fewest rows that `why_not` does not refuse."""
         return max(1, self.min_rows, within + 1, unshared + 1) if self.bypass else 1
 
 
@@ -77,7 +77,7 @@ class Tally:
         self.pruned, self.bypassed = 0, Counter[Reason]()
 
     def mismatch(self, rows: int, expected: int) -> None:
-        """A layer got other rows than the step has: it routes natively rather than guess. Counted, and said once."""
+        """A layer got other rows than the step has, and routes natively rather than guess. Counted; logged once."""
         if not self.bypassed["mismatch"]:
             self.log.warning(
                 "xshare: a layer got %d rows where the step has %d; such layers route natively", rows, expected

@@ -19,14 +19,14 @@ class Sample:
 
 
 def samples(page: str) -> Iterator[Sample]:
-    """Of any text: lines of another form are passed over."""
+    """The samples on a page; lines of another form are skipped."""
     for name, labels, text in LINE.findall(page):
         try:
             value = float(text)
         except ValueError:
             continue
-        yield Sample(name, value, {label: _meant(written) for label, written in LABEL.findall(labels)})
+        yield Sample(name, value, {label: _unescape(written) for label, written in LABEL.findall(labels)})
 
 
-def _meant(written: str) -> str:
-    return re.sub(r"\\.", lambda found: ESCAPED.get(found[0], found[0]), written)
+def _unescape(text: str) -> str:
+    return re.sub(r"\\.", lambda match: ESCAPED.get(match[0], match[0]), text)

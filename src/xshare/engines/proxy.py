@@ -21,9 +21,9 @@ class Proxy:
 
 
 def proxy_for(scheme: str, host: str) -> Proxy | None:
-    """`host` with its port, as NO_PROXY may name it."""
-    named = getproxies()
-    url = named.get(scheme) or named.get("all")
+    """The proxy for a server, or None. `host`: with its port, as NO_PROXY may name it."""
+    proxies = getproxies()
+    url = proxies.get(scheme) or proxies.get("all")
     if not url or proxy_bypass(host):
         return None
     parts = urlsplit(url if "://" in url else f"http://{url}")

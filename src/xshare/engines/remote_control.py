@@ -13,10 +13,10 @@ class Remote(Protocol):
     refusal: str | None  # the sentence of the last refusal, where there was one
 
     def stats(self) -> dict[str, Any] | None:
-        """What the first worker has counted, as all have; None where the server offers no such thing."""
+        """The counters of all workers together; None where the server has no XShare."""
 
     def call(self, method: str, value: Any) -> bool:
-        """Whether it was done."""
+        """Call a method of live control; whether the server did it."""
 
 
 class Vllm:
@@ -29,16 +29,16 @@ class Vllm:
         self.refusal: str | None = None
 
     def stats(self) -> dict[str, Any] | None:
-        found = self._rpc("xshare_stats") or [None]
-        return over_workers(found) if isinstance(found[0], dict) else None
+        answers = self._rpc("xshare_stats") or [None]
+        return over_workers(answers) if isinstance(answers[0], dict) else None
 
     def call(self, method: str, value: Any) -> bool:
         return self._rpc(method, value) is not None
 
     def _rpc(self, method: str, *args: Any) -> Any:
         """A result from each worker; None where the server offers no such thing, the call failed, or it was refused."""
-        found = self.http.ask_json("/collective_rpc", {"method": method, "args": list(args)})
-        results = found.get("results") if isinstance(found, dict) else None
+        answer = self.http.ask_json("/collective_rpc", {"method": method, "args": list(args)})
+        results = answer.get("results") if isinstance(answer, dict) else None
         self.refusal = refusal(results)
         return results if self.refusal is None else None
 

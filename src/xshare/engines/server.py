@@ -48,7 +48,7 @@ class ServerEngine:
         self.http.check_let_in(status)
         answer = as_json(text) if status == 200 else None
         listed = answer.get("data") if isinstance(answer, dict) else None
-        names = [each["id"] for each in listed or [] if isinstance(each, dict) and "id" in each]
+        names = [entry["id"] for entry in listed or [] if isinstance(entry, dict) and "id" in entry]
         if not names or (model is not None and model not in names):
             known = f"it serves {', '.join(names)}" if names else "it lists no model at /v1/models"
             raise ServerError(f"the server at {self.http.url} does not serve {model or 'anything'}: {known}")
@@ -107,7 +107,7 @@ class ServerEngine:
                     why = self.remote.refusal or "its log says why"
                     raise ServerError(f"the server at {self.http.url} refuses the policy {wanted}: {why}")
             self._cost = weighed
-            self._before = self._counted()
+            self._before = self._read_stats()
         elif wanted != (running := self._running()):
             raise ServerError(
                 f"the server at {self.http.url} runs {running} and cannot be changed to {wanted}: start it "
@@ -117,7 +117,7 @@ class ServerEngine:
     def change(self, policy: Policy) -> None:
         raise ServerError("a server's policy cannot change between two steps, which are its own: measure in process")
 
-    def _counted(self) -> dict[str, Any]:
+    def _read_stats(self) -> dict[str, Any]:
         found = self.remote.stats()
         if found is None:
             why = self.remote.refusal or "its log may say why"
@@ -125,13 +125,13 @@ class ServerEngine:
         return found
 
     def _running(self) -> str:
-        """What the server does by itself, as far as its metrics say so."""
-        on = [each.labels for each in self._metrics() if each.name == "xshare:on" and each.value == 1]
+        """The policy that the server runs, as far as its metrics say."""
+        on = [sample.labels for sample in self._metrics() if sample.name == "xshare:on" and sample.value == 1]
         return on[0].get("policy", "native") if on else "native"
 
     def _weighs(self) -> bool:
-        """Whether it weighs sets by what they cost, as far as its metrics say so."""
-        return any(each.name == "xshare:cost" and each.value == 1 for each in self._metrics())
+        """Whether costs count in the server, as far as its metrics say."""
+        return any(sample.name == "xshare:cost" and sample.value == 1 for sample in self._metrics())
 
     def _metrics(self) -> list[Sample]:
         status, text = self.http.ask("/metrics")
@@ -140,7 +140,7 @@ class ServerEngine:
     def stats(self) -> Stats:
         """With live control since `use`; otherwise what /metrics holds since the server started."""
         if self.live:
-            return since(self._before, self._counted())
+            return since(self._before, self._read_stats())
         found = Stats()
         for each in self._metrics():
             if each.name == "xshare:steps_pruned_total":
@@ -189,31 +189,31 @@ class ServerEngine:
 
         ended: dict[int, Answer] = {}
 
-        def one(who: int) -> None:
-            answer = Answer([], "", due[who])
-            hung_up.wait(max(0.0, start + due[who] - time.perf_counter()))
+        def complete(index: int) -> None:
+            answer = Answer([], "", due[index])
+            hung_up.wait(max(0.0, start + due[index] - time.perf_counter()))
             if not hung_up.is_set():
-                prompt = prompts[who]
-                mine = body | {"prompt": prompt if isinstance(prompt, str) else list(prompt)}
+                prompt = prompts[index]
+                request = body | {"prompt": prompt if isinstance(prompt, str) else list(prompt)}
                 if protected is not None:
-                    mine["vllm_xargs"] = {"xshare": "exact" if who in protected else "shared"}
-                self._stream(mine, answer, start, hung_up)
+                    request["vllm_xargs"] = {"xshare": "exact" if index in protected else "shared"}
+                self._stream(request, answer, start, hung_up)
             if not hung_up.is_set():
-                ended[who] = answer
+                ended[index] = answer
 
-        with leaving(lambda _: [ended.get(who) for who in range(len(prompts))]), ThreadPoolExecutor(batch) as pool:
-            order = sorted(range(len(prompts)), key=lambda who: due[who])
-            asked = [pool.submit(one, who) for who in order]
+        with leaving(lambda _: [ended.get(index) for index in range(len(prompts))]), ThreadPoolExecutor(batch) as pool:
+            order = sorted(range(len(prompts)), key=lambda index: due[index])
+            calls = [pool.submit(complete, index) for index in order]
             try:
-                for each in as_completed(asked):
-                    each.result()
+                for call in as_completed(calls):
+                    call.result()
                     advance(1)
             except BaseException:
-                hung_up.set()  # one has failed, or the user has had enough: the others need not go on
+                hung_up.set()  # one failed, or the user interrupted: the others need not continue
                 self.http.hang_up()
                 raise
         drafted, accepted = (int(b - a) for a, b in zip(drafts, self._draft_counters(), strict=True))
-        return Run([ended[who] for who in range(len(prompts))], drafted=drafted, accepted=accepted)
+        return Run([ended[index] for index in range(len(prompts))], drafted=drafted, accepted=accepted)
 
     def diverge(
         self,
@@ -228,7 +228,9 @@ class ServerEngine:
         """Fill `answer` as its chunks come."""
         with self.http.open("/v1/completions", body) as stream:
             if stream.status != 200:
-                raise ServerError(f"the server at {self.http.url} refuses a completion: {_said(stream.read())}")
+                raise ServerError(
+                    f"the server at {self.http.url} refuses a completion: {_error_sentence(stream.read())}"
+                )
             for line in iter(stream.readline, b""):
                 now = time.perf_counter() - start
                 if hung_up.is_set() or line.strip() == b"data: [DONE]":
@@ -236,7 +238,9 @@ class ServerEngine:
                 if line.startswith(b"data: "):
                     chunk = self._read(line.removeprefix(b"data: "))
                     if "error" in chunk:
-                        raise ServerError(f"the server at {self.http.url} gave up on a completion: {_said(line[6:])}")
+                        raise ServerError(
+                            f"the server at {self.http.url} gave up on a completion: {_error_sentence(line[6:])}"
+                        )
                     for choice in chunk.get("choices", []):
                         ids, text = choice.get("token_ids") or [], choice.get("text") or ""
                         answer.tokens += ids
@@ -293,7 +297,7 @@ class ServerEngine:
             print(f"warning: the server at {self.http.url} could not be set back to {was}", file=sys.stderr)
 
 
-def _said(answer: bytes) -> str:
+def _error_sentence(answer: bytes) -> str:
     """The sentence in a server's error."""
     try:
         found = json.loads(answer)

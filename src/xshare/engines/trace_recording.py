@@ -13,7 +13,7 @@ from xshare.trace.prompt_file import Prompt
 
 
 class Tokens:
-    """A tokenizer, as prompts are made with it."""
+    """A tokenizer in the form that makers of prompts take."""
 
     def __init__(self, tokenizer: Any, vocab: int) -> None:
         self.tokenizer = tokenizer
@@ -30,10 +30,10 @@ class Tokens:
 def record_folder(
     folder: Path, prompts: Callable[[Tokens], Sequence[Prompt]], *, device: str, dtype: str, **options: Any
 ) -> Trace:
-    """The trace of a model in a folder: Transformers decodes it. `prompts` are made when its tokens are known;
-    `options` are those of its `record`."""
+    """The trace of a model in a folder, decoded with Transformers. `prompts` makes the prompts from the model's
+    tokenizer; `options` are those of `record`."""
     from xshare.engines.transformers.trace_recording import record
 
     model, tokenizer = load(folder, device, dtype)
-    made = prompts(Tokens(tokenizer, int(model.config.get_text_config().vocab_size)))
-    return record(model, tokenizer, made, **options)
+    made_prompts = prompts(Tokens(tokenizer, int(model.config.get_text_config().vocab_size)))
+    return record(model, tokenizer, made_prompts, **options)

@@ -85,7 +85,7 @@ def test_prompts_read_by_compiled_graphs_are_refused():
 def test_versions_that_nobody_looked_at_are_refused(monkeypatch, version):
     monkeypatch.setattr(compatibility, "sglang_version", lambda: version)
     with pytest.raises(SettingsError, match=f"knows SGLang 0.5.16 to 0.5.23, not {version}"):
-        compatibility.verified()
+        compatibility.verification()
 
 
 def asks(value=None, **more):

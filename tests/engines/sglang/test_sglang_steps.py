@@ -231,7 +231,7 @@ def test_ragged_drafts_belong_to_their_request(engine):
 
 def test_a_step_of_which_too_little_is_known_is_left_alone(engine):
     before = engine.told()["steps_bypassed"].get("mismatch", 0)
-    engine.state.leave("mismatch")
+    engine.state.bypass("mismatch")
     assert engine.told()["steps_bypassed"]["mismatch"] == before + 1
     assert not engine.state.now.gate
     engine.state.tally.bypassed["mismatch"] = before
@@ -246,16 +246,16 @@ def test_rows_behind_the_voting_ones_change_nothing(engine):
     logits = torch.randn(6, 64, generator=torch.Generator().manual_seed(0))
     state = engine.state
     use(engine, PRUNED)
-    state.step(True, state.one_row_each(4))
+    state.step(True, state.one_row_per_request(4))
     topk = layer.site.topk
     padded = topk(torch.zeros(6, 256), logits.clone())
     keep = layer.buffers.keep.clone()
     logits[4:] = logits[4:].flip(-1) * 50
-    state.step(True, state.one_row_each(4))
+    state.step(True, state.one_row_per_request(4))
     other = topk(torch.zeros(6, 256), logits.clone())
     assert keep.equal(layer.buffers.keep)
     assert padded.topk_ids[:4].equal(other.topk_ids[:4])
-    state.step(False, state.one_row_each(4))
+    state.step(False, state.one_row_per_request(4))
 
 
 @pytest.mark.parametrize("groups", [1, 4])

@@ -8,7 +8,7 @@ from tiny_models import generate, num_experts, prompts
 
 import xshare
 from xshare.engines.transformers import layer as engine
-from xshare.engines.transformers.routers import find, where
+from xshare.engines.transformers.routers import find_routers, staircase_conditions
 from xshare.errors import PolicyError
 from xshare.policy import Policy
 from xshare.staircase import StairsError, read_stairs
@@ -19,11 +19,11 @@ POLICIES = ["k0=0,lam=0.3,p=2", "k0=1,m=1", "k0=2,m=0", "k0=0,rho=0.6"]
 
 @pytest.fixture
 def file(tiny, tmp_path):
-    return staircase_files.write(tmp_path / "stairs.json", where(*with_routers(tiny("qwen3"))), EDGES)
+    return staircase_files.write(tmp_path / "stairs.json", staircase_conditions(*with_routers(tiny("qwen3"))), EDGES)
 
 
 def with_routers(model):
-    return model, find(model)[1]
+    return model, find_routers(model)[1]
 
 
 @pytest.fixture(params=["compiled", "reference"])
@@ -80,7 +80,7 @@ def test_steps_of_one_pass_take_each_its_own(tiny, file, both, policy):
         with xshare.layout(model, xshare.BatchLayout(requests)):
             model(input_ids=tokens)
         xshare.remove(model)
-    N, spec = num_experts(model), find(model)[1][0].spec()
+    N, spec = num_experts(model), find_routers(model)[1][0].spec()
     for routed in passes[-1].layers:
         for step, own in enumerate(requests):
             rows = [sequence * 5 + step for sequence in range(6)]
@@ -100,7 +100,7 @@ def test_the_staircase_of_another_place_is_refused(tiny, file, tmp_path):
         ({"device": "cuda:0"}, "was measured with device 'cuda:0', and here it is 'cpu'"),
         ({"config": "another"}, "was measured with config 'another'"),
     ):
-        path = staircase_files.write(tmp_path / "other.json", where(*with_routers(model)) | other, EDGES)
+        path = staircase_files.write(tmp_path / "other.json", staircase_conditions(*with_routers(model)) | other, EDGES)
         with pytest.raises(StairsError, match=said):
             xshare.apply(model, "k0=1", cost=path)
     with pytest.raises(StairsError, match="was measured with layers 2, and here it is 1"):

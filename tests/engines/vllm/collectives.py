@@ -1,11 +1,11 @@
 """What vLLM leaves out of MoE over data-parallel ranks on a CPU (its issue 57837): two collectives of its communicator.
 
-Importing this puts them in, and the experts' map (`parallel`). Nothing else is replaced.
+Importing this puts them in, and the experts' map (`expert_parallel_worker`). Nothing else is replaced.
 """
 
 from __future__ import annotations
 
-import parallel  # noqa: F401
+import expert_parallel_worker  # noqa: F401
 import torch
 import torch.distributed as dist
 from vllm.distributed.device_communicators.cpu_communicator import CpuCommunicator

@@ -112,7 +112,7 @@ def use_kernels():
     by themselves."""
     assert os.environ["TRITON_INTERPRET"] == "1"  # since before Triton was imported
     sys.path.append(str(Path(__file__).resolve().parents[2] / "kernels"))
-    import fusing  # noqa: F401  (makes the interpreter faster)
+    import one_selection  # noqa: F401  (makes the interpreter faster)
 
     import xshare.engines.serving.build_state as building
 

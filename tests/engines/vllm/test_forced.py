@@ -17,7 +17,7 @@ from xshare.engines.serving.settings import Settings
 from xshare.engines.serving.state import State
 from xshare.engines.serving.step import Step
 from xshare.engines.serving.step_sizes import Sizes
-from xshare.engines.vllm.runner import _reading_v2
+from xshare.engines.vllm.runner import _watch_steps_v2
 from xshare.engines.vllm.teacher_forcing import KEY, Forcing, Row
 from xshare.policy import Policy
 
@@ -113,7 +113,7 @@ def test_the_second_model_runner_is_read_as_well():
         Tally(logging.getLogger("xshare")),
     )
     state.forcing = Forcing(model, state.device)
-    prepare_inputs = _reading_v2(SimpleNamespace(prepare_inputs=lambda *given: next(batches)), state)
+    prepare_inputs = _watch_steps_v2(SimpleNamespace(prepare_inputs=lambda *given: next(batches)), state)
     found = []
     for step in (read, decoded):
         prepare_inputs(step, "batch_desc")

@@ -55,7 +55,7 @@ def layers_of(*places, experts=128, placement=None):
     ],
 )
 def test_steps_in_which_nothing_is_shared_are_left_alone(layers, rows):
-    assert State.unshared.func(SimpleNamespace(model=layers)) == rows
+    assert State.rows_unshared.func(SimpleNamespace(model=layers)) == rows
     reasons = [Gates().why_not(voting, within=2, unshared=rows) for voting in (2, max(3, rows), rows + 3)]
     assert reasons == ["within_budget", "unshared" if rows else None, None]
     assert Gates(bypass=False).why_not(max(1, rows), within=2, unshared=rows) is None
@@ -73,7 +73,7 @@ def test_the_log_says_where_experts_are(caplog, gigabytes, layers, says):
     config = SimpleNamespace(offload_config=SimpleNamespace(uva=SimpleNamespace(cpu_offload_gb=gigabytes)))
     with caplog.at_level(logging.INFO, "vllm.xshare"):
         logging.getLogger("vllm.xshare").addHandler(caplog.handler)
-        state = SimpleNamespace(host_layers=layers, layers=[None] * 4, unshared=4, gates=Gates())
+        state = SimpleNamespace(host_layers=layers, layers=[None] * 4, rows_unshared=4, gates=Gates())
         say_where_experts_are(state, config)
         logging.getLogger("vllm.xshare").removeHandler(caplog.handler)
     said = list(dict.fromkeys(f"{record.levelname} {record.getMessage()}" for record in caplog.records))

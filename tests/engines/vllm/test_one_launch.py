@@ -12,7 +12,7 @@ pytest.importorskip("triton", reason="Triton has no wheel for this platform")
 
 from xshare.engines.vllm import one_launch
 from xshare.engines.vllm.hooks import Route
-from xshare.engines.vllm.one_launch import StandIn, aligned, as_asked, parts, same, why_not
+from xshare.engines.vllm.one_launch import StandIn, aligned, engine_tables, same_bits, tensors_of, why_not
 from xshare.kernels.launch import FusedSelection
 from xshare.kernels.plan import Plan
 from xshare.kernels.routing_tables import Tables
@@ -60,16 +60,16 @@ def test_tables_in_the_form_that_is_asked_for(monkeypatch):
     stand_in = StandIn(module())
     monkeypatch.setattr(one_launch, "stand_in", lambda: stand_in)
     tables = Tables(Plan.of(32, 64, 0, "cpu"), 32, 4, torch.bfloat16, "cpu")
-    data, gather, scatter = routed = as_asked(tables, 48)
+    data, gather, scatter = routed = engine_tables(tables, 48)
     assert data.gate_scal.shape == (192,)
     assert (data.n_expts_tot, data.n_expts_act) == (32, 4)
     assert data.expt_data.token_offs_pad[128].shape == (33,)
     assert data.expt_data.block_pid_map[16].shape == (42,)  # 31 experts of one row, and 161 rows of another
     assert gather.src_indx.data_ptr() == scatter.dst_indx.data_ptr() == tables.pairs.data_ptr()
     assert gather.dst_indx.data_ptr() == tables.pairs[192:].data_ptr()
-    assert len(list(parts(routed))) == 16
-    assert same(routed, as_asked(tables, 48))
-    assert not same(routed, as_asked(tables, 47))
+    assert len(list(tensors_of(routed))) == 16
+    assert same_bits(routed, engine_tables(tables, 48))
+    assert not same_bits(routed, engine_tables(tables, 47))
 
 
 def test_where_it_is_not_used():
@@ -113,13 +113,13 @@ def test_every_start_looks_whether_both_route_alike(monkeypatch):
     found.routing = routed_by_hand
     stand_in = StandIn(found)
     monkeypatch.setattr(one_launch, "stand_in", lambda: stand_in)
-    monkeypatch.setattr(one_launch, "MADE_UP", 16)
+    monkeypatch.setattr(one_launch, "COMPARED", 16)
     selections = {rows: made(rows) for rows in (2, 4)}
     selector = SimpleNamespace(selections=selections, own=torch.zeros(1))
-    assert one_launch.differs(selector) is None
+    assert one_launch.find_difference(selector) is None
     assert all(each.tables.checked for each in selections.values())
     stand_in.native = lambda *args, **kwargs: pytest.fail("what was looked at is not looked at again")
-    assert one_launch.differs(selector) is None
+    assert one_launch.find_difference(selector) is None
 
     def otherwise(logits, top_k, sm_first=False):
         data, *indices = routed_by_hand(logits, top_k)
@@ -127,7 +127,7 @@ def test_every_start_looks_whether_both_route_alike(monkeypatch):
         return data, *indices
 
     stand_in.native = otherwise
-    assert one_launch.differs(SimpleNamespace(selections={2: made(2)}, own=torch.zeros(1))) == (
+    assert one_launch.find_difference(SimpleNamespace(selections={2: made(2)}, own=torch.zeros(1))) == (
         "2 rows, the gate closed"
     )
 

@@ -30,7 +30,7 @@ class State:
 def folder(tmp_path, monkeypatch):
     """Where the report goes; nothing is there yet."""
     monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
-    monkeypatch.setattr(reporter, "_said", set())
+    monkeypatch.setattr(reporter, "_warnings", set())
     return tmp_path / f"xshare-{os.getuid()}"
 
 

@@ -309,27 +309,27 @@ def test_a_server_is_left_as_it_was_found(acting, on):
     second = open_engine(acting.url)
     assert second.serves == (by_layer if on else None)
     second.use(PRUNED)
-    assert second._counted()["policy"] == str(PRUNED)
+    assert second._read_stats()["policy"] == str(PRUNED)
     second.use(Policy.parse("k0=1,m=3"))
-    assert second._counted()["policy"] == "k0=1,m=3"
+    assert second._read_stats()["policy"] == "k0=1,m=3"
     second.use(by_layer)
-    assert second._counted()["policy"] == "k0=1,m=3,ml=0:5"
+    assert second._read_stats()["policy"] == "k0=1,m=3,ml=0:5"
     second.use(None)
     second.close()
-    found = open_engine(acting.url)._counted()
+    found = open_engine(acting.url)._read_stats()
     assert (found["policy"], found["on"]) == (str(by_layer), on)
     first.close()
 
 
 def test_costs_behind_http(acting, stairs, tmp_path):
     engine = open_engine(acting.url, cost=stairs)
-    assert engine._counted()["cost"]
+    assert engine._read_stats()["cost"]
     for cost in (None, False, True, False):
         engine.use(PRUNED, cost=cost)
-        assert engine._counted()["cost"] is (cost is not False)
+        assert engine._read_stats()["cost"] is (cost is not False)
         assert acting.settled_metrics()[("cost",)] == (cost is not False)
     engine.close()
-    assert open_engine(acting.url)._counted()["cost"]  # as it was found
+    assert open_engine(acting.url)._read_stats()["cost"]  # as it was found
     other = tmp_path / "other.json"
     other.write_text(stairs.read_text() + " ")
     with pytest.raises(ServerError, match=r"cannot weigh sets by staircase .*: start it with that file as cost"):

@@ -13,7 +13,7 @@ from xshare.engines.serving.state import State
 from xshare.engines.serving.step import Step
 from xshare.engines.serving.step_sizes import Sizes
 from xshare.engines.vllm.protection import Protection, RequestError, check_admitted, check_request
-from xshare.engines.vllm.runner import _reading_v2
+from xshare.engines.vllm.runner import _watch_steps_v2
 from xshare.engines.vllm.settings import settings_of
 from xshare.kernels.control import Control
 from xshare.kernels.control_words import Word
@@ -66,7 +66,7 @@ def test_the_kernels_are_told_which_cost_table_counts():
     found = state(stairs=Stairs({"experts": 64}, times), control=control, bypass=False)
 
     def told(rows):
-        found.step(True, found.one_row_each(rows))
+        found.step(True, found.one_row_per_request(rows))
         return int(control.words[Word.COST])
 
     assert [told(rows) for rows in (2, 8, 9, 32, 33, 4)] == [0, 0, 1, 1, -1, 0]
@@ -103,14 +103,14 @@ def test_protected_rows_are_sent_when_they_change_and_only_then(monkeypatch):
     control.push()
     copies = sent(control, monkeypatch)
     for _ in range(3):
-        found.step(True, found.one_row_each(4), exact=marks)
+        found.step(True, found.one_row_per_request(4), exact=marks)
     assert copies.count(MAX_ROWS) == 1
     assert len(copies) == 2
     assert control.protected.nonzero().flatten().tolist() == [1, 3]
     assert int(control.words[Word.PROTECTED]) == 1
     copies.clear()
     for _ in range(3):
-        found.step(True, found.one_row_each(4))
+        found.step(True, found.one_row_per_request(4))
     assert len(copies) == 1  # a word: the marks stay, and nobody looks at them
     assert int(control.words[Word.PROTECTED]) == 0
     assert found.now.protected is None
@@ -121,7 +121,7 @@ def test_with_nobody_protected_no_mark_is_ever_sent(monkeypatch):
     found = state(control=control, bypass=False)
     copies = sent(control, monkeypatch)
     for rows in (4, 4, 5, 3):
-        found.step(True, found.one_row_each(rows))
+        found.step(True, found.one_row_per_request(rows))
     assert MAX_ROWS not in copies
     assert len(copies) == 3
 
@@ -129,10 +129,10 @@ def test_with_nobody_protected_no_mark_is_ever_sent(monkeypatch):
 def test_with_everybody_protected_the_gate_is_closed():
     control = Control("cpu", 256)
     found = state(control=control, bypass=False)
-    found.step(True, found.one_row_each(3), exact=exact(0, 1, 2, of=3))
+    found.step(True, found.one_row_per_request(3), exact=exact(0, 1, 2, of=3))
     assert not found.now.gate
     assert found.tally.bypassed == {"protected": 1}
-    found.step(False, found.one_row_each(3), exact=exact(0, of=3))
+    found.step(False, found.one_row_per_request(3), exact=exact(0, of=3))
     assert found.tally.bypassed == {"protected": 1, "prefill": 1}
 
 
@@ -202,7 +202,7 @@ def test_the_v2_runner_tells_of_them(drafts):
         prepare_inputs=lambda scheduled: batch,
         req_states=SimpleNamespace(req_id_to_index={}),
     )
-    prepare = _reading_v2(runner, found)
+    prepare = _watch_steps_v2(runner, found)
     assert prepare(scheduled(new("a", "exact"), new("b"), new("c"))) is batch
     assert found.now.gate
     assert control.protected.nonzero().flatten().tolist() == list(range(each, 2 * each))

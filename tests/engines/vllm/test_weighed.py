@@ -224,7 +224,7 @@ def test_a_wrong_setting_is_one_sentence(given, sentence):
 def test_layers_of_different_sizes_share_no_table():
     from types import SimpleNamespace
 
-    from xshare.engines.vllm.staircase_conditions import where
+    from xshare.engines.vllm.staircase_conditions import staircase_conditions
 
     model = SimpleNamespace(dtype=torch.float32, hf_text_config={})
     config = SimpleNamespace(
@@ -234,4 +234,4 @@ def test_layers_of_different_sizes_share_no_table():
     )
     layers = [SimpleNamespace(experts=number, top_k=2) for number in (8, 16)]
     with pytest.raises(SettingsError, match=r"needs layers of as many experts each, and these have \[8, 16\]"):
-        where(config, layers)
+        staircase_conditions(config, layers)

@@ -1,5 +1,5 @@
-"""What engines that serve have in common: settings, what a step is, who selects for a layer, what is counted.
+"""What serving engines have in common: settings, the step, the selector of a layer, the counters.
 
-vllm/ and sglang/ are plugins for two such engines. Each finds its layers, reads its steps and reaches its routers by
-itself; all between is here.
+vllm/ and sglang/ are plugins for two such engines. Each finds the engine's layers, reads its steps and hooks into its
+routers. Everything in between is here.
 """

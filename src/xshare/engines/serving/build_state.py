@@ -1,4 +1,4 @@
-"""Everything that is there before a layer is touched, from what must be known first to what is made of it."""
+"""Builds one worker's State: the policy, the step, the buffers and the layers, none of them attached yet."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from typing import Any, Protocol, TypeVar
 import torch
 
 from xshare.engines.gates import Tally
-from xshare.engines.serving.layer_buffers import Alike, alike
+from xshare.engines.serving.joint_state import JointState
+from xshare.engines.serving.layer_buffers import LayerGroup, group_layers
 from xshare.engines.serving.layer_facts import Facts
 from xshare.engines.serving.metrics import Samples
 from xshare.engines.serving.ranks import Ranks
@@ -29,14 +30,14 @@ AnySite = TypeVar("AnySite", bound=Site, contravariant=True)
 
 
 class MakesLayers(Protocol[AnySite]):
-    """An engine's own: a layer for each site, with the memory that its group has for it. `never_within`, `thresholds`:
-    FusedSelector. `one_launch`: whether all of routing is done in the selection's launch, where that can be."""
+    """The engine's function that makes a layer per site, with the buffers that its group has for it. `never_within` and
+    `thresholds` are FusedSelector's. `one_launch`: do all of routing in the selection's launch, where possible."""
 
     def __call__(
         self,
         sites: Sequence[AnySite],
         policy: Policy,
-        groups: Sequence[Alike],
+        groups: Sequence[LayerGroup],
         step: Step,
         sizes: Sizes,
         tally: Tally,
@@ -50,7 +51,7 @@ class MakesLayers(Protocol[AnySite]):
 
 
 def has_kernels(device: torch.device) -> bool:
-    """Whether the fused kernels select there, told of every step by a Control."""
+    """Whether the fused kernels select on this device; a Control then tells them of every step."""
     return device.type == "cuda"
 
 
@@ -66,10 +67,11 @@ def build_state(
     model: Sequence[Facts] | None = None,
     make_ranks: Callable[[Step], Ranks | None] = lambda step: None,
 ) -> State:
-    """One worker's, with layers that are not attached yet. `stairs` were checked to be this machine's. `model`: the
-    layers of all pipeline stages, None where these are all. `make_ranks`: those that choose together, if any."""
-    whole = [Facts.of(site) for site in sites] if model is None else model
-    numbers, top_k = [layer.number for layer in whole], max(layer.top_k for layer in whole)
+    """One worker's state, with layers that are not attached yet. `stairs` must have been checked against this machine.
+    `model`: the layers of all pipeline stages; None where `sites` are all of them. `make_ranks` returns the ranks that
+    choose one set together, or None."""
+    all_layers = [Facts.of(site) for site in sites] if model is None else model
+    numbers, top_k = [layer.number for layer in all_layers], max(layer.top_k for layer in all_layers)
     policy = settings.policy
     if settings.profile is not None:
         policy = read_profile(Path(settings.profile)).policy_on(numbers)
@@ -82,8 +84,8 @@ def build_state(
     ranks = make_ranks(now)
     if stairs is not None:
         now.costs = stairs.costs.to(device)
-    groups = alike(sites, sizes.buckets[-1], device, sampled=settings.metrics.on)
-    # Together with those of other ranks any number of rows may be acted on.
+    groups = group_layers(sites, sizes.buckets[-1], device, sampled=settings.metrics.on)
+    # With the rows of other ranks, a step of any size may be acted on.
     never_within = 0 if settings.at_every_size or ranks is not None else rows_within(policy, numbers, top_k)
     thresholds = THRESHOLDS if settings.at_every_size else thresholds_of(policy.by_layer(numbers))
     layers = make_layers(
@@ -92,7 +94,8 @@ def build_state(
         protects=settings.protect, ranks=ranks,
     )  # fmt: skip
     samples = Samples(groups, device) if settings.metrics.on else None
-    state = State(settings, policy, layers, now, sizes, tally, samples, stairs, whole, ranks)
+    parts = settings, policy, layers, now, sizes, tally, samples, stairs, all_layers
+    state = State(*parts) if ranks is None else JointState(*parts, ranks=ranks)
     if ranks is None and state.why_not(True, sizes.max_rows) == "within_budget":
         log.warning(
             "xshare: %s can never act here: %d rows of top-%d load no more than the budget", policy, sizes.max_rows,

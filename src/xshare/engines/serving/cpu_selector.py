@@ -27,10 +27,10 @@ class ReferenceSelector:
         self.name, self.router, self.placement = site.name, site.router, site.placement
         self.buffers, self.step, self.tally = buffers, step, tally
         self.policy, self.ranks = policy, ranks
-        self.steps: dict[int | None, cpu.Steps] = {}  # by cost table: made ready by the first step that takes it
-        self.key = ops.enroll(self, site.name)
+        self.steps: dict[int | None, cpu.Steps] = {}  # by cost table: built at the first step that uses it
+        self.key = ops.register(self, site.name)
         bias = site.router.correction_bias
-        self.bias = None if bias is None else bias.clone()  # where the masked one is left
+        self.bias = None if bias is None else bias.clone()  # the masked copy
 
     def decide(self, logits: Tensor) -> Routing | None:
         """S and the routing inside it, or None where this step is left alone."""
@@ -49,26 +49,26 @@ class ReferenceSelector:
             routing = route_compiled(logits, self.steps[step.table], layout)
         else:
             routing = route(logits, self.router, self.policy, layout=layout, placement=self.placement, cost=step.cost)
-        self._leave(logits, routing)
+        self._record(logits, routing)
         return routing
 
     def _decide_together(self, logits: Tensor, ranks: Ranks, votes: bool) -> Routing | None:
-        """The same with the votes of all ranks. Every rank comes here at every layer, and none may leave before it has
-        sent its message."""
-        mine, step = None, self.step
+        """As `decide`, with the votes of all ranks. Every rank must send its message at every layer: the others wait
+        for it."""
+        ballot, step = None, self.step
         if votes:
             layout = step.layout(len(logits))
-            mine = vote(logits, self.router, self.policy, layout=layout, placement=self.placement)
-        counts = ranks.exchange(None if mine is None else mine.counts, size_of_votes(logits.shape[-1]))
-        if mine is None or counts is None:
+            ballot = vote(logits, self.router, self.policy, layout=layout, placement=self.placement)
+        counts = ranks.exchange(None if ballot is None else ballot.counts, size_of_votes(logits.shape[-1]))
+        if ballot is None or counts is None:
             return None
         S = choose(counts, self.router, self.policy, self.placement, step.cost)
-        routing = mine.routed(S, torch.promote_types(logits.dtype, torch.float32))
-        self._leave(logits, routing)
+        routing = ballot.routed(S, torch.promote_types(logits.dtype, torch.float32))
+        self._record(logits, routing)
         return None if step.only_votes else routing
 
-    def _leave(self, logits: Tensor, routing: Routing) -> None:
-        """What is counted of a step."""
+    def _record(self, logits: Tensor, routing: Routing) -> None:
+        """Leave S, and the logits of a sampled step, in the buffers for the counters."""
         self.buffers.keep.copy_(routing.selected)
         if self.step.sampling and self.buffers.seen is not None:
             self.buffers.seen[: len(logits)] = logits
@@ -89,14 +89,14 @@ class ReferenceSelector:
         weights, ids = torch.ops.xshare.reroute(logits, weights, ids, self.key)
         return weights, ids
 
-    def check(self, policy: Policy) -> None:
-        """It follows any."""
+    def check_policy(self, policy: Policy) -> None:
+        """It can follow any policy."""
 
     def set_policy(self, policy: Policy) -> None:
         self.policy, self.steps = policy, {}
 
     def move(self, devices: Tensor) -> None:
-        """The placement itself was changed."""
+        """Nothing to do: it reads the placement, which the caller has changed."""
 
     def compile(self, dtype: torch.dtype) -> None:
         """Nothing to compile."""

@@ -1,4 +1,4 @@
-"""Selection on a GPU: the fused kernel, made for every number of rows that a step may be padded to."""
+"""Selection on a GPU: the fused kernel, compiled for every number of rows that a step may be padded to."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from xshare.policy import Policy
 
 
 class OneLaunch(Protocol):
-    """What an engine asks for, where all of routing is done in the selection's launch."""
+    """What an engine needs, where all of routing runs in the selection's launch."""
 
     def aligned(self, logits: Tensor) -> bool:
-        """Whether these logits can be."""
+        """Whether the kernel can read these logits."""
 
-    def as_asked(self, tables: Tables, rows: int) -> Any:
-        """The tables of a step of so many rows, as the engine's own routing returns them."""
+    def engine_tables(self, tables: Tables, rows: int) -> Any:
+        """The tables of a step of so many rows, in the form that the engine's own routing returns."""
 
 
 class Pool:
-    """Layers run one after another, and share what they can."""
+    """Memory that layers share, because they run one after another."""
 
     def __init__(self) -> None:
         self._scratch: dict[Plan, Scratch] = {}
@@ -45,7 +45,7 @@ class Pool:
         return self._scratch[plan]
 
     def message(self, plan: Plan, device: torch.device) -> Tensor:
-        """One for all rows that a step may have, so that it can be read without knowing them."""
+        """One message for all sizes of a step, so that it can be read without knowing the size."""
         size = plan.message_size
         if size not in self._messages:
             self._messages[size] = torch.zeros(size, dtype=torch.int64, device=device)
@@ -78,26 +78,26 @@ class FusedSelector:
         one_launch: OneLaunch | None = None,
         across: Callable[[Tensor], None] | None = None,
     ) -> None:
-        """`policy` is this layer's of the start. `never_within`: rows that are never acted on, because they natively
-        load no more than the budget. `thresholds`, `protects`, `across`: see FusedSelection. `routes`: logits of this
-        type are routed in the same launch, as `one_launch` has it."""
+        """`policy`: this layer's first one. `never_within`: steps of at most so many rows are never acted on, because
+        they natively load no more than the budget. `thresholds`, `protects`, `across`: see FusedSelection. `routes`:
+        logits of this type are routed in the same launch, for `one_launch`."""
         assert step.control is not None
         self.control, self.sizes, self.router, self.num_experts = step.control, sizes, site.router, site.num_experts
         self.never_within, self.reroutes = never_within, reroutes
         self.across = across
         self.own = torch.zeros(len(LayerNumber), dtype=torch.float64, device=step.device)  # this layer's own numbers
         drafts = sizes.num_spec_tokens
-        each = 1 + drafts if drafts or policy.request_budget else 0
+        rows_per_request = 1 + drafts if drafts or policy.request_budget else 0
         self.selections: dict[int, FusedSelection] = {}  # by rows
         for rows in sizes.buckets:
-            plan = Plan.of(site.num_experts, rows, each, step.device, across is not None)
+            plan = Plan.of(site.num_experts, rows, rows_per_request, step.device, across is not None)
             shape = site.num_experts, site.router.top_k
             self.selections[rows] = FusedSelection(
                 num_experts=site.num_experts,
                 rows=rows,
                 device=step.device,
                 router=site.router,
-                rows_per_request=each,
+                rows_per_request=rows_per_request,
                 placement=site.placement,
                 mask_logits=mask_logits,
                 with_share=with_share,
@@ -112,16 +112,16 @@ class FusedSelector:
                 across=across,
             )
         self.routes, self.one_launch = routes, one_launch
-        self.cannot_route: str | None = None  # logits that came and could not be routed
-        self._ready: dict[int, Any] = {}  # by rows: the tables, as the engine asks for them
+        self.cannot_route: str | None = None  # the last logits that could not be routed, described
+        self._ready: dict[int, Any] = {}  # by rows: the tables in the engine's form
         self.set_policy(policy)
 
     def launch(self, logits: Tensor, route: bool = False) -> FusedSelection | None:
-        """Select for these logits; the selection, or None where it was not launched. Where it routes it always is: with
-        the gate closed it routes natively, and faster than the engine."""
+        """Select for these logits; returns the selection, or None where it was not launched. A selection that routes is
+        launched even if the gate is closed: it then routes natively, and faster than the engine."""
         n = len(logits)
         if self.across is not None and n > self.sizes.buckets[-1]:
-            self.selections[1].only_listen()  # the other ranks wait for it
+            self.selections[1].only_listen()  # the other ranks wait for this rank's message
             return None
         if n > self.sizes.buckets[-1] or (n <= self.never_within and not route and self.across is None):
             return None
@@ -151,39 +151,39 @@ class FusedSelector:
         n = len(logits)
         if n not in self._ready:
             assert selection.tables is not None
-            self._ready[n] = self.one_launch.as_asked(selection.tables, n)
+            self._ready[n] = self.one_launch.engine_tables(selection.tables, n)
         return self._ready[n]
 
     def do_not_route(self) -> None:
-        """Leave it to the engine, from masked logits."""
+        """Leave routing to the engine, which gets masked logits."""
         self.routes = None
         for selection in self.selections.values():
             selection.tables = None
 
     def masked(self, logits: Tensor) -> tuple[Tensor, Tensor | None]:
-        """In place."""
+        """Masks the logits in place."""
         selection = self.launch(logits)
         return logits, None if selection is None else selection.share[: len(logits), None]
 
     def masked_bias(self, logits: Tensor) -> Tensor:
         selection = self.launch(logits)
-        own = self.router.correction_bias
-        assert own is not None
-        return own if selection is None else selection.masked_bias
+        native = self.router.correction_bias
+        assert native is not None
+        return native if selection is None else selection.masked_bias
 
     def rerouted(self, logits: Tensor, weights: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
-        """In place."""
+        """Replaces weights and ids in place."""
         selection = self.launch(logits)
         if selection is not None:
             selection.reroute(logits, weights, ids, self.control)
         return weights, ids
 
-    def check(self, policy: Policy) -> None:
+    def check_policy(self, policy: Policy) -> None:
         for selection in self.selections.values():
             selection.check(policy)
 
     def set_policy(self, policy: Policy) -> None:
-        """The rest of the policy is in the control, which all layers share."""
+        """Sets this layer's own numbers. The rest of the policy is in the Control, which all layers share."""
         self.own.copy_(layer_numbers(policy))
 
     def move(self, devices: Tensor) -> None:

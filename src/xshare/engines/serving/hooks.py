@@ -1,6 +1,6 @@
-"""How S reaches an engine's own routing rule, which does the refinement: by masked logits, or by its ids and weights.
+"""How S reaches an engine's own routing rule: by masked logits, or by replacing the ids and weights that it returns.
 
-An engine may have further ways of its own.
+An engine may add hooks of its own.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ class Hook(Protocol):
     mode: ClassVar[str]
 
     def route(self, native: Callable[[Tensor], Routed], logits: Tensor) -> Routed:
-        """On the router path: what `native` routes, inside S."""
+        """On the router path: weights and ids of `native`, restricted to S."""
 
     def compute(self, native: Callable[[Tensor], Any], logits: Tensor) -> Any:
-        """On the monolithic path: what experts that route by themselves compute, inside S."""
+        """On the monolithic path: the output of experts whose kernel also routes, restricted to S."""
 
 
 class MaskLogits:
@@ -62,5 +62,5 @@ class Reroute:
 
 
 def rescales(site: Site) -> bool:
-    """Whether weights are plain softmax scores, which masking the others' logits inflates."""
+    """Whether weights are plain softmax scores: masking experts outside S would inflate those inside."""
     return site.router.scoring == "softmax" and not site.router.renormalize

@@ -1,7 +1,6 @@
 """The memory of layers with the same number of experts and the same rule: S of every step, the logits of sampled ones.
 
-It is allocated for all of them together, so that they can be counted in one go, and handed to each layer when that is
-made.
+It is allocated for all of them together, so that one pass counts them all. Each layer gets its part when it is built.
 """
 
 from __future__ import annotations
@@ -25,15 +24,17 @@ ACTIVE, MASS = FIGURES.index("experts_active"), FIGURES.index("mass_kept")
 
 @dataclass(frozen=True)
 class Buffers:
-    """One layer's."""
+    """One layer's part."""
 
     keep: Tensor  # bool [N], S of the last step
     seen: Tensor | None  # float32 [rows, N], the logits of a sampled step; None where nothing is sampled
 
 
-class Alike:
+class LayerGroup:
+    """Layers with the same number of experts and the same rule."""
+
     def __init__(self, places: list[int], sites: list[Site], rows: int, device: torch.device, sampled: bool) -> None:
-        """`places`: of these layers among all."""
+        """`places`: the positions of these layers among all."""
         self.places, self.sites = places, sites
         L, N = len(sites), sites[0].num_experts
         self.keep = torch.ones(L, N, dtype=torch.bool, device=device)  # [L, N]
@@ -44,25 +45,28 @@ class Alike:
         self.router = sites[0].router.with_bias(self.bias if biases else None)
 
     def buffers(self) -> dict[int, Buffers]:
-        """By the layer's place among all."""
+        """Each layer's buffers, by its position among all layers."""
         seen = [None] * len(self.sites) if self.seen is None else list(self.seen)
         return {place: Buffers(*pair) for place, *pair in zip(self.places, self.keep, seen, strict=True)}
 
     def placement(self) -> Placement | None:
-        """Read afresh: an engine may move experts."""
-        found = [site.placement for site in self.sites if site.placement is not None]
-        return Placement(torch.stack([each.devices for each in found]), found[0].num_devices) if found else None
+        """Read at every call: an engine may move experts."""
+        placements = [site.placement for site in self.sites if site.placement is not None]
+        if not placements:
+            return None
+        return Placement(torch.stack([placement.devices for placement in placements]), placements[0].num_devices)
 
     def add_protected(self, rows: int, marks: Tensor, sums: Tensor, apart: Tensor) -> None:
-        """Add to `apart`, float64 [2, all layers], how many experts a sampled step has loaded for its protected rows
-        alone, and how much more of their weight all rows keep than those that are not protected: `marks` [rows] are not
-        zero at protected ones. `sums` has the shape of what `add` is given."""
+        """Add two figures of a sampled step to `apart`, float64 [2, all layers]: the experts loaded for protected rows
+        only, and how much larger the kept share of weight is over all rows than over unprotected ones. `marks` [rows]
+        is nonzero at protected rows. `sums` gives the shape of the figures, as in `add`."""
         assert self.seen is not None
-        others = torch.where(marks[None, :, None] != 0, torch.nan, self.seen[:, :rows])  # such rows are not counted
-        found = torch.zeros(2, *sums.shape, dtype=sums.dtype, device=sums.device)
-        for each, seen in zip(found, (self.seen[:, :rows], others), strict=True):
-            self._count(seen.contiguous(), rows, each)
-        apart += (found[0] - found[1])[[ACTIVE, MASS]]
+        # Rows of NaN are not counted.
+        unprotected = torch.where(marks[None, :, None] != 0, torch.nan, self.seen[:, :rows])
+        counts = torch.zeros(2, *sums.shape, dtype=sums.dtype, device=sums.device)
+        for count, seen in zip(counts, (self.seen[:, :rows], unprotected), strict=True):
+            self._count(seen.contiguous(), rows, count)
+        apart += (counts[0] - counts[1])[[ACTIVE, MASS]]
 
     def add(self, rows: int, sums: Tensor) -> None:
         """Add a sampled step of that many voting rows to `sums`, float64 [figures, all layers]."""
@@ -72,12 +76,12 @@ class Alike:
     def _count(self, seen: Tensor, rows: int, sums: Tensor) -> None:
         placement = self.placement()
         if not seen.is_cuda:
-            layout = BatchLayout.one_per_row(rows)  # whose rows they are is in S already
+            layout = BatchLayout.one_per_row(rows)  # requests do not matter: S is given
             sums[:, self.places] += figures(seen[:, :rows], self.keep, self.router, layout, placement)
             return
         from xshare.kernels.sampled_layers import Sampled
 
-        mine = sums if len(self.places) == sums.shape[1] else sums[:, self.places].contiguous()
+        group_sums = sums if len(self.places) == sums.shape[1] else sums[:, self.places].contiguous()
         sampled = Sampled(
             seen=seen,
             keep=self.keep,
@@ -86,24 +90,24 @@ class Alike:
             devices=(torch.zeros_like(self.bias) if placement is None else placement.devices).int(),
             num_devices=1 if placement is None else placement.num_devices,
         )
-        sampled.count(rows, mine)
-        if mine is not sums:
-            sums[:, self.places] = mine
+        sampled.count(rows, group_sums)
+        if group_sums is not sums:
+            sums[:, self.places] = group_sums
 
 
-def alike(sites: Sequence[Site], rows: int, device: torch.device, sampled: bool) -> list[Alike]:
-    """All layers, in groups."""
+def group_layers(sites: Sequence[Site], rows: int, device: torch.device, sampled: bool) -> list[LayerGroup]:
+    """All layers, grouped by number of experts, rule and whether experts are spread over devices."""
     kinds: dict[Any, list[int]] = {}
     for place, site in enumerate(sites):
         rule = replace(site.router, correction_bias=None)
         kinds.setdefault((site.num_experts, repr(rule), site.placement is None), []).append(place)
-    return [Alike(places, [sites[place] for place in places], rows, device, sampled) for places in kinds.values()]
+    return [LayerGroup(places, [sites[place] for place in places], rows, device, sampled) for places in kinds.values()]
 
 
 def figures(
     logits: Tensor, keep: Tensor, router: RouterSpec, layout: BatchLayout, placement: Placement | None
 ) -> Tensor:
-    """The figures of each layer's step, from its logits [L, n, N] and S [L, N]. float64 [figures, L]"""
+    """The figures of one step per layer, float64 [figures, L], from the logits [L, n, N] and S [L, N]."""
     layout, placement = fit_layout(logits, layout, placement)
     routing = route_prepared(
         prepare_step(logits, router, layout, placement), router, Policy(method="native"), keep=keep

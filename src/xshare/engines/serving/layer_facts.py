@@ -1,7 +1,7 @@
-"""What a worker must know of a layer, also of one that another worker has: of another pipeline stage.
+"""What a worker must know of every layer, also of those in other pipeline stages.
 
-A policy is for the model: its layer budgets, a profile, the gates and a staircase are about all layers. So every stage
-tells the others what it has found, once, when the model is loaded, and each comes to the same conclusions.
+Layer budgets, a profile, the gates and a staircase are about the whole model. So when the model is loaded, every stage
+sends the others the facts about its layers, and all stages reach the same conclusions.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from xshare.engines.serving.site import Site
 
 @dataclass(frozen=True)
 class Facts:
-    """A layer that is served, of this stage or another."""
+    """One served layer, of this stage or another."""
 
     number: int
     name: str
@@ -22,7 +22,7 @@ class Facts:
     backend: str
     placed: bool  # whether its experts are spread over devices
     in_host_memory: bool
-    rows_unshared: int  # rows up to which shared experts save nothing
+    rows_unshared: int  # rows up to which sharing experts saves nothing
 
     @classmethod
     def of(cls, site: Site) -> Facts:

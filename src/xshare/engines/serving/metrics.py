@@ -1,4 +1,4 @@
-"""What selection does, counted: worked out on the device from the logits of a sampled step, and read rarely."""
+"""What selection does, counted on the device from the logits of sampled steps, and read rarely."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from xshare.engines.counters import FIGURES, PROTECTED
-from xshare.engines.serving.layer_buffers import Alike
+from xshare.engines.serving.layer_buffers import LayerGroup
 from xshare.engines.serving.step import Array
 
-SAMPLED = tuple(name for name in FIGURES if name not in ("top1_kept", "excluded", "mass_shared"))  # by Alike.add
+SAMPLED = tuple(name for name in FIGURES if name not in ("top1_kept", "excluded", "mass_shared"))  # by LayerGroup.add
 HELP = {
     "experts_native": "Experts a layer would load without selection, mean over sampled steps",
     "experts_selected": "Experts in the selected set, mean over sampled steps",
@@ -33,39 +33,39 @@ HELP = {
 class Samples:
     """Sums of each figure over the sampled steps, by layer, float64 [figures, layers] on the device."""
 
-    def __init__(self, groups: Sequence[Alike], device: torch.device) -> None:
+    def __init__(self, groups: Sequence[LayerGroup], device: torch.device) -> None:
         self.groups = groups
         layers = sum(len(group.places) for group in groups)
         self.sums = torch.zeros(len(SAMPLED), layers, dtype=torch.float64, device=device)
         self.count = 0
-        self._steps = 0  # that could have been sampled
-        self._waiting: int | None = None  # voting rows of the sampled step that has not been counted
-        self._marks: Tensor | None = None  # those of them that are protected, not zero
-        self._protected = 0  # how many these are
-        self.rows_protected = 0  # in all sampled steps
-        # Where the sums are copied without waiting for them; read by other threads.
+        self._steps = 0  # since the last restart: candidates for sampling
+        self._waiting: int | None = None  # voting rows of a sampled step that is not counted yet
+        self._marks: Tensor | None = None  # nonzero at its protected rows
+        self._protected = 0  # how many rows that are
+        self.rows_protected = 0  # sum over all sampled steps
+        # The sums are copied here without waiting. Other threads read them.
         self.host = torch.zeros_like(self.sums, device="cpu")
         if device.type == "cuda":
             self.host = self.host.pin_memory()
-        # Experts that no other row has loaded, and by how much the others' mass is less than that of all rows.
+        # Experts loaded for protected rows only, and the mass of all rows minus that of unprotected ones.
         self.protected = torch.zeros(2, layers, dtype=torch.float64, device=device)
         self.protected_host = torch.zeros_like(self.host[:2], pin_memory=device.type == "cuda")
 
     def compile(self) -> None:
-        """Compile what counts, before the engine serves."""
+        """Compile the counting kernels before the engine serves."""
         for group in self.groups:
             group.add(1, self.sums)
             group.add_protected(1, torch.zeros(1, device=self.sums.device), self.sums, self.protected)
         self.clear()
 
     def due(self, every: int) -> bool:
-        """Whether the step that now begins is to be sampled: the first of all, and one of so many."""
+        """Whether to sample the step that now begins: the first after a restart, then every `every`-th."""
         self._steps += 1
         return (self._steps - 1) % every == 0
 
     def begin(self, rows: int, protected: Sequence[int] | Array | None = None, marks: Tensor | None = None) -> None:
-        """The step that now begins leaves its logits behind. `protected`: those of its rows that are, by number;
-        `marks` are the same in device memory, as they are when the step has run."""
+        """The step that now begins is sampled. `protected`: its protected rows, by number. `marks`: the same in device
+        memory, where it is complete once the step has run."""
         self._waiting, self._marks, self._protected = rows, None, 0
         if protected is None:
             return
@@ -76,7 +76,7 @@ class Samples:
         self._marks = marks[:rows]
 
     def settle(self) -> None:
-        """Count the step that was sampled, once it has run: the next step calls this before it begins."""
+        """Count the sampled step. The next step calls this before it begins, when the sampled one has run."""
         if self._waiting is None:
             return
         rows, self._waiting = self._waiting, None
@@ -92,7 +92,7 @@ class Samples:
         self.host.copy_(self.sums, non_blocking=True)
 
     def forget(self) -> None:
-        """The step that was sampled is not to be counted."""
+        """Do not count the sampled step."""
         self._waiting = None
 
     def clear(self) -> None:
@@ -103,29 +103,29 @@ class Samples:
         self.count, self._steps, self._waiting, self._marks, self.rows_protected = 0, 0, None, None, 0
 
     def restart(self, clear: bool = False) -> None:
-        """The next step is a first one again."""
+        """Sample the next step. `clear`: also drop the sums."""
         self._steps = 0
         if clear:
             self.clear()
 
     def means(self) -> dict[str, Any]:
-        """Means over the sampled steps, by layer, as far as they have been copied to the host."""
+        """Means over the sampled steps, per layer, as far as the host has them."""
         count = max(1, self.count)
         by_layer = dict(zip(SAMPLED, (self.host / count).tolist(), strict=True))
-        only, more = (self.protected_host / count).tolist()
-        shared = [mass - each for mass, each in zip(by_layer["mass_kept"], more, strict=True)]
-        protected = dict(zip(PROTECTED, (self.rows_protected / count, only, shared), strict=True))
+        experts_protected, excess = (self.protected_host / count).tolist()
+        mass_shared = [mass - more for mass, more in zip(by_layer["mass_kept"], excess, strict=True)]
+        protected = dict(zip(PROTECTED, (self.rows_protected / count, experts_protected, mass_shared), strict=True))
         return {"samples": self.count, **by_layer, **protected}
 
 
-def line(found: dict[str, Any]) -> str:
-    """One line for the log."""
-    bypassed = ", ".join(f"{reason} {count}" for reason, count in found["steps_bypassed"].items()) or "none"
-    policy = found["policy"] + (" by cost" if found["cost"] else "") + ("" if found["on"] else " (off)")
-    text = f"xshare {policy}: {found['steps_pruned']} steps pruned, bypassed: {bypassed}"
-    if found.get("samples") and found["layers"]:
+def log_line(stats: dict[str, Any]) -> str:
+    """A worker's counters in one line, for the log."""
+    bypassed = ", ".join(f"{reason} {count}" for reason, count in stats["steps_bypassed"].items()) or "none"
+    policy = stats["policy"] + (" by cost" if stats["cost"] else "") + ("" if stats["on"] else " (off)")
+    text = f"xshare {policy}: {stats['steps_pruned']} steps pruned, bypassed: {bypassed}"
+    if stats.get("samples") and stats["layers"]:
         native, active, mass = (
-            sum(found[name]) / len(found[name]) for name in ("experts_native", "experts_active", "mass_kept")
+            sum(stats[name]) / len(stats[name]) for name in ("experts_native", "experts_active", "mass_kept")
         )
-        text += f"; experts {active:.1f} of {native:.1f} a layer, gating mass {mass:.3f}"
+        text += f"; experts {active:.1f} of {native:.1f} per layer, gating mass {mass:.3f}"
     return text

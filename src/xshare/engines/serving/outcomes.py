@@ -1,7 +1,7 @@
-"""What became of the steps of a rank that chooses with others on a GPU.
+"""Whether selection acted on a step, where several ranks choose together on a GPU.
 
-There the kernels add up what all ranks say and decide by it, in a captured graph. The host learns of it from what they
-leave in device memory: that is copied when the next step begins, and read when the copy has arrived.
+There the kernels add up what all ranks say and decide, inside a captured graph. They leave the sums in device memory.
+The host copies them when the next step begins, and reads them when the copy has arrived.
 """
 
 from __future__ import annotations
@@ -14,49 +14,50 @@ from torch import Tensor
 
 from xshare.kernels.control_words import MessageWord
 
-Told = Callable[
-    [int, int, bool], bool
-]  # rows and requests of all ranks, whether they agree -> whether a set was chosen
-TURNS = 8  # copies under way at most
+# Called with the rows and requests of all ranks and whether these agree; returns whether a set was chosen.
+OnOutcome = Callable[[int, int, bool], bool]
+MAX_COPIES = 8  # on their way at once
 
 
 class Outcomes:
     def __init__(self, said: Tensor) -> None:
-        """`said`: the end of a layer's message, int64 [len(MessageWord)]; all layers of a step leave the same there."""
+        """`said`: the end of a layer's message, int64 [len(MessageWord)], the same in all layers of a step."""
         self.said = said
-        self._host = [torch.zeros(len(MessageWord), dtype=torch.int64, pin_memory=said.is_cuda) for _ in range(TURNS)]
+        self._host = [
+            torch.zeros(len(MessageWord), dtype=torch.int64, pin_memory=said.is_cuda) for _ in range(MAX_COPIES)
+        ]
         self._events = [torch.cuda.Event() for _ in self._host] if said.is_cuda else []  # type: ignore[no-untyped-call]
-        self._running: Told | None = None  # of the step that runs
-        self._copied: deque[tuple[int, Told]] = deque()  # by number of the copy, oldest first
-        self._turn = 0
+        self._running: OnOutcome | None = None  # for the step that runs
+        self._copied: deque[tuple[int, OnOutcome]] = deque()  # number of the copy and its callback, oldest first
+        self._next = 0
 
-    def begin(self, told: Told) -> None:
-        """A step begins in which this rank votes: who is to be told."""
-        self._running = told
+    def begin(self, on_outcome: OnOutcome) -> None:
+        """A step begins in which this rank votes. `on_outcome` is called once its outcome is known."""
+        self._running = on_outcome
 
     def end(self) -> None:
         """The step has been launched, and no other yet."""
         if self._running is None:
             return
-        if len(self._copied) == TURNS:
-            self._read()  # long past
-        self._host[self._turn].copy_(self.said, non_blocking=True)
+        if len(self._copied) == MAX_COPIES:
+            self._read()  # has arrived long ago
+        self._host[self._next].copy_(self.said, non_blocking=True)
         if self._events:
-            self._events[self._turn].record()
-        self._copied.append((self._turn, self._running))
-        self._running, self._turn = None, (self._turn + 1) % TURNS
+            self._events[self._next].record()
+        self._copied.append((self._next, self._running))
+        self._running, self._next = None, (self._next + 1) % MAX_COPIES
 
     def settle(self) -> bool:
-        """Wait for what is under way, and tell of it; whether a set was chosen in the last of them."""
+        """Wait for all copies and report their outcomes; whether a set was chosen in the last step."""
         chosen = False
         while self._copied:
             chosen = self._read()
         return chosen
 
     def _read(self) -> bool:
-        turn, told = self._copied.popleft()
+        copy, on_outcome = self._copied.popleft()
         if self._events:
-            self._events[turn].synchronize()
-        said = self._host[turn].tolist()
+            self._events[copy].synchronize()
+        said = self._host[copy].tolist()
         agree = said[MessageWord.VOTING] * said[MessageWord.SQUARED] == said[MessageWord.POLICY] ** 2
-        return told(said[MessageWord.ROWS], said[MessageWord.REQUESTS], agree)
+        return on_outcome(said[MessageWord.ROWS], said[MessageWord.REQUESTS], agree)

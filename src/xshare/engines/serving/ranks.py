@@ -1,18 +1,20 @@
 """Data-parallel ranks: one set for the rows of all of them.
 
-Ranks run a model layer by layer in step, the idle ones on dummy batches, because their experts need one another. So at
-every MoE layer of every pass each rank sends a message, whatever its own gate says, and gets the sum of all messages.
-It holds the votes of the rank's rows, none where the rank reads prompts, idles or is switched off; and what every rank
-must know to come to the same decision about the step (control_words.MessageWord): the rows and requests of the ranks
-that vote, which gates count, and whether these have the same policy. While a change is under way from rank to rank they
-have not, and such steps are left alone on every rank.
+Ranks run the model in lockstep, layer by layer, and idle ranks run dummy batches, because each rank holds experts that
+the others need. So at every MoE layer of every pass each rank sends a message, whatever its own gate says, and gets the
+sum of all messages. A message has two parts:
+
+- the votes of the rank's rows: zeros where the rank prefills, idles or is switched off;
+- what all ranks need to reach the same decision about the step (control_words.MessageWord): how many rows and requests vote,
+  which the gates look at, and whether the voting ranks have the same policy.
+
+While a change of policy spreads from rank to rank, policies differ. Every rank then leaves the step alone.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,48 +22,49 @@ from torch import Tensor
 from xshare.engines.serving.step import Step
 from xshare.kernels.control_words import MessageWord
 
-BITS = 20  # of a policy's number: squares of 2048 ranks' fit
+BITS = 20  # of a policy's fingerprint: the sum of 2048 ranks' squares fits into int64
 
 
-def number_of(*what: Any) -> int:
-    """Of a policy and how it is applied: the same in every process."""
-    return int.from_bytes(hashlib.sha256(repr(what).encode()).digest()[:4], "big") >> (32 - BITS)
+def policy_fingerprint(policy: str, by_cost: bool) -> int:
+    """A number for a policy and whether costs count: the same in every process."""
+    digest = hashlib.sha256(repr((policy, by_cost)).encode()).digest()
+    return int.from_bytes(digest[:4], "big") >> (32 - BITS)
 
 
 class Ranks:
-    """This rank's, of a group of several."""
+    """This rank's side of the exchange with the others."""
 
     def __init__(self, step: Step, add_up: Callable[[Tensor], None]) -> None:
-        """`add_up` puts the sum over all ranks in place of a tensor."""
+        """`add_up` replaces a tensor by its sum over all ranks."""
         self.step, self.add_up = step, add_up
-        self.policy = 0  # its number
-        # Asked once a step in which this rank votes: the rows and requests of all, and whether they agree on the policy
-        # -> whether selection acts.
-        self.acts: Callable[[int, int, bool], bool] = lambda rows, requests, agree: agree
-        self._decided: bool | None = None  # about this step
+        self.policy = 0  # its fingerprint
+        # Called once per step in which this rank votes, with the rows and requests of all voting ranks and whether they
+        # agree on the policy. It returns whether selection acts.
+        self.decide: Callable[[int, int, bool], bool] = lambda rows, requests, agree: agree
+        self._decided: bool | None = None  # whether selection acts on this step; None before the first layer
 
     def begin(self) -> None:
         """A step begins."""
         self._decided = None
 
     def exchange(self, votes: Tensor | None, size: int) -> Tensor | None:
-        """Send this rank's votes, int64 [size], or None for none; the sum over all ranks, or None where this rank's
-        rows are left alone. The last of them is how many rows vote."""
+        """Send this rank's votes, int64 [size], or None where it has none. Returns the sum over all ranks, whose last
+        entry is the number of voting rows; None where this rank's rows are left alone."""
         message = torch.zeros(size + len(MessageWord) - 1, dtype=torch.int64, device=self.step.device)
         if votes is not None:
             message[:size] = votes
-            said = {
+            facts = {
                 MessageWord.ROWS: self.step.rows,
                 MessageWord.REQUESTS: len(self.step.starts) - 1,
                 MessageWord.VOTING: 1,
                 MessageWord.POLICY: self.policy,
                 MessageWord.SQUARED: self.policy**2,
             }
-            message[size:] = torch.tensor(list(said.values()))
+            message[size:] = torch.tensor(list(facts.values()))
         self.add_up(message)
         if votes is None:
             return None
         if self._decided is None:
             rows, requests, voting, policy, squared = message[size:].tolist()
-            self._decided = self.acts(rows, requests, voting * squared == policy**2)
+            self._decided = self.decide(rows, requests, voting * squared == policy**2)
         return message[:size] if self._decided else None

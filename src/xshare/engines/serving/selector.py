@@ -1,4 +1,4 @@
-"""What a hook asks of whoever selects for its layer, on either kind of device."""
+"""What a hook needs of its layer's selector, on a CPU or a GPU."""
 
 from __future__ import annotations
 
@@ -11,32 +11,32 @@ from xshare.policy import Policy
 
 
 class Selector(Protocol):
-    cannot_route: str | None  # logits that it should have routed by itself and could not
-    routes: torch.dtype | None  # of logits that it routes by itself; None: it leaves routing to the engine
+    cannot_route: str | None  # the last logits that it should have routed and could not, described
+    routes: torch.dtype | None  # it routes logits of this type itself; None: the engine routes
 
     def masked(self, logits: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Logits with the lowest finite value outside S, and each row's share of its score inside S, [n, 1]; the logits
-        as they are, and perhaps no share, where this step is left alone."""
+        """Logits with the lowest finite value outside S, and each row's share of its score inside S, [n, 1]. Where the
+        step is left alone: the logits as they are, and a share of 1 or none."""
 
     def routed(self, logits: Tensor) -> Any:
-        """All of routing, as the engine would have worked it out from masked logits; None where that was not done, and
-        the logits are as they came."""
+        """The complete routing, as the engine would compute it from masked logits. None where the selector does not
+        route; the logits are then unchanged."""
 
     def masked_bias(self, logits: Tensor) -> Tensor:
-        """The layer's correction bias with the lowest finite value outside S, [N]; its own where the step is left
+        """The layer's correction bias with the lowest finite value outside S, [N]; unmasked where the step is left
         alone."""
 
     def rerouted(self, logits: Tensor, weights: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
         """The engine's weights and ids [n, k], or ours where selection acts and leaves an expert out."""
 
-    def check(self, policy: Policy) -> None:
-        """Refuse a policy that it cannot follow any more."""
+    def check_policy(self, policy: Policy) -> None:
+        """Refuse a policy for which its kernels were not compiled."""
 
     def set_policy(self, policy: Policy) -> None:
-        """This layer's own, from the next step on."""
+        """Use this layer's policy from the next step on."""
 
     def move(self, devices: Tensor) -> None:
-        """The engine has moved experts: int64 [N]."""
+        """The engine has moved experts: the device of each, int64 [N]."""
 
     def compile(self, dtype: torch.dtype) -> None:
-        """Compile now: a captured graph cannot wait for a compiler. The gate is closed."""
+        """Compile now, with the gate closed: a captured graph cannot wait for a compiler."""

@@ -1,4 +1,4 @@
-"""What a serving engine may be told of XShare: the policy's own fields, and how the engine applies it."""
+"""The settings of a serving engine: the policy's own fields, and how the engine applies the policy."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from xshare.kernels.limits import MAX_ROWS
 from xshare.policy import MOST, Policy
 from xshare.profile import read_profile
 
-CONTROLS = ("random",)  # methods that nobody means to serve
+CONTROLS = ("random",)  # methods for experiments, refused in serving unless asked for
 
 
 class SettingsError(XShareError):
-    """A configuration that cannot be read, or an engine in which it cannot be right."""
+    """A configuration that cannot be read, or an engine in which selection would be wrong."""
 
 
 class KernelGates(Gates):
-    """No more rows than a kernel can take."""
+    """Gates with `max_rows` limited to what a kernel can take."""
 
     max_rows: int = Field(MAX_ROWS, ge=1, le=MAX_ROWS, description="act on steps of at most so many rows")
 
 
 class Metrics(BaseModel):
-    """What is counted and told; `true` and `false` stand for the first field alone."""
+    """What is counted and reported. `true` or `false` in its place sets `on` alone."""
 
     model_config: ClassVar[ConfigDict] = ConfigDict(frozen=True, extra="forbid", strict=True)
 
@@ -57,8 +57,6 @@ class Settings(BaseModel):
         description="a file of `xshare tune` in place of the policy: refused for another model, acts on steps of at "
         "most as many requests and rows as it was measured at, and brings the staircase that it was tuned with",
     )
-    # With "any", selection is captured at every size, so that it can also act on batches that are within the budget it
-    # starts with.
     live: Literal["budgets", "any"] = Field(
         default="budgets",
         description="what can be changed while serving: with `any`, selection is captured at every size and with all "
@@ -82,45 +80,45 @@ class Settings(BaseModel):
 
     @property
     def at_every_size(self) -> bool:
-        """Whether selection is there for batches within the budget too."""
+        """Whether selection is captured for batches of every size, also for those within the budget."""
         return self.live == "any" or not self.gates.bypass
 
 
-def read_settings(given: Mapping[str, Any]) -> Settings:
-    """The settings of an object, as a JSON text has it; what cannot be right is refused by its name."""
-    own = {name: given[name] for name in given if name in Settings.model_fields and name != "policy"}
-    rest = {name: given[name] for name in given if name not in own}
-    if isinstance(own.get("metrics"), bool):
-        own["metrics"] = {"on": own["metrics"]}
-    if unknown := [name for name in rest if name not in Policy.model_fields and name != "policy"]:
+def read_settings(fields: Mapping[str, Any]) -> Settings:
+    """The settings in a JSON object's fields. An error names the field that is wrong."""
+    options = {name: fields[name] for name in fields if name in Settings.model_fields and name != "policy"}
+    policy_fields = {name: fields[name] for name in fields if name not in options}
+    if isinstance(options.get("metrics"), bool):
+        options["metrics"] = {"on": options["metrics"]}
+    if unknown := [name for name in policy_fields if name not in Policy.model_fields and name != "policy"]:
         known = ["policy", *Policy.model_fields, *(name for name in Settings.model_fields if name != "policy")]
         raise SettingsError(f"{unknown[0]!r} is no key of xshare: it takes {', '.join(known)}")
-    if "profile" in own:
-        if rest:
+    if "profile" in options:
+        if policy_fields:
             raise SettingsError("profile in xshare says the policy itself: leave the other policy fields out")
-        if not isinstance(own["profile"], str):
-            raise SettingsError(f"profile in xshare must be the path of a file, not {own['profile']!r}")
-        profile = read_profile(Path(own["profile"]))
-        rest = {"policy": profile.policy}
-        if (stairs := profile.staircase_path(Path(own["profile"]))) is not None:
-            if "cost" in own:
+        if not isinstance(options["profile"], str):
+            raise SettingsError(f"profile in xshare must be the path of a file, not {options['profile']!r}")
+        profile = read_profile(Path(options["profile"]))
+        policy_fields = {"policy": profile.policy}
+        if (stairs := profile.staircase_path(Path(options["profile"]))) is not None:
+            if "cost" in options:
                 raise SettingsError("profile in xshare names the staircase itself: leave cost out")
-            own["cost"] = str(stairs)
+            options["cost"] = str(stairs)
         # The same budget prunes a larger batch harder, and that was not measured.
-        gates = own.get("gates", {})
+        gates = options.get("gates", {})
         if profile.batch is not None and isinstance(gates, Mapping) and "max_rows" not in gates:
             rows = min(profile.batch * (1 + profile.drafts), MAX_ROWS)
-            own["gates"] = {"max_rows": rows, "max_requests": profile.batch, **gates}
-    if "policy" in rest:  # the string form, or a preset's name
-        if not isinstance(rest["policy"], str) or len(rest) > 1:
+            options["gates"] = {"max_rows": rows, "max_requests": profile.batch, **gates}
+    if "policy" in policy_fields:  # the string form, or a preset's name
+        if not isinstance(policy_fields["policy"], str) or len(policy_fields) > 1:
             raise SettingsError(
                 "policy in xshare must be a string such as 'rho=0.7', or a preset's name, without other policy fields"
             )
-        policy = Policy.parse(rest["policy"])
+        policy = Policy.parse(policy_fields["policy"])
     else:
-        policy = Policy(**rest)
+        policy = Policy(**policy_fields)
     try:
-        settings = Settings(policy=policy, **own)
+        settings = Settings(policy=policy, **options)
     except ValidationError as error:
         first = error.errors()[0]
         name = ".".join(str(part) for part in first["loc"])
@@ -137,5 +135,5 @@ def read_settings(given: Mapping[str, Any]) -> Settings:
     if settings.default == "exact" and not settings.protect:
         raise SettingsError("default in xshare cannot be 'exact' where protect is false: nobody would be pruned")
     if settings.cost is not None and policy.method != "xshare":
-        raise SettingsError(f"cost in xshare is weighed by XShare's own policies, not by {policy}: leave it out")
+        raise SettingsError(f"cost in xshare is weighed by XShare's options policies, not by {policy}: leave it out")
     return settings

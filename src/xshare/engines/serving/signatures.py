@@ -1,4 +1,4 @@
-"""Whether an engine's functions have the parameters that are relied on."""
+"""Whether an engine's functions have the parameters that XShare relies on."""
 
 from __future__ import annotations
 
@@ -9,17 +9,18 @@ from typing import Any
 
 from xshare.engines.serving.settings import SettingsError
 
-Signatures = Mapping[tuple[str, str], Sequence[str]]  # by module and name
+Signatures = Mapping[tuple[str, str], Sequence[str]]  # parameters, by module and function
 
 
 def check_signatures(signatures: Signatures, engine: str, way_out: str) -> None:
-    """`engine`: with its version. `way_out`: what a user can do about it."""
-    for (module, name), wanted in signatures.items():
+    """Refuse an engine that lacks one. `engine`: its name and version. `way_out`: what a user can do about it."""
+    for (module, name), parameters in signatures.items():
         try:
-            found: Any = import_module(module)
+            function: Any = import_module(module)
             for part in name.split("."):
-                found = getattr(found, part)
-            missing = [each for each in wanted if each not in inspect.signature(found).parameters]
+                function = getattr(function, part)
+            present = inspect.signature(function).parameters
+            missing = [parameter for parameter in parameters if parameter not in present]
         except (ImportError, AttributeError):
             missing = ["the function itself"]
         if missing:

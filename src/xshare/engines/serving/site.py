@@ -1,4 +1,4 @@
-"""One MoE layer of an engine, as far as selection knows it: its rule, its experts, where they are."""
+"""One MoE layer of an engine, as selection sees it: its routing rule, its experts and where they are."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from xshare.router import RouterSpec
 
 
 class Site(Protocol):
-    number: int  # the model's own
+    number: int  # in the model
     name: str
     router: RouterSpec
     num_experts: int
@@ -17,11 +17,11 @@ class Site(Protocol):
 
     @property
     def top_k(self) -> int:
-        """Experts of a row."""
+        """Experts per row."""
 
     @property
     def expert_bytes(self) -> int | None:
-        """Of one expert on this rank, or None where that is not known."""
+        """Bytes of one expert on this rank; None where unknown."""
 
     @property
     def backend(self) -> str:
@@ -33,4 +33,4 @@ class Site(Protocol):
 
     @property
     def rows_unshared(self) -> int:
-        """Rows up to which the engine loads each row's experts for it alone."""
+        """Rows up to which the engine loads experts once per row, even those that rows share."""

@@ -1,4 +1,4 @@
-"""What a step is: the one thing that the model runner tells, and that every layer reads."""
+"""The current step: the model runner writes it, and every layer reads it."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ Array = npt.NDArray[np.int32]
 @dataclass
 class Step:
     device: torch.device
-    control: Control | None = None  # the same in device memory, on a GPU
+    control: Control | None = None  # tells the kernels of the step, on a GPU
     gate: bool = False  # whether selection acts on it
-    sampling: bool = False  # whether its logits are left behind, to be counted
+    sampling: bool = False  # whether layers leave their logits behind, to be counted
     rows: int = 0
-    starts: Array = field(default_factory=lambda: np.zeros(1, np.int32))  # boundaries of its requests, query_start_loc
-    costs: Tensor | None = None  # float64 [tables, N + 1]: what so many experts cost, Stairs.costs
-    protected: Array | None = None  # its rows that keep their native experts, by number; None: there are none
-    table: int | None = None  # which of them counts for it; None: none
-
-    only_votes: bool = False  # its rows vote, and are left alone: all of them are protected
-
-    laid_out: dict[int, BatchLayout] = field(default_factory=dict)  # by rows: of this step, for all its layers
+    starts: Array = field(
+        default_factory=lambda: np.zeros(1, np.int32)
+    )  # where each request's rows begin, as query_start_loc
+    costs: Tensor | None = None  # float64 [tables, N + 1]: the cost of 0 to N experts, as Stairs.costs
+    table: int | None = None  # which row of `costs` counts for this step; None: costs do not count
+    protected: Array | None = None  # numbers of the rows that keep their native experts; None: there are none
+    only_votes: bool = False  # all its rows are protected: they vote, and keep their native routing
+    laid_out: dict[int, BatchLayout] = field(default_factory=dict)  # by rows with padding: shared by all layers
 
     @property
     def cost(self) -> Tensor | None:
-        """What 0 to N experts cost in it, float64 [N + 1]; None where that does not count."""
+        """What 0 to N experts cost in this step, float64 [N + 1]; None where costs do not count."""
         return None if self.costs is None or self.table is None else self.costs[self.table]
 
     def layout(self, n: int) -> BatchLayout:
-        """Requests of n rows, those after the voting ones -1."""
+        """The layout of n rows: padding after the step's own rows belongs to request -1."""
         if n not in self.laid_out:
             self.laid_out[n] = self._layout(n)
         return self.laid_out[n]

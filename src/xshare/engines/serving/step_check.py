@@ -1,4 +1,4 @@
-"""A witness of live steps: every layer's S beside the reference's, from the logits that the step has left behind."""
+"""Compares every layer's S with the reference's on live steps, from the logits that a sampled step leaves behind."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from xshare.routing import route
 
 
 class Witness:
-    """Looks at every step that is sampled, before it is counted."""
+    """Compares every sampled step before it is counted."""
 
     def __init__(self, state: State) -> None:
         assert state.samples is not None
         self.state, self.samples = state, state.samples
         self.compared = self.differ = self.steps = 0
-        self.ours, self.reference = hashlib.sha256(), hashlib.sha256()  # of all sets one after another
+        self.ours, self.reference = hashlib.sha256(), hashlib.sha256()  # over all sets, in order
         self._settle = self.samples.settle
         self.samples.settle = self.settle  # type: ignore[method-assign]
 
     def end(self) -> None:
         self.settle()
-        del self.samples.settle  # the class's own is behind it
+        del self.samples.settle  # uncovers the class's method
 
     def settle(self) -> None:
         if (rows := self.samples._waiting) is not None:
@@ -39,14 +39,14 @@ class Witness:
             bias = layer.site.router.correction_bias
             router = layer.site.router if bias is None else layer.site.router.with_bias(bias.cpu())
             policy = self.state.policy.for_layer(layer.site.number)
-            wanted = route(buffers.seen[:rows].cpu(), router, policy, layout=layout).selected
+            reference = route(buffers.seen[:rows].cpu(), router, policy, layout=layout).selected
             keep = buffers.keep.cpu()
             self.compared += 1
-            self.differ += int(not keep.equal(wanted))
+            self.differ += int(not keep.equal(reference))
             self.ours.update(keep.numpy().tobytes())
-            self.reference.update(wanted.numpy().tobytes())
+            self.reference.update(reference.numpy().tobytes())
 
-    def told(self) -> dict[str, Any]:
+    def summary(self) -> dict[str, Any]:
         self.settle()
         return {
             "steps": self.steps,

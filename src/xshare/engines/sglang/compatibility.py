@@ -19,7 +19,7 @@ VERIFIED = {
 }
 FIRST, LAST = (0, 5, 16), (0, 5, 23)
 WAY_OUT = f"or unset {VARIABLE}"
-# What is wrapped or called, and the parameters that are relied on.
+# Functions that are wrapped or called, and the parameters that XShare relies on.
 SIGNATURES = {
     ("sglang.srt.layers.moe.topk", "TopK.forward_cuda"): ("hidden_states", "router_logits"),
     ("sglang.srt.layers.moe.topk", "TopK.forward_native"): ("hidden_states", "router_logits"),
@@ -37,7 +37,7 @@ SIGNATURES = {
     ("sglang.srt.entrypoints.engine", "_set_envs_and_config"): ("server_args",),
     ("sglang.srt.entrypoints.engine", "_wait_for_scheduler_ready"): (),
 }
-# Arguments of the server with which selection would be wrong: the value that is served, and why no other.
+# Server arguments: the only value with which selection is right, and why.
 SERVED = {
     "dp_size": (1, "each replica would choose a set of its own"),
     "enable_dp_attention": (False, "a rank would see a part of the rows only"),
@@ -75,8 +75,8 @@ def sglang_version() -> str:
     return str(sglang.__version__)
 
 
-def verified() -> str:
-    """How this version's path was checked; refuses a version out of the range."""
+def verification() -> str:
+    """How this version was checked; refuses a version out of the range."""
     version = sglang_version()
     parts = tuple(int(part) for part in version.split(".post")[0].split("rc")[0].split(".")[:3] if part.isdigit())
     if not FIRST <= parts <= LAST:
@@ -88,19 +88,19 @@ def verified() -> str:
 
 
 def check_signatures() -> None:
-    verified()
+    verification()
     signatures.check_signatures(SIGNATURES, f"SGLang {sglang_version()}", WAY_OUT)
 
 
 def check_server(args: Any, settings: Settings) -> None:
     """Refuse an engine in which selection would be wrong, with the reason and the way out. `args`: its ServerArgs."""
-    found = [(name, getattr(args, name, served), served, why) for name, (served, why) in SERVED.items()]
+    checks = [(name, getattr(args, name, served), served, why) for name, (served, why) in SERVED.items()]
     prefill = getattr(getattr(args, "cuda_graph_config", None), "prefill", None)
     if args.device == "cuda" and getattr(prefill, "backend", None) == "tc_piecewise":  # 0.5.16 has it
-        found.append(("cuda_graph_backend_prefill", "tc_piecewise", "breakable", "it compiles routing by itself"))
-    for name, given, served, why in found:
-        if given != served:
-            raise SettingsError(f"xshare does not run with {name} {given!r}: {why}; leave it {served!r}, {WAY_OUT}")
+        checks.append(("cuda_graph_backend_prefill", "tc_piecewise", "breakable", "it compiles routing by itself"))
+    for name, value, served, why in checks:
+        if value != served:
+            raise SettingsError(f"xshare does not run with {name} {value!r}: {why}; leave it {served!r}, {WAY_OUT}")
     if args.device not in ("cuda", "cpu"):
         raise SettingsError(f"xshare runs in SGLang on CUDA and the CPU, not on {args.device}: unset {VARIABLE}")
     if args.device == "cuda" and (reason := unsupported_policy(settings.policy)):

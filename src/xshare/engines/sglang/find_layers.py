@@ -1,4 +1,4 @@
-"""Which layers of a model can be served."""
+"""Finds the MoE layers that can be served, and logs why the others cannot."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 from xshare.engines.counters import layer_numbers
 from xshare.engines.serving.settings import Settings, SettingsError
-from xshare.engines.sglang.compatibility import verified
+from xshare.engines.sglang.compatibility import verification
 from xshare.engines.sglang.routers import output_format, placement_of, router_of
 from xshare.engines.sglang.settings import VARIABLE
 from xshare.engines.sglang.site import Site
@@ -17,29 +17,29 @@ from xshare.engines.sglang.site import Site
 log = logging.getLogger("xshare.sglang")
 
 
-def find_sites(model: Any, settings: Settings, device: torch.device) -> list[Site]:
-    """Every MoE layer that can be served; the log says of each what became of it."""
+def find_layers(model: Any, settings: Settings, device: torch.device) -> list[Site]:
+    """Every MoE layer that can be served. The log has a line for each layer, served or not."""
     from sglang.srt.layers.moe.fused_moe_triton.layer import FusedMoE
 
-    found = [(name, module) for name, module in model.named_modules() if isinstance(module, FusedMoE)]
-    numbers = layer_numbers([name for name, _ in found])
+    modules = [(name, module) for name, module in model.named_modules() if isinstance(module, FusedMoE)]
+    numbers = layer_numbers([name for name, _ in modules])
     sites, skipped = [], []
-    for place, (number, (name, experts)) in enumerate(zip(numbers, found, strict=True)):
+    for place, (number, (name, experts)) in enumerate(zip(numbers, modules, strict=True)):
         wanted = settings.layers is None or place in settings.layers
         site = _site(settings, device, number, name, experts, model) if wanted else "not among the layers asked for"
         if isinstance(site, Site):
             sites.append(site)
-            log.info("xshare: %s attached (%s, %s), %s", name, site.format, site.mode(settings.policy), verified())
+            log.info("xshare: %s attached (%s, %s), %s", name, site.format, site.mode(settings.policy), verification())
         else:
             log.warning("xshare: %s skipped: %s", name, site)
             if wanted:
                 skipped.append(f"{name} ({site})")
-    if settings.layers is not None and (beyond := [n for n in settings.layers if not 0 <= n < len(found)]):
-        raise SettingsError(f"layers in xshare names {beyond}, and the model has MoE layers 0 to {len(found) - 1}")
+    if settings.layers is not None and (beyond := [n for n in settings.layers if not 0 <= n < len(modules)]):
+        raise SettingsError(f"layers in xshare names {beyond}, and the model has MoE layers 0 to {len(modules) - 1}")
     if skipped and settings.strict:
         raise SettingsError(f"strict in xshare refuses a model with layers it cannot serve: {'; '.join(skipped)}")
     if not sites:
-        why = f"it skipped all {len(found)}: {skipped[0]}" if skipped else "the model has no MoE layer"
+        why = f"it skipped all {len(modules)}: {skipped[0]}" if skipped else "the model has no MoE layer"
         raise SettingsError(f"xshare has no layer to act on, because {why}; unset {VARIABLE} to serve this model")
     return sites
 
@@ -48,8 +48,8 @@ def _site(settings: Settings, device: torch.device, number: int, name: str, expe
     """One layer, or why it cannot be served."""
     from sglang.srt.layers.moe.topk import TopK
 
-    beside = model.get_submodule(name.rpartition(".")[0])
-    routers = [module for module in beside.children() if "TopK" in type(module).__name__]
+    parent = model.get_submodule(name.rpartition(".")[0])
+    routers = [module for module in parent.children() if "TopK" in type(module).__name__]
     topk = routers[0] if len(routers) == 1 else None
     if topk is not None and type(topk).__name__ == "HashTopK":
         return "its experts come from a table of token ids (hash routing)"

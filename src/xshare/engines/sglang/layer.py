@@ -1,7 +1,7 @@
-"""One MoE layer with selection in front of its router: SGLang's TopK, in whichever form its experts take routing.
+"""One MoE layer with selection in front of its router, SGLang's TopK.
 
-It is wrapped on the instance, as drafters have routers of the same class. Models call it as a module, which leads to
-one of its methods by the platform, or call such a method themselves.
+TopK is wrapped on the instance, because drafters have routers of the same class. Models call it as a module, which
+calls one of its methods depending on the platform, or they call such a method themselves.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor
 from xshare.engines.gates import Tally
 from xshare.engines.serving.cpu_selector import ReferenceSelector
 from xshare.engines.serving.hooks import MaskLogits, Reroute, rescales
-from xshare.engines.serving.layer_buffers import Alike, Buffers
+from xshare.engines.serving.layer_buffers import Buffers, LayerGroup
 from xshare.engines.serving.ranks import Ranks
 from xshare.engines.serving.selector import Selector
 from xshare.engines.serving.step import Step
@@ -33,21 +33,21 @@ class Layer:
     selector: Selector
     mode: str
     buffers: Buffers
-    called: bool = False  # since it was attached: a layer that is not has a way around its router
+    called: bool = False  # since it was attached; a layer that is never called routes past its TopK
 
     def attach(self) -> None:
         topk = self.site.topk
         for name in METHODS:
-            setattr(topk, name, self._selecting(getattr(topk, name)))
-        # Which of them it is was worked out when the layer was made (0.5.16), or is when it is first called.
+            setattr(topk, name, self._with_selection(getattr(topk, name)))
+        # 0.5.16 chose the method when it built the layer, so it chooses again here; later versions choose when called.
         dispatch = getattr(topk, "dispatch_forward", None)
         topk._forward_method = None if dispatch is None else dispatch()
 
     def follow_replicas(self) -> None:
-        """Experts stay where they are: others are refused."""
+        """Nothing to do: engines that move experts are refused."""
 
-    def _selecting(self, native: Callable[..., Any]) -> Callable[..., Any]:
-        route = self._masked if self.mode == MaskLogits.mode else self._replaced
+    def _with_selection(self, native: Callable[..., Any]) -> Callable[..., Any]:
+        route = self._mask_logits if self.mode == MaskLogits.mode else self._reroute
 
         @wraps(native)
         def forward(hidden_states: Tensor, router_logits: Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -60,14 +60,14 @@ class Layer:
 
         return forward
 
-    def _masked(self, routed: Callable[[Tensor], Any], logits: Tensor) -> Any:
+    def _mask_logits(self, routed: Callable[[Tensor], Any], logits: Tensor) -> Any:
         masked, share = self.selector.masked(logits)
         out = routed(masked)
         if share is None or not rescales(self.site):
             return out
         return out._replace(topk_weights=out.topk_weights * share.to(out.topk_weights.dtype))
 
-    def _replaced(self, routed: Callable[[Tensor], Any], logits: Tensor) -> Any:
+    def _reroute(self, routed: Callable[[Tensor], Any], logits: Tensor) -> Any:
         out = routed(logits)
         weights, ids = self.selector.rerouted(logits, out.topk_weights, out.topk_ids)
         return out._replace(topk_weights=weights, topk_ids=ids)
@@ -76,7 +76,7 @@ class Layer:
 def make_layers(
     sites: Sequence[Site],
     policy: Policy,
-    groups: Sequence[Alike],
+    groups: Sequence[LayerGroup],
     step: Step,
     sizes: Sizes,
     tally: Tally,
@@ -87,11 +87,12 @@ def make_layers(
     protects: bool,
     ranks: Ranks | None,
 ) -> list[Layer]:
-    """As MakesLayers has it. Routing is left to SGLang, whatever `one_launch` says; there are no `ranks` yet."""
-    buffers = {place: mine for group in groups for place, mine in group.buffers().items()}
+    """See MakesLayers. SGLang routes, whatever `one_launch` says; `ranks` are not supported yet."""
+    buffers = {place: layer_buffers for group in groups for place, layer_buffers in group.buffers().items()}
     pool: Any = None
     layers = []
-    for place, (site, own) in enumerate(zip(sites, policy.by_layer([site.number for site in sites]), strict=True)):
+    policies = policy.by_layer([site.number for site in sites])
+    for place, (site, layer_policy) in enumerate(zip(sites, policies, strict=True)):
         mode = site.mode(policy)
         selector: Selector
         if step.device.type == "cuda":
@@ -103,17 +104,17 @@ def make_layers(
                 buffers[place],
                 step,
                 sizes,
-                own,
+                layer_policy,
                 never_within=never_within,
                 thresholds=thresholds,
                 protects=protects,
                 mask_logits=mode == MaskLogits.mode,
-                with_share=mode == MaskLogits.mode and rescales(site),  # nobody else needs it
+                with_share=mode == MaskLogits.mode and rescales(site),  # other modes do not need it
                 reroutes=mode == Reroute.mode,
                 routes=None,
                 pool=pool,
             )
         else:
-            selector = ReferenceSelector(site, buffers[place], step, tally, own)
+            selector = ReferenceSelector(site, buffers[place], step, tally, layer_policy)
         layers.append(Layer(site, selector, mode, buffers[place]))
     return layers

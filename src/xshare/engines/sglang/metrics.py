@@ -1,6 +1,6 @@
-"""The figures in SGLang's own /metrics, and now and then a line in the log.
+"""The figures in SGLang's own /metrics, and at intervals a line in the log.
 
-SGLang's processes share their metrics by prometheus_client's files: what the scheduler sets, the server shows.
+SGLang's processes share metrics through prometheus_client's files: the server shows what the scheduler sets.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 import torch.distributed
 
 from xshare.engines.counters import PROTECTED
-from xshare.engines.serving.metrics import HELP, SAMPLED, line
+from xshare.engines.serving.metrics import HELP, SAMPLED, log_line
 from xshare.engines.serving.state import State
 
 log = logging.getLogger("xshare.sglang")
@@ -30,33 +30,33 @@ class Metrics:
         self.pruned = Counter("xshare:steps_pruned", "Steps on which selection acted")
         self.bypassed = Counter("xshare:steps_bypassed", "Steps left alone, by reason", ["reason"])
         self.by_layer = {name: gauge(name, HELP[name], "layer") for name in (*SAMPLED, *PROTECTED[1:])}
-        self.of_all = {name: gauge(name, HELP[name]) for name in (PROTECTED[0], "samples")}
+        self.whole_model = {name: gauge(name, HELP[name]) for name in (PROTECTED[0], "samples")}
         self._policies: set[str] = set()
         self._counted: dict[str, int] = {}
 
-    def show(self, found: dict[str, Any]) -> None:
-        """A state's snapshot."""
-        self._policies.add(found["policy"])
+    def show(self, stats: dict[str, Any]) -> None:
+        """Set all metrics from a state's snapshot."""
+        self._policies.add(stats["policy"])
         for policy in self._policies:
-            self.on.labels(policy).set(float(found["on"] and policy == found["policy"]))
-        self.cost.set(float(found["cost"]))
-        self._count(self.pruned, "", found["steps_pruned"])
-        for reason, count in found["steps_bypassed"].items():
+            self.on.labels(policy).set(float(stats["on"] and policy == stats["policy"]))
+        self.cost.set(float(stats["cost"]))
+        self._count(self.pruned, "", stats["steps_pruned"])
+        for reason, count in stats["steps_bypassed"].items():
             self._count(self.bypassed.labels(reason), reason, count)
-        if found.get("samples"):
+        if stats.get("samples"):
             for name, figure in self.by_layer.items():
-                for layer, value in enumerate(found[name]):
+                for layer, value in enumerate(stats[name]):
                     figure.labels(str(layer)).set(value)
-            for name, figure in self.of_all.items():
-                figure.set(found[name])
+            for name, figure in self.whole_model.items():
+                figure.set(stats[name])
 
     def _count(self, counter: Any, key: str, now: int) -> None:
         counter.inc(now - self._counted.get(key, 0))
         self._counted[key] = now
 
 
-class Figures(threading.Thread):
-    """It never touches the device."""
+class Reporter(threading.Thread):
+    """Writes the figures to /metrics, and at intervals to the log. It never touches the device."""
 
     def __init__(self, state: State, metrics: Metrics | None) -> None:
         super().__init__(name="xshare-metrics", daemon=True)
@@ -65,21 +65,21 @@ class Figures(threading.Thread):
     def run(self) -> None:
         every, last, waited = self.state.settings.metrics.interval, "", 0.0
         pause = min(1.0, every)
-        done = threading.Event()  # nobody sets it: the thread ends with its process
+        done = threading.Event()  # never set: the thread ends with its process
         while not done.wait(pause):
-            found = self.state.snapshot()
+            stats = self.state.snapshot()
             if self.metrics is not None:
-                self.metrics.show(found)
+                self.metrics.show(stats)
             waited += pause
-            if waited >= every and (text := line(found)) != last:
+            if waited >= every and (text := log_line(stats)) != last:
                 waited, last = 0.0, text
                 log.info(text)
 
 
-def start_figures(scheduler: Any, state: State) -> None:
-    """On the first rank: all have counted the same."""
+def start_reporter(scheduler: Any, state: State) -> None:
+    """Start it on the first rank only: all ranks have the same counters."""
     if state.settings.metrics.on and torch.distributed.get_rank() == 0:
         metrics = Metrics() if scheduler.server_args.enable_metrics else None
         if metrics is not None:
             metrics.show(state.snapshot())
-        Figures(state, metrics).start()
+        Reporter(state, metrics).start()

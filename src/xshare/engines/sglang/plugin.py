@@ -1,9 +1,11 @@
 """The entry point of the group `sglang.srt.plugins`: SGLang calls `register` in each of its processes.
 
-SGLang logs whatever goes wrong in a plugin or in putting its hooks in place, and goes on without them. An engine that
-was told to prune and does not would go unnoticed, so here the start is refused three times over: by an exception that
-SGLang does not catch where the settings are wrong or a hook was not put in place; by the scheduler where its model
-has no selection attached; and by the process that started the scheduler where that does not say so.
+SGLang logs an error in a plugin or in applying its hooks, and continues without them. Nobody would notice an engine
+that should prune and does not. So the start is refused in three places:
+
+- here, by an exception that SGLang does not catch, if the settings are wrong or a hook was not applied;
+- in the scheduler, if its model has no selection attached;
+- in the process that started the scheduler, if the scheduler does not report that selection is attached.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from xshare.errors import XShareError
 
 
 def register() -> None:
-    """Without the variable nothing is touched."""
+    """Changes nothing unless the environment variable is set."""
     try:
         if settings_of_environment() is None:
             return
@@ -35,11 +37,11 @@ def register() -> None:
 
     for target, hook in HOOKS.items():
         HookRegistry.register(target, hook, HookType.AROUND)
-    _refuse_what_is_not_put(HookRegistry, list(HOOKS))
+    _refuse_missing_hooks(HookRegistry, list(HOOKS))
 
 
-def _refuse_what_is_not_put(registry: Any, targets: list[str]) -> None:
-    """SGLang puts all hooks in place when the last plugin has been loaded."""
+def _refuse_missing_hooks(registry: Any, targets: list[str]) -> None:
+    """SGLang applies all hooks when the last plugin has been loaded."""
     native = registry.apply_hooks
 
     def apply_hooks() -> None:

@@ -1,4 +1,4 @@
-"""How a start is refused, which SGLang must not log and forget."""
+"""Refuses a start so that SGLang cannot just log it and continue."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from xshare.errors import XShareError
 
 
 class StartRefused(SystemExit):
-    """No Exception: SGLang catches those of plugins."""
+    """Not an Exception: SGLang catches those in plugins."""
 
 
 def refuse(error: XShareError | str) -> NoReturn:

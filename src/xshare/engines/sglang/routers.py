@@ -1,4 +1,4 @@
-"""What SGLang's routers do, as a RouterSpec; or why one cannot be served."""
+"""The rule of an SGLang router as a RouterSpec, or why it cannot be served."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def router_of(topk: Any) -> RouterSpec | str:
         return "it routes by a function of the model's own"
     bias = config.correction_bias
     grouped = bool(config.use_grouped_topk)
-    # What has groups and a bias takes a sigmoid, whatever scoring_func says.
+    # With groups and a bias SGLang uses a sigmoid, whatever scoring_func says.
     scoring: Any = "sigmoid" if grouped and bias is not None else config.scoring_func
     if scoring not in ("softmax", "sigmoid"):
         return f"its scores are {scoring}, not softmax or sigmoid"
@@ -43,29 +43,29 @@ def router_of(topk: Any) -> RouterSpec | str:
 
 
 def shared_slots(config: Any) -> int:
-    """Shared experts among a row's experts, by either version's name."""
+    """Shared experts among a row's experts; versions differ in the field's name."""
     return int(getattr(config, "num_shared_topk_slots", getattr(config, "num_fused_shared_experts", 0)))
 
 
 def output_format(topk: Any, device: torch.device) -> str:
-    """What a layer's routing hands to its experts: ids and weights (STANDARD), or logits for a kernel that routes by
-    itself. In 0.5.16 that depends on the server, and is asked there again in every step."""
-    found = topk.topk_config.output_format
+    """What a layer's routing hands to its experts: ids and weights (STANDARD), or logits for a kernel that also routes.
+    In 0.5.16 that depends on the server's backend, which TopK looks up at every step."""
+    configured = topk.topk_config.output_format
     if device.type == "cpu":
         return STANDARD
-    if found is not None:
-        return str(found.name)
+    if configured is not None:
+        return str(configured.name)
     from sglang.srt.layers.moe import get_moe_runner_backend
 
     backend = get_moe_runner_backend()
     if backend.is_triton_kernels():
         return "TRITON_KERNEL"
-    own = backend.is_flashinfer_mxfp4() and not getattr(topk, "is_fp4_experts", False)
+    mxfp4 = backend.is_flashinfer_mxfp4() and not getattr(topk, "is_fp4_experts", False)
     experimental = getattr(backend, "is_experimental_sgl_trtllm", lambda: False)()
-    return "BYPASSED" if own or experimental or backend.is_flashinfer_trtllm() else STANDARD
+    return "BYPASSED" if mxfp4 or experimental or backend.is_flashinfer_trtllm() else STANDARD
 
 
 def placement_of(experts: Any, num_experts: int, device: torch.device) -> Placement | None:
-    """Which rank holds each expert, by SGLang's own rule: as many in a row on each. None without expert parallelism."""
+    """Which rank holds each expert, by SGLang's own rule: equal contiguous parts. None without expert parallelism."""
     ranks = int(getattr(experts, "moe_ep_size", 1))
     return None if ranks == 1 else Placement.contiguous(num_experts, ranks).to(device)

@@ -1,4 +1,4 @@
-"""What the environment variable XSHARE may say: the settings as JSON, or the path of a profile.
+"""The settings in the environment variable XSHARE: JSON, or the path of a profile.
 
 XSHARE='{"policy": "k0=1,m=24"}'      the fields that vLLM's `xshare` key takes
 XSHARE=profile.yaml                   a file of `xshare tune`
@@ -16,16 +16,16 @@ VARIABLE = "XSHARE"
 
 
 def settings_of_environment() -> Settings | None:
-    """None where the variable is not set, or empty."""
+    """The settings in the variable; None where it is not set or empty."""
     text = os.environ.get(VARIABLE, "").strip()
     if not text:
         return None
     if not text.startswith("{"):
         return read_settings({"profile": text})
     try:
-        given = json.loads(text)
+        fields = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise SettingsError(
             f"{VARIABLE} must be a JSON object or a profile's path, not {short_repr(text)}: {error}"
         ) from None
-    return read_settings(given)
+    return read_settings(fields)

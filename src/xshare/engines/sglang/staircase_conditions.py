@@ -1,4 +1,4 @@
-"""Where an engine runs, by the names that a staircase has for it (stairs.WHERE)."""
+"""The conditions under which an engine runs, by the names in a staircase's file."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from xshare.engines.sglang.site import Site
 from xshare.profile import model_hash
 
 
-def where(runner: Any, sites: Sequence[Site]) -> dict[str, Any]:
+def staircase_conditions(runner: Any, sites: Sequence[Site]) -> dict[str, Any]:
     experts = {site.num_experts for site in sites}
     if len(experts) > 1:
         raise SettingsError(f"cost in xshare needs layers of as many experts each, and these have {sorted(experts)}")

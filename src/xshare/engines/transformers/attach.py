@@ -1,4 +1,4 @@
-"""apply, remove, stats and layout: XShare on one instance of a model. No class is touched, no other model changes."""
+"""apply, remove, stats and layout: XShare on one model instance. No class and no other model changes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from xshare.engines.counters import FIGURES
 from xshare.engines.gates import Gates
 from xshare.engines.transformers.forward_pass import Generation, Pass
 from xshare.engines.transformers.layer import Layer
-from xshare.engines.transformers.routers import Router, find, where
+from xshare.engines.transformers.routers import Router, find_routers, staircase_conditions
 from xshare.engines.transformers.state import State
 from xshare.errors import ModelError, PolicyError, short_repr
 from xshare.policy import MOST, Policy
@@ -24,7 +24,7 @@ from xshare.policy_text import ranges
 from xshare.routing import check_policy
 from xshare.staircase import Stairs, read_stairs
 
-KEY = "_xshare"  # the decoder's attribute that holds what is attached to it
+KEY = "_xshare"  # the decoder's attribute that holds its Attached
 
 
 class Attached:
@@ -32,15 +32,15 @@ class Attached:
 
     def __init__(self, model: nn.Module, decoder: nn.Module, state: State, layers: list[Layer]) -> None:
         self.model, self.decoder, self.state, self.layers = model, decoder, state, layers
-        # Bound methods all, so that a deep copy of the model has hooks of its own.
+        # All hooks are bound methods, so that a deep copy of the model has hooks of its own.
         self._hooks = [decoder.register_forward_pre_hook(self._before, with_kwargs=True)]
         self._hooks += [layer.router.module.register_forward_hook(layer.after) for layer in self.layers]
-        self._hooks += [decoder.register_forward_hook(self._behind)]
-        self._native_generate = vars(model).get("generate")  # where somebody else has replaced it on the instance
+        self._hooks += [decoder.register_forward_hook(self._after)]
+        self._native_generate = vars(model).get("generate")  # where other code has replaced it on the instance
         if hasattr(model, "generate"):
             model.generate = MethodType(_generate, model)  # type: ignore[assignment]
         setattr(decoder, KEY, self)
-        torch.compiler.reset()  # code that was compiled without the hooks would not notice them
+        torch.compiler.reset()  # code that was compiled without the hooks would skip them
 
     @property
     def policy(self) -> Policy:
@@ -57,16 +57,16 @@ class Attached:
         self.state.begin(Pass.of(module, args, kwargs))
 
     @torch.compiler.disable
-    def _behind(self, module: Any, args: Any, output: Any) -> None:
-        if self.state.gate and not self.state.asked:
+    def _after(self, module: Any, args: Any, output: Any) -> None:
+        if self.state.gate and not self.state.router_called:
             raise ModelError(
                 f"{type(self.model).__name__} does not ask its routers, which a kernel has replaced: load it without "
                 f"use_kernels, and quantised weights with dequantize=True"
             )
-        self.state.gate = False  # whoever calls a layer by hand is on their own
+        self.state.gate = False  # a layer that is called outside a pass routes natively
 
     def stats(self) -> dict[str, Any]:
-        """What was counted, by layer and in all. This waits for the device."""
+        """The counters, per layer and overall. This waits for the device."""
         means = [layer.means() for layer in self.layers]
         by_figure = dict(zip(FIGURES, map(list, zip(*means, strict=True)), strict=True))
         steps = [layer.steps for layer in self.layers]
@@ -85,17 +85,17 @@ class Attached:
             layer.clear()
 
     def switch(self, on: bool) -> None:
-        """Off leaves every step to the model; on again acts with the same policy."""
+        """Off: every step is left alone. On: selection acts again with the same policy."""
         if not isinstance(on, bool):
             raise PolicyError(f"switch takes True or False, not {on!r}")
         self.state.on = on
 
     def change(self, policy: Policy) -> None:
-        """Another policy from the next pass on, at hardly any cost; what was counted stays."""
-        own = checked(policy, self.state.placement, [layer.router for layer in self.layers])
-        self.state.policy, self.state.within = policy, rows_within(own, [layer.router for layer in self.layers])
-        for layer, mine in zip(self.layers, own, strict=True):
-            layer.set_policy(mine)
+        """Use another policy from the next pass on. It is cheap, and counters stay."""
+        policies = layer_policies(policy, self.state.placement, [layer.router for layer in self.layers])
+        self.state.policy, self.state.within = policy, rows_within(policies, [layer.router for layer in self.layers])
+        for layer, layer_policy in zip(self.layers, policies, strict=True):
+            layer.set_policy(layer_policy)
 
     def generate(self, *args: Any, **kwargs: Any) -> Any:
         native = self._native_generate or MethodType(type(self.model).generate, self.model)  # type: ignore[attr-defined]
@@ -118,11 +118,11 @@ def _generate(model: nn.Module, *args: Any, **kwargs: Any) -> Any:
 
 
 def attached(model: Any) -> Attached:
-    decoder, _ = find(model)
-    found = vars(decoder).get(KEY)
-    if not isinstance(found, Attached):
+    decoder, _ = find_routers(model)
+    policy = vars(decoder).get(KEY)
+    if not isinstance(policy, Attached):
         raise ModelError(f"{type(model).__name__} has no policy at work: call xshare.apply(model, policy) first")
-    return found
+    return policy
 
 
 def apply(
@@ -147,7 +147,7 @@ def apply(
     cost        a file of `xshare doctor --stairs`, or what was read of it: sizes of sets are weighed by what they cost
     """
     policy = Policy.of(policy)
-    decoder, routers = find(model)
+    decoder, routers = find_routers(model)
     counts = [("min_rows", min_rows, 1), ("drafts", drafts, 0)]
     for name, value, least in counts + ([] if max_rows is None else [("max_rows", max_rows, 1)]):
         if not isinstance(value, int) or isinstance(value, bool) or value < least:
@@ -160,31 +160,31 @@ def apply(
         if not layers or not set(layers) <= set(range(len(routers))):
             raise PolicyError(f"layers must be numbers from 0 to {len(routers) - 1}, one at least, not {list(layers)}")
         routers = [router for number, router in enumerate(routers) if number in layers]
-    own = checked(policy, placement, routers)
+    policies = layer_policies(policy, placement, routers)
     stairs = None
     if cost is not None:
         if policy.method != "xshare":
             raise PolicyError(f"cost is weighed by XShare's own policies, not by {policy}: leave it out")
         stairs = cost if isinstance(cost, Stairs) else read_stairs(Path(cost))
-        stairs.check_conditions(where(model, routers))
+        stairs.check_conditions(staircase_conditions(model, routers))
     if KEY in vars(decoder):
         attached(model).detach()
     gates = Gates.model_validate({"min_rows": min_rows, "max_rows": max_rows, "bypass": bypass})
-    state = State(policy, placement, gates, rows_within(own, routers), drafts, stairs)
-    return Attached(model, decoder, state, [Layer(state, *pair) for pair in zip(routers, own, strict=True)])
+    state = State(policy, placement, gates, rows_within(policies, routers), drafts, stairs)
+    return Attached(model, decoder, state, [Layer(state, *pair) for pair in zip(routers, policies, strict=True)])
 
 
-def checked(policy: Policy, placement: Placement | None, routers: Sequence[Router]) -> list[Policy]:
-    """Each layer's own policy; one that cannot be followed is refused."""
-    own = policy.by_layer([router.number for router in routers])
-    for each in own:
-        check_policy(each, placement, routers[0].num_experts)
-    return own
+def layer_policies(policy: Policy, placement: Placement | None, routers: Sequence[Router]) -> list[Policy]:
+    """Each layer's policy; refuses one that cannot be followed."""
+    policies = policy.by_layer([router.number for router in routers])
+    for layer_policy in policies:
+        check_policy(layer_policy, placement, routers[0].num_experts)
+    return policies
 
 
-def rows_within(own: Sequence[Policy], routers: Sequence[Router]) -> int:
-    """See Gates.why_not: a step is left alone only where no layer can save anything."""
-    return min(each.batch_budget for each in own) // max(router.spec().top_k for router in routers)
+def rows_within(policies: Sequence[Policy], routers: Sequence[Router]) -> int:
+    """Rows that natively load no more experts than any layer's budget: see Gates.why_not."""
+    return min(policy.batch_budget for policy in policies) // max(router.spec().top_k for router in routers)
 
 
 def remove(model: Any) -> None:

@@ -1,4 +1,4 @@
-"""Steps of one pass that take different cost tables: each table's by themselves, and all of them together again."""
+"""Steps of one pass with different cost tables: routed per table, and put back in order."""
 
 from __future__ import annotations
 
@@ -14,50 +14,52 @@ from xshare.batch import BatchLayout
 from xshare.kernels.cpu import Routed
 from xshare.routing import Routing
 
-Found = TypeVar("Found", Routed, Routing)
+Result = TypeVar("Result", Routed, Routing)
 
 
 @dataclass(frozen=True)
 class Share:
-    """The steps of a pass that take one table."""
+    """The steps of a pass that use one cost table."""
 
     table: int | None
-    layout: BatchLayout  # theirs, [steps, n]
-    steps: Tensor | None = None  # their numbers, on the host; None for all
+    layout: BatchLayout  # of these steps, [steps, n]
+    steps: Tensor | None = None  # numbers of these steps, on the host; None for all
 
 
-def shares(tables: Sequence[int | None], layout: BatchLayout) -> list[Share]:
-    """From the table of each step and the layout of all, [steps, n]."""
+def split_by_table(tables: Sequence[int | None], layout: BatchLayout) -> list[Share]:
+    """The shares of a pass, from the table of each step and the layout [steps, n]."""
     if len(set(tables)) == 1:
         return [Share(tables[0], layout)]
-    found = []
+    shares = []
     for table in dict.fromkeys(tables):
         steps = torch.tensor([step for step, its in enumerate(tables) if its == table])
         protected = None if layout.protected is None else layout.protected[steps]
-        found.append(Share(table, BatchLayout(layout.requests[steps], protected), steps))
-    return found
+        shares.append(Share(table, BatchLayout(layout.requests[steps], protected), steps))
+    return shares
 
 
-def by_table(found: Sequence[Share], rows: Tensor, call: Callable[[int | None, Tensor, BatchLayout], Found]) -> Found:
-    """What `call` makes of rows [steps, n, N] with the table of each step."""
+def route_by_table(
+    shares: Sequence[Share], rows: Tensor, call: Callable[[int | None, Tensor, BatchLayout], Result]
+) -> Result:
+    """The result of `call` for rows [steps, n, N], each step with its table."""
     parts, order = [], []
-    for share in found:
+    for share in shares:
         if share.steps is None:
             return call(share.table, rows, share.layout)
         parts.append(call(share.table, rows[share.steps], share.layout))
         order.append(share.steps)
-    return together(parts, torch.cat(order).argsort())
+    return join_steps(parts, torch.cat(order).argsort())
 
 
-def together(parts: list[Found], places: Tensor) -> Found:
-    """Results of some steps each, [steps, ...], in the order that `places` says. Figures have steps last."""
+def join_steps(parts: list[Result], order: Tensor) -> Result:
+    """The parts' steps [steps, ...] as one result, reordered by `order`. In figures, steps are the last axis."""
     kind = type(parts[0])
-    found: dict[str, Any] = {}
-    for name in (each.name for each in fields(kind)):
+    joined: dict[str, Any] = {}
+    for name in (field.name for field in fields(kind)):
         values = [getattr(part, name) for part in parts]
         if kind is Routing:
-            found[name] = torch.cat(values)[places]
+            joined[name] = torch.cat(values)[order]
         else:
             axis = 1 if name == "figures" else 0
-            found[name] = np.concatenate(values, axis).take(places.numpy(), axis)
-    return kind(**found)
+            joined[name] = np.concatenate(values, axis).take(order.numpy(), axis)
+    return kind(**joined)

@@ -1,10 +1,11 @@
-"""Greedy decoding with a full batch: as soon as a sequence ends another takes its place, as in a serving engine.
+"""Greedy decoding with a full batch: when a sequence ends, another takes its row, as in a serving engine.
 
-`generate` keeps a batch together until its last sequence has ended, and by then decodes for one. Here sequences of any
-length share a cache, left-padded; prompts are read outside the batch, so that a policy acts on decode steps alone.
+`generate` keeps a batch together until its last sequence has ended, and in the end decodes for one. Here sequences
+of any length share a left-padded cache. Prompts are prefilled outside the batch, so that a policy acts on decode steps
+only.
 
-With a draft model, a step verifies: the draft model goes ahead by some tokens for every sequence, and one pass of the
-model reads them all. Each sequence keeps those that the model would have written itself, and the one it writes next.
+With a draft model, a step verifies drafts: the draft model proposes some tokens for every sequence, and one pass of the
+model reads them all. Each sequence keeps the drafts that the model would have written, and the model's next token.
 """
 
 from __future__ import annotations
@@ -22,17 +23,17 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from xshare.engines.base import BeforeStep, StepTime
 from xshare.progress import Advance, quiet
 
-# Not cuDNN's, which makes a plan for every new shape, in tens of milliseconds: here each step has a shape of its own.
+# Without cuDNN, which plans every new shape for tens of milliseconds: here each step has a new shape.
 ATTENTION = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
-SLACK = 64  # columns that nobody needs any more, before they are dropped, which copies all that is cached
-HOLES = 32  # that rejected drafts may leave in every sequence before ranks are closed, which moves all that is cached
+SLACK = 64  # unused columns of the cache before they are dropped, which copies the whole cache
+HOLES = 32  # left by rejected drafts in every sequence before they are closed, which moves the whole cache
 
 
 @dataclass
 class Decoded:
-    tokens: list[list[int]]  # of each prompt's answer, its end included
-    times_s: list[list[float]]  # when each of them came, from the start
-    seconds: float = 0.0  # in decode steps, prompts not counted
+    tokens: list[list[int]]  # of each prompt's answer, with its end token
+    times_s: list[list[float]]  # when each token came, from the start
+    seconds: float = 0.0  # in decode steps, without prefill
     steps: int = 0
     rows: int = 0  # tokens decoded in them
     drafted: int = 0
@@ -41,7 +42,7 @@ class Decoded:
 
     @classmethod
     def of(cls, prompts: Sequence[Sequence[int]]) -> Decoded:
-        """Nothing yet."""
+        """An empty result for these prompts."""
         return cls([[] for _ in prompts], [[] for _ in prompts])
 
     @property
@@ -51,66 +52,66 @@ class Decoded:
 
 @dataclass
 class Batch:
-    """The sequences under way."""
+    """The sequences that are being decoded."""
 
     caches: list[Any] = field(default_factory=list)  # the model's and, if there is one, its drafter's
     mask: Tensor = field(default_factory=lambda: torch.zeros(0, 0, dtype=torch.long))  # [sequences, cached], 0: padding
-    last: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.long))  # [sequences], not yet cached
-    who: list[int] = field(default_factory=list)
+    last: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.long))  # [sequences], tokens not yet cached
+    prompts: list[int] = field(default_factory=list)  # numbers of their prompts
 
-    def replace(self, gone: list[int], new: Batch) -> None:
-        """Those in some rows have ended, and new ones take their places, which moves nothing else that is cached."""
-        past, taken = self.mask.shape[1], gone[: len(new.who)]
-        if len(taken) < len(new.who) or new.mask.shape[1] > past:
-            self.leave(gone)
+    def replace(self, finished: list[int], new: Batch) -> None:
+        """New sequences take the rows of finished ones, which moves nothing else in the cache."""
+        past, taken = self.mask.shape[1], finished[: len(new.prompts)]
+        if len(taken) < len(new.prompts) or new.mask.shape[1] > past:
+            self.drop(finished)
             self.add(new)
             return
         index = torch.tensor(taken, dtype=torch.long, device=self.mask.device)
-        for mine, other in zip(self._layers(), new._layers(), strict=True):
-            mine.keys[index], mine.values[index] = (_widen(each, past) for each in (other.keys, other.values))
+        for layer, added in zip(self._layers(), new._layers(), strict=True):
+            layer.keys[index], layer.values[index] = _widen(added.keys, past), _widen(added.values, past)
         self.mask[index], self.last[index] = _pad(new.mask, past), new.last
-        for row, who in zip(taken, new.who, strict=True):
-            self.who[row] = who
-        self.leave(gone[len(taken) :])
+        for row, prompt in zip(taken, new.prompts, strict=True):
+            self.prompts[row] = prompt
+        self.drop(finished[len(taken) :])
 
     def add(self, new: Batch) -> None:
-        if not self.who or not new.who:
-            if new.who:
-                self.caches, self.mask, self.last, self.who = new.caches, new.mask, new.last, new.who
+        if not self.prompts or not new.prompts:
+            if new.prompts:
+                self.caches, self.mask, self.last, self.prompts = new.caches, new.mask, new.last, new.prompts
             return
         width = max(self.mask.shape[1], new.mask.shape[1])
-        for mine, other in zip(self._layers(), new._layers(), strict=True):
-            keys = torch.cat([_widen(mine.keys, width), _widen(other.keys, width)])
-            mine.put(keys, torch.cat([_widen(mine.values, width), _widen(other.values, width)]))
+        for layer, added in zip(self._layers(), new._layers(), strict=True):
+            keys = torch.cat([_widen(layer.keys, width), _widen(added.keys, width)])
+            layer.put(keys, torch.cat([_widen(layer.values, width), _widen(added.values, width)]))
         self.mask = torch.cat([_pad(self.mask, width), _pad(new.mask, width)])
-        self.last, self.who = torch.cat([self.last, new.last]), self.who + new.who
+        self.last, self.prompts = torch.cat([self.last, new.last]), self.prompts + new.prompts
 
-    def leave(self, gone: list[int]) -> None:
-        """All but these stay, the last of them in the places that become free."""
-        if gone:
-            count = len(self.who) - len(gone)
-            places = [row for row in gone if row < count]
-            movers = [row for row in range(count, len(self.who)) if row not in gone]
-            to, source = (torch.tensor(rows, dtype=torch.long, device=self.mask.device) for rows in (places, movers))
+    def drop(self, finished: list[int]) -> None:
+        """Drop these rows. The last rows that stay move to the rows that become free."""
+        if finished:
+            count = len(self.prompts) - len(finished)
+            free = [row for row in finished if row < count]
+            movers = [row for row in range(count, len(self.prompts)) if row not in finished]
+            to, source = (torch.tensor(rows, dtype=torch.long, device=self.mask.device) for rows in (free, movers))
             for layer in self._layers():
                 layer.move(source, to, count)
             self.mask[to], self.last[to] = self.mask[source], self.last[source]
             self.mask, self.last = self.mask[:count], self.last[:count]
-            for place, mover in zip(places, movers, strict=True):
-                self.who[place] = self.who[mover]
-            self.who = self.who[:count]
+            for row, mover in zip(free, movers, strict=True):
+                self.prompts[row] = self.prompts[mover]
+            self.prompts = self.prompts[:count]
         self.trim()
 
     def trim(self) -> None:
-        """Of the cache, about what anybody needs."""
-        padding = int(self.mask.amax(0).argmax()) if self.who else 0  # columns on the left that nobody needs
+        """Drop columns of the cache that are padding in every sequence, once they are many."""
+        padding = int(self.mask.amax(0).argmax()) if self.prompts else 0  # unused columns on the left
         if padding > SLACK:
             self.mask = self.mask[:, padding:]
             for layer in self._layers():
                 layer.put(layer.keys[:, :, padding:], layer.values[:, :, padding:])
 
-    def close_ranks(self) -> None:
-        """Rejected drafts have left holes: what is cached moves to the right over them, and padding is left again."""
+    def close_holes(self) -> None:
+        """Close the holes of rejected drafts: cached tokens move right, and padding is on the left again."""
         order = self.mask.argsort(dim=1, stable=True)[:, -int(self.mask.sum(1).max()) :]
         self.mask = self.mask.gather(1, order)
         index = order[:, None, :, None]
@@ -126,7 +127,7 @@ def _pad(mask: Tensor, width: int) -> Tensor:
 
 
 def _widen(states: Tensor, width: int) -> Tensor:
-    """Keys or values [sequences, heads, cached, d], padded on the left."""
+    """Keys or values [sequences, heads, cached, d], padded on the left to `width` positions."""
     return torch.nn.functional.pad(states, (0, 0, width - states.shape[2], 0))
 
 
@@ -152,77 +153,80 @@ def decode(
 ) -> Decoded:
     """Decode all prompts, `batch` at a time, each until the token `ends` or `limit` tokens.
 
-    A prompt is there from the start, or `arrivals` seconds after it. `drafter` is a model with the same tokens that
-    proposes `drafts` of them a sequence and step. `advance` is told of every token, which is a part of an answer of
-    `limit`, and of the rest of one that ends before.
-
-    `lanes` batches go through one pass: one of many rows takes little longer than one of few. Sequences that go on
-    close ranks, so that only the last batch is not full. State.in_batches gives each a set of its own. With the kind of
-    each prompt no batch has two of them, and the last of each may not be full; `arrange` is told whose the rows of a
-    step are, and their kinds. `into` is filled as it goes: should it break off, what there is by then is there.
-    `before` is told of every step before it begins. `stops` is asked whether an answer ends with the
-    tokens it has.
+    arrivals    seconds after the start at which each prompt arrives; without them all are there from the start
+    drafter     a model with the same tokens, which proposes `drafts` of them per sequence and step
+    advance     hears of progress as shares of an answer: each token is 1 / `limit`, and an answer that ends early
+                counts in full
+    lanes       batches that share one pass, because a pass of many rows takes little longer than one of few. Only the
+                last batch may not be full. State.in_batches gives each batch its own set
+    kinds       of each prompt: no batch mixes kinds, and the last batch of each kind may not be full
+    arrange     is called before each step with the prompt and the kind of each row
+    into        is filled while decoding, so that an interrupted run leaves what it has
+    before      is called before each step with the number of steps so far
+    stops       whether an answer ends with the tokens it has
     """
-    found = Decoded.of(prompts) if into is None else into
+    decoded = Decoded.of(prompts) if into is None else into
     due = arrivals or [0.0] * len(prompts)
     waiting, live = sorted(range(len(prompts)), key=lambda i: due[i]), Batch()
     models = [model, drafter] if drafts else [model]
     start = time.perf_counter()
 
-    def write_down(some: Batch, new: list[list[int]]) -> tuple[int, list[int]]:
-        """Each sequence's new tokens, up to its end -> how many in all, and the rows of those that end with them."""
-        gone, written = [], 0
+    def write_down(rows: Batch, new: list[list[int]]) -> tuple[int, list[int]]:
+        """Add each sequence's new tokens, up to its end; returns their number, and the rows that are finished."""
+        finished, written = [], 0
         now = time.perf_counter() - start
-        for row, (who, tokens) in enumerate(zip(some.who, new, strict=True)):
-            tokens = tokens[: limit - len(found.tokens[who])]
+        for row, (prompt, tokens) in enumerate(zip(rows.prompts, new, strict=True)):
+            tokens = tokens[: limit - len(decoded.tokens[prompt])]
             tokens = tokens[: tokens.index(ends) + 1] if ends in tokens else tokens
-            found.tokens[who] += tokens
-            found.times_s[who] += [now] * len(tokens)
+            decoded.tokens[prompt] += tokens
+            decoded.times_s[prompt] += [now] * len(tokens)
             written += len(tokens)
-            over = tokens[-1] == ends or len(found.tokens[who]) == limit
-            if over or (stops is not None and stops(found.tokens[who])):
-                gone.append(row)
-        spared = sum(limit - len(found.tokens[some.who[row]]) for row in gone)
-        advance((written + spared) / limit)
-        return written, gone
+            is_over = tokens[-1] == ends or len(decoded.tokens[prompt]) == limit
+            if is_over or (stops is not None and stops(decoded.tokens[prompt])):
+                finished.append(row)
+        unused = sum(limit - len(decoded.tokens[rows.prompts[row]]) for row in finished)
+        advance((written + unused) / limit)
+        return written, finished
 
-    gone: list[int] = []  # rows of the last step that have ended, and are still there
-    while waiting or live.who:
+    finished: list[int] = []  # rows that ended in the last step and are still in the batch
+    while waiting or live.prompts:
         now = time.perf_counter() - start
-        here = [who for who in waiting[: batch * lanes - len(live.who) + len(gone)] if due[who] <= now]
-        if here:
-            new = read_prompts(models, {who: prompts[who] for who in here})
-            waiting = waiting[len(here) :]
-            new.leave(write_down(new, new.last.unsqueeze(1).tolist())[1])
-            live.replace(gone, new)
-            gone = []
+        room = batch * lanes - len(live.prompts) + len(finished)
+        arrived = [prompt for prompt in waiting[:room] if due[prompt] <= now]
+        if arrived:
+            new = read_prompts(models, {prompt: prompts[prompt] for prompt in arrived})
+            waiting = waiting[len(arrived) :]
+            new.drop(write_down(new, new.last.unsqueeze(1).tolist())[1])
+            live.replace(finished, new)
+            finished = []
             continue
-        if gone:
-            live.leave(gone)
-            gone = []
+        if finished:
+            live.drop(finished)
+            finished = []
             continue
-        if not live.who:
+        if not live.prompts:
             time.sleep(max(0.0, due[waiting[0]] - now))
             continue
-        sequences = len(live.who)
-        whose_kind = [0] * sequences if kinds is None else [kinds[who] for who in live.who]
-        arrange(live.who, whose_kind)
+        sequences = len(live.prompts)
+        live_kinds = [0] * sequences if kinds is None else [kinds[prompt] for prompt in live.prompts]
+        arrange(live.prompts, live_kinds)
         if before is not None:
-            before(len(found.timed))
+            before(len(decoded.timed))
         began = time.perf_counter()
         tokens = verify(models, live, drafts) if drafts else step(model, live)
-        found.timed.append(StepTime(time.perf_counter() - began, sequences))
-        found.seconds += found.timed[-1].seconds
-        written, gone = write_down(live, tokens)
-        found.steps += sum(-(-count // batch) for count in Counter(whose_kind).values())
-        found.rows += written
+        decoded.timed.append(StepTime(time.perf_counter() - began, sequences))
+        decoded.seconds += decoded.timed[-1].seconds
+        written, finished = write_down(live, tokens)
+        decoded.steps += sum(-(-count // batch) for count in Counter(live_kinds).values())
+        decoded.rows += written
         if drafts:
-            found.drafted, found.accepted = found.drafted + sequences * drafts, found.accepted + written - sequences
-    return found
+            decoded.drafted += sequences * drafts
+            decoded.accepted += written - sequences
+    return decoded
 
 
 def read_prompts(models: Sequence[Any], prompts: dict[int, Sequence[int]]) -> Batch:
-    """Prompts by number -> sequences with their first token, which the first of the models says."""
+    """Prefill prompts, by number: sequences with their first token, which the first model decides."""
     from xshare.engines.transformers.cache import new_cache
 
     width = max(len(prompt) for prompt in prompts.values())
@@ -230,12 +234,12 @@ def read_prompts(models: Sequence[Any], prompts: dict[int, Sequence[int]]) -> Ba
     mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts.values()])
     tokens, mask = tokens.to(models[0].device), mask.to(models[0].device)
     caches = [new_cache() for _ in models]
-    first, *_ = [read(model, cache, tokens, mask, keep=1) for model, cache in zip(models, caches, strict=True)]
+    first, *_ = [next_tokens(model, cache, tokens, mask, keep=1) for model, cache in zip(models, caches, strict=True)]
     return Batch(caches, mask, first.squeeze(1), list(prompts))
 
 
-def read(model: Any, cache: Any, tokens: Tensor, mask: Tensor, keep: int = 0) -> Tensor:
-    """New tokens [sequences, new] on top of a cache -> what the model says after each of them, or the last `keep`."""
+def next_tokens(model: Any, cache: Any, tokens: Tensor, mask: Tensor, keep: int = 0) -> Tensor:
+    """The model's greedy token after each new token [sequences, new], or after the last `keep`. The cache grows."""
     out = model(
         input_ids=tokens,
         attention_mask=mask,
@@ -244,36 +248,36 @@ def read(model: Any, cache: Any, tokens: Tensor, mask: Tensor, keep: int = 0) ->
         use_cache=True,
         logits_to_keep=keep,
     )
-    said: Tensor = out.logits.argmax(-1)
-    return said
+    tokens_after: Tensor = out.logits.argmax(-1)
+    return tokens_after
 
 
 def step(model: Any, live: Batch) -> list[list[int]]:
-    """One token more for every sequence."""
+    """One more token for every sequence."""
     live.mask = torch.nn.functional.pad(live.mask, (0, 1), value=1)
-    said = read(model, live.caches[0], live.last.unsqueeze(1), live.mask)
-    live.last = said[:, -1]
-    tokens: list[list[int]] = said.tolist()
+    new = next_tokens(model, live.caches[0], live.last.unsqueeze(1), live.mask)
+    live.last = new[:, -1]
+    tokens: list[list[int]] = new.tolist()
     return tokens
 
 
 def verify(models: Sequence[Any], live: Batch, drafts: int) -> list[list[int]]:
-    """Several tokens more for every sequence: of the drafts those that the model says too, and one of its own."""
-    (model, drafter), (cache, ahead) = models, live.caches
+    """Several more tokens for every sequence: the drafts that the model agrees with, and one token of its own."""
+    (model, drafter), (cache, draft_cache) = models, live.caches
     tokens, mask = live.last.unsqueeze(1), live.mask
-    for _ in range(drafts + 1):  # once more than there are drafts: the last must be cached as well, should it hold
+    for _ in range(drafts + 1):  # one pass more than drafts: the last draft must be cached too, in case it is accepted
         mask = torch.nn.functional.pad(mask, (0, 1), value=1)
-        tokens = torch.cat([tokens, read(drafter, ahead, tokens[:, -1:], mask)], dim=1)
+        tokens = torch.cat([tokens, next_tokens(drafter, draft_cache, tokens[:, -1:], mask)], dim=1)
     tokens = tokens[:, :-1]  # [sequences, 1 + drafts]
-    said = read(model, cache, tokens, mask)
-    accepted = (said[:, :-1] == tokens[:, 1:]).cumprod(1).sum(1, keepdim=True)  # [sequences, 1]
-    held = torch.arange(drafts + 1, device=mask.device) <= accepted
-    live.mask = torch.cat([live.mask, held.to(mask.dtype)], dim=1)
-    live.last = said.gather(1, accepted).squeeze(1)
-    # Nobody reads a hole, but a sliding window, which counts positions of the cache, would count it.
+    verified = next_tokens(model, cache, tokens, mask)
+    accepted = (verified[:, :-1] == tokens[:, 1:]).cumprod(1).sum(1, keepdim=True)  # [sequences, 1]
+    is_kept = torch.arange(drafts + 1, device=mask.device) <= accepted
+    live.mask = torch.cat([live.mask, is_kept.to(mask.dtype)], dim=1)
+    live.last = verified.gather(1, accepted).squeeze(1)
+    # The mask hides holes, but a sliding window counts positions of the cache, holes included.
     if int((live.mask.shape[1] - live.mask.sum(1)).min()) > HOLES or any(map(slides, models)):
-        live.close_ranks()
-    return [row[: count + 1] for row, (count,) in zip(said.tolist(), accepted.tolist(), strict=True)]
+        live.close_holes()
+    return [row[: count + 1] for row, (count,) in zip(verified.tolist(), accepted.tolist(), strict=True)]
 
 
 def slides(model: Any) -> bool:

@@ -13,7 +13,7 @@ from xshare.engines.chat import Messages, chat_ids
 from xshare.engines.counters import FIGURES, Stats
 from xshare.engines.transformers.attach import Attached, apply, remove
 from xshare.engines.transformers.decode import Decoded, decode
-from xshare.engines.transformers.routers import Router, find, where
+from xshare.engines.transformers.routers import Router, find_routers, staircase_conditions
 from xshare.engines.transformers.teacher_forcing import Texts, diverge, texts
 from xshare.errors import ModelError
 from xshare.policy import Policy
@@ -21,12 +21,12 @@ from xshare.progress import Advance, quiet
 from xshare.staircase import Stairs
 
 NATIVE = Policy(method="native")
-TAIL = 16  # tokens that come in one step, at most, or make no character of their own
-AGAIN = 8  # batches that are kept, read natively, for the next policy to be compared with
+TAIL = 16  # further tokens to look at for a stop text: of one step, or without a character of their own
+KEPT_BATCHES = 8  # natively read batches that are kept to compare further policies with
 
 
 def expert_bytes(model: Any, routers: list[Router]) -> int:
-    """What a step reads for one expert in every layer: the weights of all experts, over their number."""
+    """Bytes of one expert, summed over all layers: the weights of all experts over their number."""
     blocks = [model.get_submodule(router.name.rpartition(".")[0]) for router in routers]
     weights = [int(weight.nbytes) for block in blocks for weight in block.experts.parameters()]
     return sum(weights) // routers[0].num_experts
@@ -48,14 +48,14 @@ class TransformersEngine:
         stairs: Stairs | None = None,
         devices: int | None = None,
     ) -> None:
-        """`drafter`: a model with the same tokens, which proposes `drafts` of them a request and step. `lanes`: batches
-        that go through one pass: no way to serve, but to find out sooner what becomes of many answers. `devices`: over
-        how many the experts are taken to be spread, for policies with a budget per device; all compute here."""
+        """`drafter`: a model with the same tokens, which proposes `drafts` of them per request and step. `lanes`: how
+        many batches share a pass, to measure many answers sooner; it is no way to serve. `devices`: the simulated
+        number of devices that hold the experts, for policies with a budget per device."""
         self.model, self.tokenizer, self.lanes, self.stairs = model, tokenizer, lanes, stairs
         self.drafter, self.drafts = drafter, drafts
         self.hooked = False  # whether anything is attached
         self._forced: tuple[object, list[Texts]] = (None, [])
-        _, routers = find(model)
+        _, routers = find_routers(model)
         self.vocab = int(model.config.get_text_config().vocab_size)
         if drafts and drafter.config.vocab_size != model.config.get_text_config().vocab_size:
             raise ModelError(
@@ -63,7 +63,7 @@ class TransformersEngine:
                 f"the model {model.config.get_text_config().vocab_size}"
             )
         self.about = About(
-            **where(model, routers),
+            **staircase_conditions(model, routers),
             version=metadata.version("transformers"),
             model=name,
             layer_numbers=tuple(router.number for router in routers),
@@ -73,7 +73,7 @@ class TransformersEngine:
         )
         self.placement = None if devices is None else Placement.contiguous(self.about.experts, devices)
         if stairs is not None:
-            stairs.check_conditions(where(model, routers))
+            stairs.check_conditions(staircase_conditions(model, routers))
         self.use(None)
 
     def use(self, policy: Policy | None, timed: bool = False, cost: bool | None = None) -> None:
@@ -84,10 +84,10 @@ class TransformersEngine:
         if not self.counted:
             self._detach()
             return
-        # Natively too the layers are counted: a policy that leaves all as it is.
+        # Layers are counted natively too: under a policy that changes nothing.
         acting = NATIVE if policy is None else policy
-        weighed = cost if cost is not None else acting.method == "xshare"  # a rival knows no costs
-        stairs = self.stairs if weighed and policy is not None else None
+        uses_cost = cost if cost is not None else acting.method == "xshare"  # other methods know no costs
+        stairs = self.stairs if uses_cost and policy is not None else None
         self.attached: Attached = apply(
             self.model, acting, placement=self.placement, bypass=False, drafts=self.drafts, cost=stairs
         )
@@ -115,16 +115,16 @@ class TransformersEngine:
         stop: Sequence[str] = (),
         protected: Collection[int] | None = None,
     ) -> Run:
-        """`kinds`: of each prompt. No batch of a pass has two of them; for lanes."""
+        """`kinds`: of each prompt; with lanes, no batch mixes kinds."""
         ends = -1 if to_the_end else int(self.tokenizer.eos_token_id)
-        state = self.attached.state  # nobody asks it where nothing is attached
-        found, due = Decoded.of(prompts), arrivals or [0.0] * len(prompts)
-        ended = partial(self._ended, found, due, ends, limit)
+        state = self.attached.state  # unused where nothing is attached
+        decoded, due = Decoded.of(prompts), arrivals or [0.0] * len(prompts)
+        finished = partial(self._finished_answers, decoded, due, ends, limit)
 
         def arrange(present: list[int], kinds: list[int]) -> None:
-            state.arrange(kinds, [row for row, who in enumerate(present) if who in (protected or ())])
+            state.arrange(kinds, [row for row, prompt in enumerate(present) if prompt in (protected or ())])
 
-        with leaving(ended), state.in_batches(batch if self.lanes > 1 else None):
+        with leaving(finished), state.in_batches(batch if self.lanes > 1 else None):
             decode(
                 self.model,
                 prompts,
@@ -138,32 +138,32 @@ class TransformersEngine:
                 lanes=self.lanes,
                 kinds=kinds,
                 arrange=arrange,
-                into=found,
+                into=decoded,
                 before=before,
                 stops=partial(self._stops, stop) if stop else None,
             )
-        answers = self._answers(found, due)
-        # Where batches share passes, what one of them took is not known.
-        seconds = 0.0 if self.lanes > 1 and len(prompts) > batch else found.seconds
-        return Run(answers, seconds, found.steps, found.rows, found.drafted, found.accepted, found.timed)
+        answers = self._answers(decoded, due)
+        # Where batches share passes, the time of one batch is not known.
+        seconds = 0.0 if self.lanes > 1 and len(prompts) > batch else decoded.seconds
+        return Run(answers, seconds, decoded.steps, decoded.rows, decoded.drafted, decoded.accepted, decoded.timed)
 
-    def _answers(self, found: Decoded, due: Sequence[float]) -> list[Answer]:
-        texts = self.tokenizer.batch_decode(found.tokens, skip_special_tokens=True)
-        return [Answer(*each) for each in zip(found.tokens, texts, due, found.times_s, strict=True)]
+    def _answers(self, decoded: Decoded, due: Sequence[float]) -> list[Answer]:
+        texts = self.tokenizer.batch_decode(decoded.tokens, skip_special_tokens=True)
+        return [Answer(*parts) for parts in zip(decoded.tokens, texts, due, decoded.times_s, strict=True)]
 
     def _stops(self, stop: Sequence[str], tokens: Sequence[int]) -> bool:
-        """Whether one of the texts is among the last of the tokens: none is longer than so many."""
+        """Whether one of the stop texts is in the last tokens. A text has at most one token per character."""
         last = max(map(len, stop)) + TAIL
         text = self.tokenizer.decode(tokens[-last:], skip_special_tokens=True)
-        return any(each in text for each in stop)
+        return any(stop_text in text for stop_text in stop)
 
-    def _ended(
-        self, found: Decoded, due: Sequence[float], ends: int, limit: int, error: BaseException
+    def _finished_answers(
+        self, decoded: Decoded, due: Sequence[float], ends: int, limit: int, error: BaseException
     ) -> list[Answer | None]:
-        """Of a run that broke off: None for those that were under way, or had not begun."""
+        """The answers of an interrupted run: None for requests that were running or had not begun."""
         return [
             answer if answer.tokens[-1:] == [ends] or len(answer.tokens) == limit else None
-            for answer in self._answers(found, due)
+            for answer in self._answers(decoded, due)
         ]
 
     def diverge(
@@ -175,22 +175,22 @@ class TransformersEngine:
     ) -> Divergence:
         if not self.hooked:
             self.use(None)
-        how = (prompts, answers, batch, self.drafts)
-        if len(prompts) > AGAIN * batch:
-            return diverge(self.attached, texts(self.attached, *how), advance)
-        if self._forced[0] != how:
-            self._forced = how, list(texts(self.attached, *how))
+        key = (prompts, answers, batch, self.drafts)
+        if len(prompts) > KEPT_BATCHES * batch:
+            return diverge(self.attached, texts(self.attached, *key), advance)
+        if self._forced[0] != key:
+            self._forced = key, list(texts(self.attached, *key))
         return diverge(self.attached, self._forced[1], advance)
 
     def stats(self) -> Stats:
         if not self.counted:
             return Stats()
-        found = self.attached.stats()
-        by_layer = {name: found[name] for name in FIGURES}
-        return Stats(found["steps_pruned"], found["steps_bypassed"], by_layer=by_layer, mean=found["mean"])
+        stats = self.attached.stats()
+        by_layer = {name: stats[name] for name in FIGURES}
+        return Stats(stats["steps_pruned"], stats["steps_bypassed"], by_layer=by_layer, mean=stats["mean"])
 
     def count_all(self, on: bool) -> None:
-        """It does so anyway."""
+        """Nothing to do: every step is counted."""
 
     def encode(self, text: str) -> list[int]:
         ids: list[int] = self.tokenizer(text).input_ids

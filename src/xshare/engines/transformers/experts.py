@@ -1,4 +1,4 @@
-"""Experts of decode steps on a CPU by compiled code, as one of the implementations that Transformers has for them."""
+"""Compiled experts for decode steps on a CPU, registered as one of Transformers' experts implementations."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from xshare.kernels.cpu.call import installed
 
 NAME = "xshare_cpu"
 Array = NDArray[Any]
-FEW = 64  # rows, of a decode step; a prompt's are many, and products of many rows are what libraries are made for
+FEW = 64  # rows that a decode step has at most; libraries are faster with a prompt's many rows
 
 
 def compiled_experts(module: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
-    """Rows [n, D], their experts and weights [n, k] -> what the experts make of them, [n, D]."""
+    """The experts' output [n, D] for rows [n, D] with experts and weights [n, k]."""
     from transformers.integrations.moe import grouped_mm_experts_forward
 
     if len(hidden_states) > FEW:
@@ -28,47 +28,48 @@ def compiled_experts(module: Any, hidden_states: Tensor, top_k_index: Tensor, to
     from xshare.kernels.cpu.experts import run_experts
 
     ids = top_k_index.numpy()
-    given = (hidden_states.contiguous().numpy(), ids, top_k_weights.float().contiguous().numpy())
+    inputs = (hidden_states.contiguous().numpy(), ids, top_k_weights.float().contiguous().numpy())
     weights = module.gate_up_proj.detach().numpy(), module.down_proj.detach().numpy()
     threads = torch.get_num_threads()
-    parts = dealt_out(*np.unique(ids, return_counts=True), threads)
+    parts = split_work(*np.unique(ids, return_counts=True), threads)
     sums = [np.zeros(hidden_states.shape, np.float32) for _ in parts]
     others = [
-        pool(threads - 1).submit(run_experts, *given, *weights, *each) for each in zip(parts[1:], sums[1:], strict=True)
+        pool(threads - 1).submit(run_experts, *inputs, *weights, *part)
+        for part in zip(parts[1:], sums[1:], strict=True)
     ]
-    run_experts(*given, *weights, parts[0], sums[0])
+    run_experts(*inputs, *weights, parts[0], sums[0])
     wait(others)
-    for each in others:
-        each.result()  # whatever it raised
+    for other in others:
+        other.result()  # raises what the thread raised
     return torch.from_numpy(sum(sums[1:], sums[0]))
 
 
-def dealt_out(loaded: Array, rows: Array, threads: int) -> list[Array]:
-    """Experts, and how many rows each has -> for every thread about as much work, the most rows first."""
+def split_work(experts: Array, rows: Array, threads: int) -> list[Array]:
+    """Experts per thread, with about equal work: experts with the most rows are assigned first."""
     parts: list[list[int]] = [[] for _ in range(threads)]
     work = [0] * threads
     for place in (-rows).argsort(kind="stable").tolist():
         least = work.index(min(work))
-        parts[least].append(int(loaded[place]))
+        parts[least].append(int(experts[place]))
         work[least] += work_of(int(rows[place]))
     return [np.array(part, np.int64) for part in parts]
 
 
 def work_of(rows: int) -> int:
-    """Of an expert with so many rows: up to four cost little more than reading it. As measured on an Arm Neoverse-N1, a
-    row at ten being about a millisecond for 25 MB."""
+    """The cost of an expert with so many rows: up to four cost little more than reading it. Measured on an Arm
+    Neoverse-N1, where a row at ten rows takes about a millisecond for 25 MB."""
     return 8 + rows + 5 * max(0, rows - 4) // 2
 
 
 @cache
 def pool(threads: int) -> ThreadPoolExecutor:
-    """Threads of our own: compiled code lets go of Python's lock."""
+    """Our own threads: compiled code releases Python's global lock."""
     return ThreadPoolExecutor(threads, "xshare-experts")
 
 
 def use(model: Any) -> bool:
-    """Put them to work on a model; False, and nothing is changed, where they cannot be: without Numba, on a device,
-    in another type than float32, or with experts that are not SwiGLU without biases."""
+    """Use them in a model. Returns False and changes nothing without Numba, on a device, with other types than
+    float32, or with experts that are not SwiGLU without biases."""
     from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
     blocks = [module for module in model.modules() if hasattr(module, "gate_up_proj") and hasattr(module, "down_proj")]
@@ -84,5 +85,5 @@ def use(model: Any) -> bool:
 
 def _is_plain(block: Any) -> bool:
     """Whether its experts are down(silu(gate(x)) * up(x)), gate and up one below the other."""
-    formed = block.has_gate and block.is_concatenated and not block.has_bias and not block.is_transposed
-    return bool(formed) and block.config.hidden_act in ("silu", "swish")
+    has_form = block.has_gate and block.is_concatenated and not block.has_bias and not block.is_transposed
+    return bool(has_form) and block.config.hidden_act in ("silu", "swish")

@@ -1,7 +1,7 @@
-"""A mixture of experts whose experts fit no cache, to feel on any machine what loading them costs.
+"""A mixture of experts whose experts fit no cache, to show on any machine what loading them costs.
 
-Its weights are random and its answers nonsense. It routes as nano does: the logits of nano's own routers, decoding
-questions, stand in for those of its own, so that load and overlap are a trained model's.
+Its weights are random and its answers nonsense. It routes as nano does: logits that nano's routers gave while decoding
+questions replace its own, so that load and overlap are those of a trained model.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ from xshare import models
 from xshare.engines.transformers import experts
 from xshare.engines.transformers.decode import decode
 from xshare.engines.transformers.engine import TransformersEngine
-from xshare.engines.transformers.routers import find
+from xshare.engines.transformers.routers import find_routers
 
-HIDDEN, WIDTH, LAYERS = 1024, 2048, 1  # 25 MB an expert in float32, 1.6 GB a layer of 64
+HIDDEN, WIDTH, LAYERS = 1024, 2048, 1  # 25 MB per expert in float32, 1.6 GB per layer of 64
 
 
 def large_engine(texts: Sequence[str], steps: int, hidden: int = HIDDEN, width: int = WIDTH) -> TransformersEngine:
-    """The model as an engine, for batches of as many prompts as there are `texts`, which nano is asked for `steps` of
-    its routing."""
+    """The model as an engine, for batches of as many prompts as there are `texts`. Nano decodes the texts for `steps`
+    steps, whose routing the model repeats."""
     nano, tokenizer = models.load("nano")
-    logits = recorded(nano, [tokenizer(text).input_ids for text in texts], steps)
+    logits = record_logits(nano, [tokenizer(text).input_ids for text in texts], steps)
     model = build(nano.config.num_experts, nano.config.num_experts_per_tok, hidden, width)
-    Carried(model, logits)
+    ReplacedLogits(model, logits)
     return TransformersEngine(model, NoTokenizer(), "large")
 
 
 def build(num_experts: int, top_k: int, hidden: int = HIDDEN, width: int = WIDTH, layers: int = LAYERS) -> Any:
-    """In float32. Every loaded expert is read once, by compiled code where there is Numba, or by Transformers' loop."""
+    """The model in float32. Each loaded expert is read once: by compiled code with Numba, else Transformers' loop."""
     from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
     config = Qwen3MoeConfig(
@@ -51,15 +51,15 @@ def build(num_experts: int, top_k: int, hidden: int = HIDDEN, width: int = WIDTH
     with torch.device("meta"):
         model = Qwen3MoeForCausalLM(config)
     model = model.to_empty(device="cpu").eval()
-    once = torch.randn(1 << 20, generator=torch.Generator().manual_seed(0)) * 0.02
+    numbers = torch.randn(1 << 20, generator=torch.Generator().manual_seed(0)) * 0.02
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if "norm" in name:
                 parameter.fill_(1)
-            else:  # the same numbers over and over: what they are does not matter, where they lie does
+            else:  # the same numbers again and again: only their addresses matter
                 flat = parameter.view(-1)
-                for start in range(0, len(flat), len(once)):
-                    flat[start : start + len(once)] = once[: len(flat) - start]
+                for start in range(0, len(flat), len(numbers)):
+                    flat[start : start + len(numbers)] = numbers[: len(flat) - start]
         for name, buffer in model.named_buffers():
             if name.endswith("inv_freq"):
                 buffer.copy_(1 / 10000 ** (torch.arange(0, 64, 2) / 64))
@@ -67,37 +67,39 @@ def build(num_experts: int, top_k: int, hidden: int = HIDDEN, width: int = WIDTH
     return model
 
 
-class Carried:
-    """Puts recorded logits in place of a model's own, decode step by decode step."""
+class ReplacedLogits:
+    """Replaces a model's logits by recorded ones, in every decode step."""
 
     def __init__(self, model: Any, logits: Tensor) -> None:
-        """logits: [steps, layers, rows, N]. A model of fewer layers goes through all of them, a step each."""
+        """`logits` [steps, layers, rows, N]. A model with fewer layers goes through the recorded ones, one per step."""
         self.logits, self.step = logits, -1
         model.model.register_forward_pre_hook(self._begin, with_kwargs=True)
         for number, layer in enumerate(model.model.layers):
-            layer.mlp.gate.register_forward_hook(self._at(number))
+            layer.mlp.gate.register_forward_hook(self._hook(number))
 
     def _begin(self, module: Any, args: Any, kwargs: Any) -> None:
         cache = kwargs.get("past_key_values")
         decoding = cache is not None and int(cache.get_seq_length()) > 0
-        self.step = self.step + 1 if decoding else -1  # a prompt: the next step is the first
+        self.step = self.step + 1 if decoding else -1  # after a prompt, the next step is the first
 
-    def _at(self, layer: int) -> Any:
-        def carry(module: Any, args: Any, output: tuple[Tensor, Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+    def _hook(self, layer: int) -> Any:
+        def replace(module: Any, args: Any, output: tuple[Tensor, Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
             if self.step < 0:
                 return output
-            own = self.logits[self.step % len(self.logits), (layer + self.step) % self.logits.shape[1]]  # [rows, N]
-            rows = torch.arange(len(output[0])) % len(own)
-            logits = own[rows]
+            recorded = self.logits[
+                self.step % len(self.logits), (layer + self.step) % self.logits.shape[1]
+            ]  # [rows, N]
+            rows = torch.arange(len(output[0])) % len(recorded)
+            logits = recorded[rows]
             weights, ids = logits.softmax(-1).topk(module.top_k, dim=-1)
             return logits, weights / weights.sum(-1, keepdim=True), ids
 
-        return carry
+        return replace
 
 
-def recorded(model: Any, prompts: Sequence[Sequence[int]], steps: int) -> Tensor:
-    """A model's own router logits while it decodes these prompts. -> [steps, layers, rows, N]"""
-    _, routers = find(model)
+def record_logits(model: Any, prompts: Sequence[Sequence[int]], steps: int) -> Tensor:
+    """A model's router logits while it decodes these prompts, [steps, layers, rows, N]."""
+    _, routers = find_routers(model)
     seen: list[Tensor] = []
     hooks = [r.module.register_forward_hook(lambda module, args, output: seen.append(output[0])) for r in routers]
     try:
@@ -110,7 +112,7 @@ def recorded(model: Any, prompts: Sequence[Sequence[int]], steps: int) -> Tensor
 
 
 class NoTokenizer:
-    """Its tokens mean nothing."""
+    """Stands in for a tokenizer: tokens have no text."""
 
     eos_token_id = -1
 

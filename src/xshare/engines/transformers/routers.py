@@ -1,7 +1,7 @@
-"""Transformers' routers: where they are in a model, and each one's rule as a RouterSpec.
+"""Finds the routers of a Transformers model, and gives each one's rule as a RouterSpec.
 
-All of them return (logits [n, N], weights [n, k], ids [n, k]) in transformers 5.17 to 5.22, and nothing is routed
-elsewhere: whoever changes that triple has changed the routing.
+In transformers 5.17 to 5.22 every router returns (logits [n, N], weights [n, k], ids [n, k]), and nothing else routes:
+to change that triple is to change the routing.
 """
 
 from __future__ import annotations
@@ -26,13 +26,15 @@ RENORMALIZE: dict[str, bool | None] = {
     "DeepseekV3TopkRouter": None,
 }
 SUPPORTED = "gpt-oss, Qwen3-MoE, Qwen2-MoE, OLMoE, Mixtral and DeepSeek-V3"
-MOE_NAMES = re.compile(r"(Router|Experts|MoE|Moe|SparseMoeBlock)$")  # how Transformers calls the parts of such a layer
+MOE_NAMES = re.compile(
+    r"(Router|Experts|MoE|Moe|SparseMoeBlock)$"
+)  # names of the parts of an MoE layer in Transformers
 
 
 @dataclass(frozen=True)
 class Router:
     name: str  # "model.layers.3.mlp.gate"
-    number: int  # 3, the model's own
+    number: int  # 3, in the model
     module: Any
 
     @property
@@ -41,12 +43,12 @@ class Router:
 
     @property
     def bias(self) -> Tensor | None:
-        """Its correction bias: a model that is moved gets another tensor."""
-        found: Tensor | None = getattr(self.module, "e_score_correction_bias", None)
-        return found
+        """Its correction bias. Moving the model replaces the tensor, so it is read at every call."""
+        bias: Tensor | None = getattr(self.module, "e_score_correction_bias", None)
+        return bias
 
     def spec(self) -> RouterSpec:
-        """Its rule, read afresh."""
+        """Its rule, read at every call."""
         router = self.module
         renormalize = RENORMALIZE[type(router).__name__]
         if renormalize is None:
@@ -64,8 +66,8 @@ class Router:
         )
 
 
-def where(model: Any, routers: list[Router]) -> dict[str, Any]:
-    """Where a model runs with selection in these layers, by the names that a staircase has for it (stairs.WHERE)."""
+def staircase_conditions(model: Any, routers: list[Router]) -> dict[str, Any]:
+    """The conditions under which a model runs with selection in these layers, by the names in a staircase's file."""
     return {
         "engine": "transformers",
         "device": str(model.device),
@@ -78,27 +80,27 @@ def where(model: Any, routers: list[Router]) -> dict[str, Any]:
     }
 
 
-def find(model: Any) -> tuple[nn.Module, list[Router]]:
+def find_routers(model: Any) -> tuple[nn.Module, list[Router]]:
     """The decoder, whose forward pass is one step of all layers, and its routers in order."""
     if not isinstance(model, nn.Module):
         raise ModelError(f"model must be a Transformers model, not {type(model).__name__}")
-    found: dict[str, list[Router]] = {}
+    by_decoder: dict[str, list[Router]] = {}
     for name, module in model.named_modules():
-        place = re.match(r"(?:(.*)\.)?layers\.(\d+)\.", name)
-        if place and type(module).__name__ in RENORMALIZE and type(module).__module__.startswith("transformers."):
-            found.setdefault(place[1] or "", []).append(Router(name, int(place[2]), module))
+        match = re.match(r"(?:(.*)\.)?layers\.(\d+)\.", name)
+        if match and type(module).__name__ in RENORMALIZE and type(module).__module__.startswith("transformers."):
+            by_decoder.setdefault(match[1] or "", []).append(Router(name, int(match[2]), module))
     kind = type(model).__name__
-    if not found:
+    if not by_decoder:
         parts = [type(module).__name__ for module in model.modules() if MOE_NAMES.search(type(module).__name__)]
         why = f"its {parts[0]} is not known" if parts else "it has no mixture-of-experts layer"
         raise ModelError(f"{kind} cannot be served, {why}: supported are {SUPPORTED}")
-    if len(found) > 1:
+    if len(by_decoder) > 1:
         raise ModelError(
-            f"{kind} has {len(found)} decoders with experts ({', '.join(found)}), expected one: apply to it"
+            f"{kind} has {len(by_decoder)} decoders with experts ({', '.join(by_decoder)}), expected one: apply to it"
         )
-    (where, routers), *_ = found.items()
+    (decoder, routers), *_ = by_decoder.items()
     for router in routers:
         experts = getattr(model.get_submodule(router.name.rpartition(".")[0]), "experts", None)
         if getattr(experts, "num_experts", router.num_experts) != router.num_experts:
             raise ModelError(f"{kind} is spread over ranks by expert parallelism, expected every expert on each rank")
-    return model.get_submodule(where), routers
+    return model.get_submodule(decoder), routers

@@ -1,4 +1,4 @@
-"""One model's XShare: the policy, what the pass under way is, and what was counted."""
+"""One model's XShare: the policy, the current pass, and the counters."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from xshare.batch import BatchLayout, Placement
 from xshare.engines.gates import Gates, Reason, Tally
-from xshare.engines.transformers.cost_tables import Share, shares
+from xshare.engines.transformers.cost_tables import Share, split_by_table
 from xshare.engines.transformers.forward_pass import Generation, Pass
 from xshare.engines.transformers.step_rows import Places
 from xshare.errors import LayoutError
@@ -23,7 +23,7 @@ log = logging.getLogger("xshare.transformers")
 
 
 class State:
-    """Told of every forward pass before it runs; the layers ask it whether to act, and for whom."""
+    """Hears of every forward pass before it runs. Layers read from it whether to act, and on which rows."""
 
     def __init__(
         self,
@@ -34,33 +34,33 @@ class State:
         drafts: int,
         stairs: Stairs | None = None,
     ) -> None:
-        """`within`: rows that natively load no more experts than the policy's budget, see Gates.why_not."""
+        """`within`: rows that natively load no more experts than the policy's budget: see Gates.why_not."""
         self.policy, self.placement, self.on = policy, placement, True
         self.gates, self.within, self.drafts = gates, within, drafts
         self.stairs, self.costs = stairs, [] if stairs is None else list(stairs.costs)  # by table, float64 [N + 1]
         self.tally = Tally(log)
-        self.given: BatchLayout | None = None  # by the caller: xshare.layout
-        self.given_places: Places | None = None  # its rows, where they do not follow from its shape
-        self.guarded: tuple[int, ...] = ()  # sequences that are protected: xshare.protect
-        self.batch: int | None = None  # sequences of a batch, where a pass decodes several
-        self.kinds: list[int] = []  # of the sequences of the pass, of which a batch has one; of none, all alike
-        self.generation: Generation | None = None  # the call of `generate` under way
-        self._latest: tuple[tuple[Any, ...], BatchLayout] | None = None  # of plain steps, and what it is for
-        # Of the pass under way. Several steps only where the caller lays them out, or decodes several batches.
+        self.given: BatchLayout | None = None  # by the caller, through xshare.layout
+        self.given_places: Places | None = None  # where its rows are in the pass, if its shape does not tell
+        self.guarded: tuple[int, ...] = ()  # protected sequences, from xshare.protect
+        self.batch: int | None = None  # sequences per batch, where a pass decodes several batches
+        self.kinds: list[int] = []  # of each sequence in the pass; no batch mixes kinds. Empty: all have the same
+        self.generation: Generation | None = None  # the current call of `generate`
+        self._latest: tuple[tuple[Any, ...], BatchLayout] | None = None  # key and layout of the last plain step
+        # The current pass. It has several steps only if the caller lays them out, or decodes several batches.
         self.gate = False
         self.rows = 1
         self.places = Places()
         self.layout: BatchLayout | None = None  # requests [steps, n]
-        self.open: Tensor | None = None  # bool [steps], which are acted on; None for all
-        self.counted = 0  # steps that are
-        self.shares: list[Share] = []  # which cost table each takes
-        self.asked = False  # whether any layer's router has been
+        self.open: Tensor | None = None  # bool [steps], whether each is acted on; None: all are
+        self.counted = 0  # steps that are acted on
+        self.shares: list[Share] = []  # the steps by cost table
+        self.router_called = False  # whether any layer's router was called
 
     # Every pass
 
     def begin(self, step: Pass) -> None:
         """A forward pass begins: decide which of its rows vote, and whether it is acted on."""
-        self.gate, self.asked, self.rows = False, False, step.rows
+        self.gate, self.router_called, self.rows = False, False, step.rows
         if not self.on:
             return self._bypass("off")
         if self.given is None and not self._decoding(step):
@@ -70,11 +70,14 @@ class State:
             requests, places, voting, marks = plain.requests, Places(), [step.rows], plain.protected
         else:
             requests, places, marks = self._requests(step)  # [steps, n]
-            voting = (requests >= 0).sum(-1).tolist()  # one read a pass, and none of the layers waits
+            voting = (requests >= 0).sum(-1).tolist()  # one read per pass, so that no layer waits for the device
         reasons = [self.gates.why_not(rows, self.within) for rows in voting]
-        if marks is not None:  # where all are protected, routing is native's
-            others = ((requests >= 0) & ~marks).any(-1).tolist()
-            reasons = [reason or (None if any_ else "protected") for reason, any_ in zip(reasons, others, strict=True)]
+        if marks is not None:  # if all rows are protected, routing is native
+            unprotected = ((requests >= 0) & ~marks).any(-1).tolist()
+            reasons = [
+                reason or (None if prunable else "protected")
+                for reason, prunable in zip(reasons, unprotected, strict=True)
+            ]
         for reason in reasons:
             if reason is not None:
                 self._bypass(reason)
@@ -83,25 +86,25 @@ class State:
         self.gate = self.counted > 0
         if self.gate:
             self.places, self.open = places, None
-            if self.counted < len(requests):  # without a voting row a step is routed natively
+            if self.counted < len(requests):  # a step without voting rows is routed natively
                 self.open = torch.tensor([reason is None for reason in reasons], device=step.device)
                 requests = requests.where(self.open.unsqueeze(1), -1)
             if plain is None:
                 plain = BatchLayout(requests, None if marks is None else marks & (requests >= 0))
             self.layout = plain
-            self.shares = shares(self._tables(voting, reasons), self.layout)
+            self.shares = split_by_table(self._tables(voting, reasons), self.layout)
 
     def _tables(self, voting: list[int], reasons: list[Reason | None]) -> list[int | None]:
-        """The cost table of each step; those that are left alone go with the first that is not."""
+        """The cost table of each step. Steps that are left alone take the table of the first one acted on."""
         if self.stairs is None:
             return [None] * len(voting)
-        known = [self.stairs.table_for(rows) for rows in voting]
-        first = known[reasons.index(None)]
-        return [first if reason else table for table, reason in zip(known, reasons, strict=True)]
+        tables = [self.stairs.table_for(rows) for rows in voting]
+        first = tables[reasons.index(None)]
+        return [first if reason else table for table, reason in zip(tables, reasons, strict=True)]
 
     def _plain(self, step: Pass) -> BatchLayout | None:
-        """The layout [1, n] of a step of one batch in which every row votes: the very same as long as the batch stays.
-        None for any other."""
+        """The layout [1, n] of a step of one batch in which every row votes; None for any other step. It is the same
+        object while the batch stays the same."""
         ends = None if self.generation is None else self.generation.ends
         if self.given is not None or self.batch is not None or ends is not None or step.padded:
             return None
@@ -119,9 +122,10 @@ class State:
         return step.past > 0 and (step.new <= 1 + self.drafts or (now is not None and now.drafts))
 
     def _protected_sequences(self) -> tuple[int, ...]:
-        """Of a pass: within `generate` the caller counts prompts, of which each may have several."""
-        each = 1 if self.generation is None else self.generation.answers
-        return tuple(each * sequence + answer for sequence in self.guarded for answer in range(each))
+        """The protected sequences of a pass. Within `generate` the caller names prompts, which may have several answers
+        each."""
+        answers = 1 if self.generation is None else self.generation.answers
+        return tuple(answers * sequence + answer for sequence in self.guarded for answer in range(answers))
 
     def _marks(self, step: Pass) -> Tensor | None:
         """Which rows of a pass are protected, bool [rows], whether they vote or not; None where none is."""
@@ -137,26 +141,26 @@ class State:
         return marks.reshape(-1).to(step.device)
 
     def _requests(self, step: Pass) -> tuple[Tensor, Places, Tensor | None]:
-        """Whose each row is, int64 [steps, n], where it is, and which are protected, bool [steps, n]."""
+        """The request of each row, int64 [steps, n]; their places in the pass; which are protected, bool [steps, n]."""
         if self.given is None:
-            whose = step.requests(None if self.generation is None else self.generation.ends)
+            of_rows = step.requests(None if self.generation is None else self.generation.ends)
             places = Places() if self.batch is None else Places.of_batches(self.batch, step, self.kinds)
-            requests, marks = places.requests(whose), self._marks(step)
+            requests, marks = places.requests(of_rows), self._marks(step)
             if marks is not None:
                 marks = places.by_step(marks.unsqueeze(1)).squeeze(2) & (requests >= 0)
             return requests, places, marks
         requests, marks = self.given.requests, self.given.protected
         if self.given_places is not None:
             return requests, self.given_places, marks
-        given = tuple(requests.shape)
-        several = len(given) == 2 and given[0] > 0 and step.new % given[0] == 0 and given[0] * given[1] == step.rows
-        if given != (step.rows,) and not several:
+        shape = tuple(requests.shape)
+        several = len(shape) == 2 and shape[0] > 0 and step.new % shape[0] == 0 and shape[0] * shape[1] == step.rows
+        if shape != (step.rows,) and not several:
             raise LayoutError(
                 f"layout must hold [{step.rows}] requests, one a row of the pass, or [{step.new}, {step.sequences}], "
                 f"one step a position, not {list(requests.shape)}"
             )
         requests = requests.to(step.device).reshape(-1, requests.shape[-1])
-        marks = None if marks is None else marks.to(step.device).expand(given).reshape(requests.shape)
+        marks = None if marks is None else marks.to(step.device).expand(shape).reshape(requests.shape)
         return requests, Places.of_positions(len(requests), step), marks
 
     def _bypass(self, reason: Reason) -> None:
@@ -180,7 +184,7 @@ class State:
     @contextmanager
     def protecting(self, sequences: Sequence[int]) -> Iterator[None]:
         numbers = tuple(sequences)
-        if wrong := [each for each in numbers if not isinstance(each, int) or isinstance(each, bool) or each < 0]:
+        if wrong := [n for n in numbers if not isinstance(n, int) or isinstance(n, bool) or n < 0]:
             raise LayoutError(f"protect takes numbers of sequences from 0 up, not {wrong[0]!r}")
         if self.given is not None:
             raise LayoutError("layout says which rows are protected itself: BatchLayout(requests, protected=...)")
@@ -192,7 +196,7 @@ class State:
 
     @contextmanager
     def in_batches(self, batch: int | None) -> Iterator[None]:
-        """Passes decode several batches of so many sequences, each with a set of its own."""
+        """Passes decode several batches of `batch` sequences, each with its own set."""
         before, self.batch = self.batch, batch
         try:
             yield
@@ -200,7 +204,7 @@ class State:
             self.batch, self.kinds, self.guarded = before, [], ()
 
     def arrange(self, kinds: list[int], protected: Sequence[int] = ()) -> None:
-        """Of the sequences of the next pass: kinds, of which no batch has two, and the numbers of protected ones."""
+        """For the next pass: the kind of each sequence, which no batch mixes, and which sequences are protected."""
         self.kinds, self.guarded = kinds, tuple(protected)
 
     @contextmanager

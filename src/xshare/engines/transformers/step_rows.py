@@ -1,4 +1,4 @@
-"""Where the rows of several steps are, if one pass decodes more than one."""
+"""Maps rows of a pass to steps, where one pass decodes several steps."""
 
 from __future__ import annotations
 
@@ -14,50 +14,52 @@ from xshare.engines.transformers.forward_pass import Pass
 
 @dataclass(frozen=True)
 class Places:
-    """By default all rows of a pass are one step."""
+    """Where each step's rows are in a pass. By default all rows are one step."""
 
     rows: Tensor | None = None  # [steps, n], the row of the pass at each place of a step
-    there: Tensor | None = None  # bool [steps, n]: steps of fewer rows are filled up
-    back: Tensor | None = None  # [rows], the place of each row, steps one after another
+    filled: Tensor | None = None  # bool [steps, n]: False where a step has fewer than n rows
+    back: Tensor | None = None  # [rows], each row's place in the flattened [steps, n]
 
     @classmethod
     def of_steps(cls, when: Tensor) -> Places:
-        """The step of each row, [rows]; -1 for rows of none, which go where the first of all goes."""
+        """From the step of each row, [rows]. Rows of no step have -1, and read back the first place's result."""
         rows = (when >= 0).nonzero().squeeze(1)
         rows = rows[when[rows].argsort(stable=True)]
         step = when[rows]
         count = step.bincount(minlength=1)  # rows of each step
         place = torch.arange(len(rows), device=when.device) - (count.cumsum(0) - count)[step]
         n = max(1, int(count.max()))
-        at, there, back = when.new_zeros(len(count), n), when.new_zeros(len(count), n, dtype=torch.bool), when * 0
-        at[step, place], there[step, place], back[rows] = rows, True, step * n + place
-        return cls(at, there, back)
+        at, filled, back = when.new_zeros(len(count), n), when.new_zeros(len(count), n, dtype=torch.bool), when * 0
+        at[step, place], filled[step, place], back[rows] = rows, True, step * n + place
+        return cls(at, filled, back)
 
     @classmethod
     def of_positions(cls, steps: int, step: Pass) -> Places:
-        """Steps read the same positions of every sequence, one or more; a sequence's are neighbours in a step."""
+        """Each step reads the same one or more positions of every sequence; a sequence's rows are neighbours."""
         if steps == 1:
             return cls()
         return cls.of_steps(torch.arange(step.rows, device=step.device) % step.new // (step.new // steps))
 
     @classmethod
     def of_batches(cls, batch: int, step: Pass, kinds: Sequence[int] = ()) -> Places:
-        """`batch` sequences after another are a step, the last of them perhaps fewer; each kind's for themselves."""
+        """Each step has `batch` consecutive sequences of one kind; the last step of a kind may have fewer."""
         if len(set(kinds)) > 1:
-            return cls.of_steps(torch.tensor(numbered(kinds, batch), device=step.device).repeat_interleave(step.new))
+            return cls.of_steps(
+                torch.tensor(batch_numbers(kinds, batch), device=step.device).repeat_interleave(step.new)
+            )
         steps = -(-step.sequences // batch)
         if steps == 1:
             return cls()
         rows = torch.arange(steps * batch * step.new, device=step.device).view(steps, -1)
-        there = rows < step.rows
-        return cls(rows.where(there, 0), there, rows.flatten()[: step.rows])
+        filled = rows < step.rows
+        return cls(rows.where(filled, 0), filled, rows.flatten()[: step.rows])
 
-    def requests(self, whose: Tensor) -> Tensor:
-        """Whose each row is, [rows] -> [steps, n], -1 where there is no row."""
+    def requests(self, of_rows: Tensor) -> Tensor:
+        """The request of each row, [rows] -> [steps, n], -1 where there is no row."""
         if self.rows is None:
-            return whose.unsqueeze(0)
-        found = self.by_step(whose.unsqueeze(1)).squeeze(2)
-        return found if self.there is None else found.where(self.there, -1)
+            return of_rows.unsqueeze(0)
+        requests = self.by_step(of_rows.unsqueeze(1)).squeeze(2)
+        return requests if self.filled is None else requests.where(self.filled, -1)
 
     def by_step(self, rows: Tensor) -> Tensor:
         """[rows, x] -> [steps, n, x]"""
@@ -68,12 +70,12 @@ class Places:
         return steps.squeeze(0) if self.back is None else steps.flatten(0, 1)[self.back]
 
 
-def numbered(kinds: Sequence[int], batch: int) -> list[int]:
-    """The number of each one's batch."""
+def batch_numbers(kinds: Sequence[int], batch: int) -> list[int]:
+    """The batch number of each sequence: `batch` sequences of one kind per batch."""
     seen: Counter[int] = Counter()
     numbers: dict[tuple[int, int], int] = {}
-    found = []
+    of_sequences = []
     for kind in kinds:
-        found.append(numbers.setdefault((kind, seen[kind] // batch), len(numbers)))
+        of_sequences.append(numbers.setdefault((kind, seen[kind] // batch), len(numbers)))
         seen[kind] += 1
-    return found
+    return of_sequences

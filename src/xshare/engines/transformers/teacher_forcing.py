@@ -1,4 +1,4 @@
-"""Teacher forcing: the same text under two routings, as if its sequences were decoded side by side."""
+"""Teacher forcing: the same answers under two routings, as if they were decoded together in a batch."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ from xshare.progress import Advance, quiet
 
 @dataclass(frozen=True)
 class Compared:
-    """One answer, a number for each of its tokens but the last, after which nothing was decoded. All [n]."""
+    """One answer: a number for each token but the last, after which nothing was decoded. All are [n]."""
 
-    step: Tensor  # the step in which it was read, counted within the pass
+    step: Tensor  # in which the token was read, counted within the pass
     kl: Tensor  # float64: of native's next-token distribution from the policy's, in nats
-    surprise: Tensor  # float64: of the token that follows, under the policy and natively
+    surprise: Tensor  # float64: of the following token under the policy; next, natively
     surprise_native: Tensor
     same: Tensor  # bool: both would go on with the same token
 
 
 class Texts:
-    """Prompts and answers laid out for one pass, and what native routing makes of them: to be compared with policies.
+    """Prompts and answers laid out for one pass, with the hidden states of native routing to compare policies with.
 
-    Prompts are read first, natively, as they are in decoding: in a step that is acted on, every row is.
+    Prompts are prefilled first, natively, as in decoding: selection acts on all rows of a step or on none.
     """
 
     @torch.inference_mode()
@@ -48,22 +48,22 @@ class Texts:
         starts: Sequence[int] | None = None,
         drafts: int = 0,
     ) -> None:
-        """`starts`: the step in which each answer begins; together if None. `drafts`: a step reads 1 + drafts tokens of
-        every answer, as if a draft model had guessed them all."""
+        """`starts`: the step in which each answer begins; None: all begin together. `drafts`: a step reads 1 + drafts
+        tokens of every answer, as if a draft model had guessed them all."""
         self.model, self.decoder, self.width = attached.model, attached.decoder, 1 + drafts
         self.answers, self.starts = answers, list(starts or [0] * len(answers))
         self.read = read_prompts([self.model], dict(enumerate(prompts)))
         device = self.read.mask.device
-        self.tokens, mask, whose, when = (each.to(device) for each in lay_out(answers, self.starts, self.width))
+        self.tokens, mask, requests, when = (tensor.to(device) for tensor in lay_out(answers, self.starts, self.width))
         self.mask, self.places = torch.cat([self.read.mask, mask], dim=1), Places.of_steps(when.flatten())
-        self.layout = BatchLayout(self.places.requests(whose.flatten()))
+        self.layout = BatchLayout(self.places.requests(requests.flatten()))
         attached.switch(False)
         self.native = self._hidden()
         attached.switch(True)
 
     @sdpa_kernel(ATTENTION)
     def _hidden(self) -> Tensor:
-        """[sequences, positions, d]"""
+        """The hidden states, [sequences, positions, d]."""
         hidden: Tensor = self.decoder(
             input_ids=self.tokens,
             attention_mask=self.mask,
@@ -75,7 +75,7 @@ class Texts:
 
     @torch.inference_mode()
     def compare(self, attached: Attached) -> list[Compared]:
-        """Under the policy at work."""
+        """Compare the attached policy with native routing, per answer."""
         with attached.state.laid_out(self.layout, self.places):
             ours = self._hidden()
         return [self._compared(row, ours) for row in range(len(self.answers))]
@@ -86,7 +86,7 @@ class Texts:
         length = len(answer) - 1
         head: Any = self.model.get_output_embeddings()  # type: ignore[operator]
         p, q = (head(hidden[row, :length]).double().log_softmax(-1) for hidden in (self.native, ours))
-        surprise, surprise_native = (-each.gather(-1, answer[1:].unsqueeze(-1)).squeeze(-1) for each in (q, p))
+        surprise, surprise_native = (-x.gather(-1, answer[1:].unsqueeze(-1)).squeeze(-1) for x in (q, p))
         step = self.starts[row] + torch.arange(length, device=p.device) // self.width
         kl, same = (p.exp() * (p - q)).sum(-1), p.argmax(-1) == q.argmax(-1)
         return Compared(step, kl, surprise, surprise_native, same)
@@ -99,30 +99,30 @@ def texts(
     batch: int,
     drafts: int = 0,
 ) -> Iterator[Texts]:
-    """All of them, `batch` in a pass, which begin together."""
+    """All prompts and answers, `batch` per pass; those of a pass begin together."""
     for start in range(0, len(prompts), batch):
-        some = slice(start, start + batch)
-        yield Texts(attached, prompts[some], answers[some], drafts=drafts)
+        part = slice(start, start + batch)
+        yield Texts(attached, prompts[part], answers[part], drafts=drafts)
 
 
 def diverge(attached: Attached, laid_out: Iterable[Texts], advance: Advance = quiet) -> Divergence:
-    """Score answers under the policy at work and natively."""
-    found = Divergence()
-    for some in laid_out:
-        for text in some.compare(attached):
-            found.tokens += len(text.kl)
-            found.kl += float(text.kl.sum())
-            found.surprise += float(text.surprise.sum())
-            found.surprise_native += float(text.surprise_native.sum())
-            found.same += int(text.same.sum())
-        advance(len(some.answers))
-    return found
+    """Sums over all answers under the attached policy and natively."""
+    sums = Divergence()
+    for batch in laid_out:
+        for text in batch.compare(attached):
+            sums.tokens += len(text.kl)
+            sums.kl += float(text.kl.sum())
+            sums.surprise += float(text.surprise.sum())
+            sums.surprise_native += float(text.surprise_native.sum())
+            sums.same += int(text.same.sum())
+        advance(len(batch.answers))
+    return sums
 
 
 def in_turn(answers: Sequence[Sequence[int]], batch: int, drafts: int = 0) -> list[int]:
-    """The step in which each answer begins if `batch` of them are decoded together, the next as soon as one has ended.
+    """The step in which each answer begins, if `batch` are decoded together and the next begins when one has ended.
 
-    Answers that begin together do not end together: most of the later steps would have fewer rows than are served.
+    Answers that begin together do not end together: most later steps would then have fewer rows than a server's.
     """
     free, starts = [0] * batch, []
     for answer in answers:
@@ -134,16 +134,16 @@ def in_turn(answers: Sequence[Sequence[int]], batch: int, drafts: int = 0) -> li
 def lay_out(
     answers: Sequence[Sequence[int]], starts: Sequence[int], width: int = 1
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Answers from the step in which each starts, `width` tokens a step -> tokens, mask, whose each is and in which
-    step it is read, -1 for padding: [sequences, longest].
+    """Answers from the step in which each starts, `width` tokens per step -> tokens, mask, request and step of each
+    token, all [sequences, longest]; the step of padding is -1.
 
-    A token of an answer is read in a decode step, all but the last, after which nothing was decoded.
+    Each token of an answer is read in a decode step, except the last, after which nothing was decoded.
     """
     tokens = pad_sequence([torch.tensor([*answer[:-1]], dtype=torch.long) for answer in answers], batch_first=True)
     tokens = tokens if tokens.shape[1] else tokens.new_zeros(len(answers), 1)
     lengths = torch.tensor([[len(answer) - 1] for answer in answers])
     position = torch.arange(tokens.shape[1])
     mask = position < lengths
-    whose = torch.arange(len(answers)).unsqueeze(1).expand_as(tokens)
+    requests = torch.arange(len(answers)).unsqueeze(1).expand_as(tokens)
     when = torch.tensor(starts).unsqueeze(1) + position // width
-    return tokens, mask.long(), whose, when.where(mask, -1)
+    return tokens, mask.long(), requests, when.where(mask, -1)

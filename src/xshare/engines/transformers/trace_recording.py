@@ -1,4 +1,4 @@
-"""Record a trace: decode prompts as the model does by itself, and keep every router's logits of the decoded rows."""
+"""Records a trace: decodes prompts natively, and keeps every router's logits of the decoded rows."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from xshare.engines.transformers.attach import KEY
 from xshare.engines.transformers.forward_pass import Generation, Pass
-from xshare.engines.transformers.routers import Router, find
+from xshare.engines.transformers.routers import Router, find_routers
 from xshare.errors import ModelError, TraceError
 from xshare.results import provenance
 from xshare.trace import Header, Trace
@@ -20,7 +20,7 @@ from xshare.trace.prompt_file import Prompt
 
 
 class Recorder:
-    """Hooks that keep the logits of the rows that `generate` decodes for sequences that have not ended."""
+    """Hooks that keep the logits of rows that `generate` decodes, for sequences that have not ended."""
 
     def __init__(self, decoder: Any, routers: list[Router]) -> None:
         self.generation: Generation | None = None
@@ -46,7 +46,7 @@ class Recorder:
         return after
 
     def take(self) -> list[Tensor]:
-        """What each sequence of the last call left, [its tokens, layers, N]."""
+        """The logits of each sequence of the last call, [its tokens, layers, N]."""
         if self.steps and not all(len(kept) == len(self.steps) for kept in self.logits):
             raise ModelError("the model does not ask its routers, which a kernel has replaced: load it without kernels")
         if not self.steps:
@@ -80,7 +80,7 @@ def record(
     The first token comes from the prompt's own pass, so a sequence leaves one row less than it has tokens, and none if
     it ends at once. `advance` is told how many prompts are done; `source` is added to the provenance.
     """
-    decoder, routers = find(model)
+    decoder, routers = find_routers(model)
     if KEY in vars(decoder):
         raise ModelError(f"{type(model).__name__} has a policy at work: call xshare.remove(model) before recording")
     if tokenizer.pad_token_id is None:
@@ -98,9 +98,9 @@ def record(
             options["pad_token_id"] = tokenizer.pad_token_id
             recorder.generation = Generation.of(model, (), options)
             model.generate(**options)
-            for prompt, left in zip(group, recorder.take(), strict=False):
-                if len(left):
-                    rows.append(left)
+            for prompt, logits in zip(group, recorder.take(), strict=False):
+                if len(logits):
+                    rows.append(logits)
                     domains.append(prompt.domain)
             advance(len(group))
     except torch.OutOfMemoryError:
@@ -110,18 +110,18 @@ def record(
     if not rows:
         raise TraceError("no prompt was decoded further than its first token: ask for more tokens")
     router = routers[0].spec()
-    biases = [bias for each in routers if (bias := each.spec().correction_bias) is not None]
+    biases = [bias for layer in routers if (bias := layer.spec().correction_bias) is not None]
     header = Header(
         model=name,
         num_experts=routers[0].num_experts,
         top_k=router.top_k,
         score="full",
         router=RouterFields.of(router),
-        layers=[each.number for each in routers],
+        layers=[layer.number for layer in routers],
         domains=domains,
         provenance=provenance(transformers=metadata.version("transformers"), **(source or {})),
     )
-    lengths = torch.tensor([len(left) for left in rows])
+    lengths = torch.tensor([len(logits) for logits in rows])
     bias = torch.stack(biases).float().cpu() if biases else None
     return Trace(header, lengths, logits=torch.cat(rows), correction_bias=bias)
 
@@ -133,4 +133,4 @@ def _encode(tokenizer: Any, texts: list[str], chat: bool) -> Any:
         turns = [[{"role": "user", "content": text}] for text in texts]
         texts = [tokenizer.apply_chat_template(turn, add_generation_prompt=True, tokenize=False) for turn in turns]
     options = {"padding": True, "padding_side": "left", "return_tensors": "pt", "return_token_type_ids": False}
-    return tokenizer(texts, add_special_tokens=not chat, **options)  # a template writes its own
+    return tokenizer(texts, add_special_tokens=not chat, **options)  # a chat template writes them itself

@@ -1,4 +1,4 @@
-"""Which kernels for experts vLLM may be asked for."""
+"""The expert kernels that vLLM can be started with."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from xshare.errors import ModelError
 
 
 def moe_backends() -> list[str]:
-    """Values of `--moe-backend`, as the vLLM that is installed takes them: `auto` first."""
+    """The values of `--moe-backend` that the installed vLLM takes, `auto` first."""
     try:
         from vllm.config.kernel import KernelConfig
     except ImportError:
         raise ModelError("vllm is not installed: pip install 'xshare[vllm]'") from None
-    found = [str(value) for value in get_args(KernelConfig.__annotations__["moe_backend"])]
-    return sorted(found, key=lambda value: value != "auto")
+    backends = [str(value) for value in get_args(KernelConfig.__annotations__["moe_backend"])]
+    return sorted(backends, key=lambda value: value != "auto")

@@ -7,7 +7,7 @@ from typing import Any
 
 from xshare.engines.serving import signatures
 from xshare.engines.serving.settings import Settings, SettingsError
-from xshare.engines.vllm.staircase_conditions import where
+from xshare.engines.vllm.staircase_conditions import staircase_conditions
 from xshare.kernels.limits import unsupported_policy
 from xshare.profile import moe_layers, read_profile
 from xshare.staircase import read_stairs
@@ -23,7 +23,7 @@ VERIFIED = {
     "0.32": "run on a CPU and signature-checked",
 }
 FUSED_MOE = "vllm.model_executor.layers.fused_moe"
-# What is wrapped or called, and the parameters that are relied on.
+# Functions that are wrapped or called, and the parameters that XShare relies on.
 SIGNATURES = {
     (f"{FUSED_MOE}.runner.moe_runner", "MoERunner._apply_quant_method"): ("hidden_states", "router_logits"),
     (f"{FUSED_MOE}.router.base_router", "BaseRouter._compute_routing"): (
@@ -52,8 +52,8 @@ def vllm_version() -> str:
     return str(vllm.__version__)
 
 
-def verified() -> str:
-    """How this version's path was checked; refuses a version that nobody looked at."""
+def verification() -> str:
+    """How this version was checked; refuses a version that was not."""
     version = vllm_version()
     minor = ".".join(version.split(".")[:2])
     if minor not in VERIFIED:
@@ -63,12 +63,12 @@ def verified() -> str:
 
 
 def check_signatures(v2: bool) -> None:
-    wanted = SIGNATURES | (V2 if v2 else V1)
-    signatures.check_signatures(wanted, f"vLLM {vllm_version()}", "or remove the xshare key")
+    relied_on = SIGNATURES | (V2 if v2 else V1)
+    signatures.check_signatures(relied_on, f"vLLM {vllm_version()}", "or remove the xshare key")
 
 
 def check_layers(model: Any, settings: Settings) -> None:
-    """Refuse what is said of layers that the model does not have, where its configuration tells which those are."""
+    """Refuse settings for layers that the model does not have, where its configuration says which layers are MoE."""
     numbers = moe_layers(model)
     if not numbers:
         return
@@ -88,7 +88,7 @@ def check_config(config: Any, settings: Settings) -> None:
     """Refuse an engine in which selection would be wrong, with the reason and the way out."""
     import vllm.envs as envs
 
-    verified()
+    verification()
     if settings.profile is not None:
         read_profile(Path(settings.profile)).check_model(config.model_config.hf_text_config)
     check_layers(getattr(config.model_config, "hf_text_config", None), settings)
@@ -110,7 +110,7 @@ def check_config(config: Any, settings: Settings) -> None:
                 f"step begins: leave it out, {way_out}"
             )
     if settings.cost is not None:
-        read_stairs(Path(settings.cost)).check_conditions(where(config))
+        read_stairs(Path(settings.cost)).check_conditions(staircase_conditions(config))
     if parallel.data_parallel_size > 1 and settings.policy.method != "xshare":
         raise SettingsError(
             f"method {settings.policy.method!r} in xshare does not choose one set for several data-parallel ranks: use "

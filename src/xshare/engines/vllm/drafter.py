@@ -6,9 +6,10 @@
         "num_speculative_tokens": 3,
     }
 
-Which tokens is decided by the engine's seed and the request's last token, so that a run repeats. They lie in the last
-token's block of ids, whose routing the load format `xshare_dummy` makes alike, as that of real drafts is. On a GPU add
-`"rejection_sample_method": "synthetic"` and an acceptance length, and say beside the numbers that it measures speed.
+The engine's seed and the request's last token decide which tokens are drafted, so that a run can be repeated. They lie
+in the last token's block of ids: the load format `xshare_dummy` routes tokens of one block alike, as real drafts are
+routed. On a GPU add `"rejection_sample_method": "synthetic"` and an acceptance length, and report the numbers as speed
+only.
 """
 
 from __future__ import annotations
@@ -26,10 +27,10 @@ class FixedDrafter:
         self.seed = int(vllm_config.model_config.seed or 0)
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
-        """vLLM asks every drafter; there is nothing to load."""
+        """vLLM calls this on every drafter; there is nothing to load."""
 
     def propose(self, sampled_token_ids: list[list[int]], *args: Any, **kwargs: Any) -> list[list[int]]:
-        """Drafts for each request, none for one whose prompt is not through and that has no token to follow."""
+        """Drafts per request; none for a request in prefill, which has no token yet."""
         return [self._draft(tokens[-1]) if len(tokens) else [] for tokens in sampled_token_ids]
 
     def _draft(self, last: int) -> list[int]:

@@ -1,4 +1,4 @@
-"""What each module of a vLLM model is, as far as its dummy weights care."""
+"""The role of each module of a vLLM model, which decides its dummy weights."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ class Role:
 
 
 def roles_of(model: nn.Module, experts: int) -> Iterator[tuple[str, Any, Role]]:
+    """Path, module and role of every module; `experts`: how many a router has."""
     from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
     from vllm.model_executor.layers.layernorm import GemmaRMSNorm
     from vllm.model_executor.layers.linear import ColumnParallelLinear, RowParallelLinear
@@ -55,5 +56,5 @@ def roles_of(model: nn.Module, experts: int) -> Iterator[tuple[str, Any, Role]]:
 
 
 def _rows(module: Any) -> int:
-    """By what the module says: on a CPU vLLM packs its weight away."""
+    """The output size that the module declares: on a CPU vLLM repacks its weight."""
     return int(getattr(module, "output_size", 0) or module.weight.shape[0])

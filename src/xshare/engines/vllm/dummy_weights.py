@@ -2,7 +2,7 @@
 
 vLLM's own dummy weights lie about routing. They are so small that the router's bias alone decides (16 tokens of a
 gpt-oss reach 7 experts of 128 and not 52), every layer is the same, and MXFP4 bytes are not filled at all. Here
-biases are zero, norms are one, each parameter is drawn from a seed of its own name, and a forward pass keeps
+biases are zero, norms are one, each parameter is drawn with a seed from its own name, and a forward pass keeps
 activations of order one. Speed can be measured with such weights, quality cannot.
 
     LLM(model=DIRECTORY, load_format="xshare_dummy", model_loader_extra_config={"skew": 0.5, "correlation": 0.5})
@@ -73,9 +73,9 @@ class Weights:
     def __post_init__(self) -> None:
         for name, (low, high) in LIMITS.items():
             value = getattr(self, name)
-            kinds, wanted = (int, "a whole number") if name == "seed" else (int | float, "a number")
+            kinds, expected = (int, "a whole number") if name == "seed" else (int | float, "a number")
             if isinstance(value, bool) or not isinstance(value, kinds) or not low <= value <= high:  # NaN fails too
-                raise XShareError(f"{name} of {LOAD_FORMAT} must be {wanted} from {low} to {high}, not {value!r}")
+                raise XShareError(f"{name} of {LOAD_FORMAT} must be {expected} from {low} to {high}, not {value!r}")
 
     @classmethod
     def of(cls, config: Any) -> Self:
@@ -100,7 +100,7 @@ class Weights:
         return (1 - self.common) * (1 - self.correlation)
 
     def generator(self, name: str, device: torch.device) -> torch.Generator:
-        """Seeded by name, so that a replicated parameter is the same on every rank and no two layers are alike."""
+        """Seeded by name, so that a replicated parameter is the same on every rank and no two layers are the same."""
         digest = hashlib.sha256(f"{self.seed}/{name}".encode()).digest()
         return torch.Generator(device).manual_seed(int.from_bytes(digest[:7], "big"))
 
@@ -108,28 +108,34 @@ class Weights:
 
     def fill_router(self, weight: Tensor, name: str) -> None:
         """[N, d]: with the shares of the embedding, logits are router_scale (skew popular + the token's own)."""
-        gaussian(weight, self.router_scale * math.sqrt((1 + self.skew**2) / weight.shape[1]), self._of(weight, name))
+        gaussian(
+            weight,
+            self.router_scale * math.sqrt((1 + self.skew**2) / weight.shape[1]),
+            self._generator_for(weight, name),
+        )
 
     def fill_embedding(self, weight: Tensor, name: str, vocab: int, first: int = 0) -> None:
-        """[V, d]: one at the root of the mean square."""
-        gaussian(weight, math.sqrt(self.own), self._of(weight, f"{name}/{first}"))
+        """[V, d], with a root mean square of 1."""
+        gaussian(weight, math.sqrt(self.own), self._generator_for(weight, f"{name}/{first}"))
         common = torch.empty(weight.shape[1], dtype=torch.float32, device=weight.device)
-        gaussian(common, math.sqrt(self.common), self._of(weight, "common"))
+        gaussian(common, math.sqrt(self.common), self._generator_for(weight, "common"))
         self._add_blocks(weight, math.sqrt(self.block), vocab, first, common)
 
     def fill_head(self, weight: Tensor, name: str, vocab: int, first: int = 0) -> None:
         """[V, d]: standard normal logits, and MARGIN more for the tokens of the present token's block."""
-        gaussian(weight, weight.shape[1] ** -0.5, self._of(weight, f"{name}/{first}"))
+        gaussian(weight, weight.shape[1] ** -0.5, self._generator_for(weight, f"{name}/{first}"))
         if self.block:
             self._add_blocks(weight, MARGIN / weight.shape[1] / math.sqrt(self.block), vocab, first)
 
-    def _of(self, tensor: Tensor, name: str) -> torch.Generator:
+    def _generator_for(self, tensor: Tensor, name: str) -> torch.Generator:
         return self.generator(name, tensor.device)
 
-    def _add_blocks(self, weight: Tensor, scale: float, vocab: int, first: int, also: Tensor | float = 0.0) -> None:
+    def _add_blocks(self, weight: Tensor, scale: float, vocab: int, first: int, offset: Tensor | float = 0.0) -> None:
         blocks = torch.empty(-(-vocab // BLOCK), weight.shape[1], dtype=torch.float32, device=weight.device)
-        gaussian(blocks, 1.0, self._of(weight, "block"))  # all of them on every rank: the head's are the embedding's
-        parts = blocks * scale + also
+        gaussian(
+            blocks, 1.0, self._generator_for(weight, "block")
+        )  # all blocks on every rank: the head uses those of the embedding
+        parts = blocks * scale + offset
         row = 0
         while row < len(weight):
             block, inside = divmod(first + row, BLOCK)
@@ -139,7 +145,7 @@ class Weights:
 
 
 def gaussian(tensor: Tensor, std: float, generator: torch.Generator) -> None:
-    """Fill in place, on the tensor's device; FP8 by way of float32, a chunk at a time."""
+    """Fill in place, on the tensor's device. FP8 is drawn in float32, a chunk at a time."""
     if tensor.dtype not in FP8:
         tensor.normal_(0.0, std, generator=generator)
         return
@@ -149,7 +155,7 @@ def gaussian(tensor: Tensor, std: float, generator: torch.Generator) -> None:
 
 
 def random_bytes(tensor: Tensor, generator: torch.Generator) -> None:
-    """uint8, eight at a draw: experts of tens of GiB are most of what there is to fill."""
+    """Fill a uint8 tensor, eight bytes per draw: experts may take tens of GiB."""
     flat = tensor.view(-1)
     whole = len(flat) // 8 * 8
     flat[:whole].view(torch.int64).random_(-(2**63), None, generator=generator)
@@ -164,14 +170,14 @@ class Filler:
 
     @torch.no_grad()
     def fill(self, path: str, module: nn.Module, role: Role) -> None:
-        """The module's own parameters. Buffers stay: a model computes its own (rotary tables, expert maps, scales)."""
+        """Fill the module's own parameters. Buffers stay: a model computes them (rotary tables, expert maps)."""
         for name, parameter in module.named_parameters(recurse=False):
             if parameter.device.type != "meta":
                 self._fill(f"{path}.{name}", parameter, module, role)
 
     def _fill(self, path: str, parameter: nn.Parameter, module: nn.Module, role: Role) -> None:
         tensor, name = parameter.data, path.rsplit(".", 1)[1]
-        if (value := getattr(parameter, "dummy_weight_value", None)) is not None:  # the model knows better
+        if (value := getattr(parameter, "dummy_weight_value", None)) is not None:  # the model sets it
             tensor.fill_(value)
         elif name.endswith("bias"):
             tensor.zero_()
@@ -198,7 +204,7 @@ class Filler:
                 raise XShareError(f"{LOAD_FORMAT} cannot fill {path}: it knows no weights of type {tensor.dtype}")
 
     def _fill_scale(self, path: str, name: str, tensor: Tensor, module: nn.Module, role: Role) -> None:
-        """Scales of weights, such that a product is as large as with plain weights; one for all others."""
+        """Scales of weights, so that a product is as large as with unquantised weights; 1 for all other scales."""
         head, of_weight, _ = name.partition("weight")
         stored = dict(module.named_parameters(recurse=False)).get(f"{head}weight") if of_weight else None
         scale = 1.0
@@ -213,7 +219,7 @@ class Filler:
             raise XShareError(f"{LOAD_FORMAT} cannot fill {path}: it knows no scales of type {tensor.dtype}")
 
     def _std(self, name: str, tensor: Tensor, module: nn.Module, role: Role) -> float:
-        """1 / sqrt(fan-in); less for what is added to the residual stream, twice a layer."""
+        """1 / sqrt(fan-in); less for what is added to the residual stream, twice per layer."""
         output = "output" in role.kind or (role.kind == "experts" and name.startswith("w2"))
         growth = DRAFT_GROWTH if role.kind == "draft output" else GROWTH
         fan_in = getattr(module, "input_size", None)  # a linear layer's, before it is sharded or packed
@@ -224,11 +230,12 @@ class Filler:
 
 @torch.inference_mode()
 def refill(worker: Any, config: Mapping[str, Any]) -> int:
-    """Other routing in a running engine: embedding, head and routers again, where they are -> how many routers.
+    """Fill embedding, head and routers of a running engine again, in place; returns the number of routers.
 
         llm.collective_rpc(refill, args=({"skew": 0, "correlation": 0},))
 
-    Captured graphs follow, since nothing moves. On a CPU vLLM has packed linear weights away, so they are made anew.
+    Captured graphs see the new weights, since nothing moves. On a CPU vLLM has repacked linear weights, so they are
+    allocated again.
     """
     model, model_config = worker.model_runner.get_model(), worker.model_config
     filler, routers = Filler(Weights.of(config), 1, model_config.get_vocab_size()), 0
@@ -249,14 +256,14 @@ def refill(worker: Any, config: Mapping[str, Any]) -> int:
 
 @cache
 def register_dummy_loader() -> None:
-    """Make vLLM know the load format. Needed in every process that loads a model; a second call does nothing."""
+    """Register the load format with vLLM. Every process that loads a model needs it; a second call does nothing."""
     from vllm.model_executor.model_loader import register_model_loader
 
     register_model_loader(LOAD_FORMAT)(_loader())
 
 
 def _loader() -> type:
-    # Here and not above: shaping weights needs torch alone, and importing vLLM takes ten seconds.
+    # Imported here: shaping weights needs torch alone, and importing vLLM takes ten seconds.
     from vllm.model_executor.layers.quantization.base_config import QuantizeMethodBase
     from vllm.model_executor.model_loader.base_loader import BaseModelLoader
     from vllm.model_executor.model_loader.dummy_loader import DummyModelLoader
@@ -274,11 +281,11 @@ def _loader() -> type:
             filler = Filler(self.weights, max(layers, 1), model_config.get_vocab_size())
             for path, module, role in roles_of(model, model_config.get_num_experts()):
                 info = get_layerwise_info(module)
-                online = info.can_load()  # quantised as it is loaded: it has no memory yet
+                online = info.can_load()  # quantised while loading: it has no memory yet
                 if online:
                     materialize_layer(module, info)
                 filler.fill(path, module, role)
-                if online:  # from here as DummyModelLoader does it
+                if online:  # as DummyModelLoader does it
                     for tensor in get_layer_tensors(module).values():
                         tensor.weight_loader = _get_original_loader(tensor)
                     method = getattr(module, "quant_method", None)

@@ -1,4 +1,4 @@
-"""vLLM as an engine, in this process: driven step by step, so that the time of every token is known."""
+"""vLLM as an engine in this process, driven step by step, so that the time of every token is known."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from xshare.progress import Advance, quiet
 
 FIXED_DRAFTER = {"method": "custom_class", "model": "xshare.engines.vllm.drafter.FixedDrafter"}
 CPU_CACHE = 2 << 30  # bytes of keys and values
-EVERY = 16  # steps between two of which experts are counted: a short run has some too
+EVERY = 16  # experts are counted in one of so many steps: often enough for a short run
 COUNTERS = ("vllm:spec_decode_num_draft_tokens", "vllm:spec_decode_num_accepted_tokens")
 
 
 class VllmEngine:
-    """`options` are arguments of vLLM's LLM. `policies` are those that will be asked for: budgets for each request or
-    device must be provided for from the start. `cost`: a staircase's file."""
+    """`options`: arguments of vLLM's LLM. `policies`: those that `use` will set; selection must be compiled for budgets
+    per request or device from the start. `cost`: a staircase's file."""
 
     serves: Policy | None = None
 
@@ -48,9 +48,9 @@ class VllmEngine:
             from vllm.platforms import current_platform
         except ImportError:
             raise ModelError("vllm is not installed: pip install 'xshare[vllm]'") from None
-        given = on_device(arguments(drafts, policies, options or {}, cost), current_platform.device_type)
+        arguments = for_device(llm_arguments(drafts, policies, options or {}, cost), current_platform.device_type)
         try:
-            self.llm: Any = LLM(model=str(model), **given)
+            self.llm: Any = LLM(model=str(model), **arguments)
         except XShareError:
             raise
         except (TypeError, ValueError, RuntimeError, OSError, AssertionError) as error:
@@ -59,7 +59,7 @@ class VllmEngine:
                 reason += " (here: --engine-args '{\"gpu_memory_utilization\": 0.5}')"
             raise ModelError(f"vllm cannot serve {str(model)!r}: {reason}") from error
         self._runs, self._acts = 0, False
-        self._before = self._counted()
+        self._before = self._read_stats()
         self.about = about(self.llm, name or str(model), __version__)
         self.about.experts, self.about.top_k = self._before["experts"], self._before["top_k"]
         self.about.layers, self.about.layer_numbers = len(self._before["layers"]), layer_numbers(self._before["layers"])
@@ -70,19 +70,19 @@ class VllmEngine:
         self.forces = not self.about.drafts
         self.use(None)
 
-    def _counted(self) -> dict[str, Any]:
+    def _read_stats(self) -> dict[str, Any]:
         return over_workers(self.llm.collective_rpc("xshare_stats"))
 
     def use(self, policy: Policy | None, timed: bool = False, cost: bool | None = None) -> None:
         if cost and self._before["stairs"] is None:
             raise ModelError(NO_STAIRS)
         if policy is not None:
-            self.llm.collective_rpc("xshare_set", args=(str(policy),))  # may refuse, and then nothing has changed
+            self.llm.collective_rpc("xshare_set", args=(str(policy),))  # may refuse; nothing has changed then
         self._acts = policy is not None
         self.llm.collective_rpc("xshare_switch", args=(self._acts,))
         if self._before["stairs"] is not None:
             self.llm.collective_rpc("xshare_cost", args=(cost is not False,))
-        self._before = self._counted()
+        self._before = self._read_stats()
 
     def change(self, policy: Policy) -> None:
         if self.llm.llm_engine.vllm_config.cache_config.enable_prefix_caching:
@@ -124,61 +124,61 @@ class VllmEngine:
                 stop=list(stop) or None,
                 detokenize=bool(stop),
                 output_kind=RequestOutputKind.DELTA,
-                extra_args=extra_args(asked),
+                extra_args=extra_args(wants_protection),
             )
-            for asked in (None, True, False)
+            for wants_protection in (None, True, False)
         )
         self._runs += 1
-        found = Run([Answer([], "", arrived) for arrived in due])
-        waiting = sorted(range(len(prompts)), key=lambda who: due[who])
+        run = Run([Answer([], "", arrived) for arrived in due])
+        waiting = sorted(range(len(prompts)), key=lambda index: due[index])
         live: dict[str, int] = {}
-        unread: set[str] = set()  # whose prompt has not been read to its end
+        prefilling: set[str] = set()  # requests without a token yet
         drafts = self._draft_counters()
-        taken = 0.0  # since the last step that brought tokens
+        taken = 0.0  # decode time since the last step that brought tokens
         start = time.perf_counter()
-        with leaving(lambda _: self._ended(found.answers, live)):
+        with leaving(lambda _: self._finished_answers(run.answers, live)):
             while waiting or live:
                 began = time.perf_counter() - start
-                here = [who for who in waiting[: batch - len(live)] if due[who] <= began]
-                waiting = waiting[len(here) :]
-                for who in here:
-                    request = f"{self._runs}-{who}"
-                    params = plain if protected is None else exact if who in protected else shared
-                    engine.add_request(request, {"prompt_token_ids": list(prompts[who])}, params)
-                    live[request] = who
-                    unread.add(request)
+                arrived = [index for index in waiting[: batch - len(live)] if due[index] <= began]
+                waiting = waiting[len(arrived) :]
+                for index in arrived:
+                    request = f"{self._runs}-{index}"
+                    params = plain if protected is None else exact if index in protected else shared
+                    engine.add_request(request, {"prompt_token_ids": list(prompts[index])}, params)
+                    live[request] = index
+                    prefilling.add(request)
                 if not live:
                     time.sleep(max(0.0, due[waiting[0]] - began))
                     continue
-                only_decodes, decoding = not unread, len(live)
-                if only_decodes and before is not None:
-                    before(found.steps)
+                decodes_only, decoding = not prefilling, len(live)
+                if decodes_only and before is not None:
+                    before(run.steps)
                 began = time.perf_counter() - start
                 outputs = engine.step()
                 now = time.perf_counter() - start
                 rows = 0
                 for output in outputs:
                     tokens = list(output.outputs[0].token_ids)
-                    answer = found.answers[live[output.request_id]]
+                    answer = run.answers[live[output.request_id]]
                     answer.tokens += tokens
                     answer.times_s += [now] * len(tokens)
                     rows += len(tokens)
                     if tokens:
-                        unread.discard(output.request_id)
+                        prefilling.discard(output.request_id)
                     if output.finished:
                         del live[output.request_id]
                         advance(1)
-                if only_decodes:
-                    found.decode_s += now - began
+                if decodes_only:
+                    run.decode_s += now - began
                     taken += now - began
-                    found.rows += rows
-                    if rows:  # scheduled ahead, a call may come back before there is anything
-                        found.steps += 1
-                        found.timed.append(StepTime(taken, decoding))
+                    run.rows += rows
+                    if rows:  # with asynchronous scheduling, a call may return before its tokens are there
+                        run.steps += 1
+                        run.timed.append(StepTime(taken, decoding))
                         taken = 0.0
-        found.drafted, found.accepted = (b - a for a, b in zip(drafts, self._draft_counters(), strict=True))
-        self._spell(found.answers)
-        return found
+        run.drafted, run.accepted = (b - a for a, b in zip(drafts, self._draft_counters(), strict=True))
+        self._add_texts(run.answers)
+        return run
 
     def diverge(
         self,
@@ -189,27 +189,29 @@ class VllmEngine:
     ) -> Divergence:
         from xshare.engines.vllm.teacher_forcing import diverge
 
-        if not self.forces:  # a request then has several rows in a step, and some of them are thrown away
+        if not self.forces:  # with drafts a request has several rows per step, and some of them are discarded
             raise ModelError("vLLM cannot be forced beside drafts: measure KL and perplexity without them")
         return diverge(self.llm, self._acts, prompts, answers, batch, advance)
 
     def _draft_counters(self) -> tuple[int, int]:
-        """Drafted and accepted so far."""
+        """Tokens drafted and accepted so far."""
         if not self.about.drafts:
             return 0, 0
         metrics = self.llm.get_metrics()
-        drafted, accepted = (sum(each.value for each in metrics if each.name == name) for name in COUNTERS)
+        drafted, accepted = (sum(metric.value for metric in metrics if metric.name == name) for name in COUNTERS)
         return drafted, accepted
 
-    def _spell(self, answers: list[Answer]) -> None:
+    def _add_texts(self, answers: list[Answer]) -> None:
         tokenizer = self._tokenizer()
         for answer in answers if tokenizer is not None else []:
             answer.text = tokenizer.decode(answer.tokens, skip_special_tokens=True)
 
-    def _ended(self, answers: list[Answer], live: Mapping[str, int]) -> list[Answer | None]:
-        """Of a run that broke off: None for those that were under way, or had not begun."""
-        self._spell(answers)
-        return [answer if answer.tokens and who not in live.values() else None for who, answer in enumerate(answers)]
+    def _finished_answers(self, answers: list[Answer], live: Mapping[str, int]) -> list[Answer | None]:
+        """The answers of an interrupted run: None for requests that were running or had not begun."""
+        self._add_texts(answers)
+        return [
+            answer if answer.tokens and index not in live.values() else None for index, answer in enumerate(answers)
+        ]
 
     def _tokenizer(self) -> Any:
         if self.llm.llm_engine.model_config.skip_tokenizer_init:
@@ -217,7 +219,7 @@ class VllmEngine:
         return self.llm.get_tokenizer()
 
     def stats(self) -> Stats:
-        return since(self._before, self._counted())
+        return since(self._before, self._read_stats())
 
     def count_all(self, on: bool) -> None:
         self.llm.collective_rpc("xshare_count", args=(1 if on else None,))
@@ -242,52 +244,55 @@ class VllmEngine:
         cleanup_dist_env_and_memory()
 
 
-def arguments(
+def llm_arguments(
     drafts: int, policies: Sequence[Policy], options: Mapping[str, Any], cost: Path | None = None
 ) -> dict[str, Any]:
-    """What LLM is started with: selection that acts on every decode step, and whatever `options` say."""
-    # Selection is compiled for what the first policy asks for; with bypasses off it follows any batch budget.
-    first: dict[str, Any] = {"warmup": 1}
-    first |= {"gates": {"bypass": False}, "metrics": {"every": EVERY}}
+    """The arguments of LLM: `options`, with selection that acts on every decode step."""
+    # Selection is compiled for the first policy's kinds of budgets. With bypasses off it follows any batch budget.
+    settings: dict[str, Any] = {"warmup": 1}
+    settings |= {"gates": {"bypass": False}, "metrics": {"every": EVERY}}
     if any(policy.request_budget for policy in policies):
-        first["request_budget"] = 1
+        settings["request_budget"] = 1
     for policy in policies:
         if policy.device_budget is not None:
-            first["device_budget"] = 1
+            settings["device_budget"] = 1
     if cost is not None:
-        first["cost"] = str(cost.resolve())  # workers may run in another folder
+        settings["cost"] = str(cost.resolve())  # workers may run in another folder
     config = dict(options.get("additional_config", {}))
-    config["xshare"] = first | config.get("xshare", {})
-    given: dict[str, Any] = {
-        "enable_prefix_caching": False,  # a prompt asked again is read again
+    config["xshare"] = settings | config.get("xshare", {})
+    arguments: dict[str, Any] = {
+        "enable_prefix_caching": False,  # a repeated prompt is prefilled again
         "seed": 0,
         **options,
         "additional_config": config,
     }
-    speculative = dict(given.pop("speculative_config", None) or {})
+    speculative = dict(arguments.pop("speculative_config", None) or {})
     if drafts:
         drafter = {} if "method" in speculative or "model" in speculative else FIXED_DRAFTER
         speculative = drafter | speculative | {"num_speculative_tokens": drafts}
     if speculative:
-        given["speculative_config"] = speculative
-    given.setdefault("disable_log_stats", not speculative)  # drafts are counted by what logs them
-    return given
+        arguments["speculative_config"] = speculative
+    arguments.setdefault("disable_log_stats", not speculative)  # vLLM counts drafts only if it logs statistics
+    return arguments
 
 
-def on_device(given: Mapping[str, Any], has: str) -> dict[str, Any]:
-    """The same, for a vLLM that runs on the device it `has`."""
-    given = dict(given)
-    if (device := given.pop("device", has)) != has:
-        more = ", and which GPU by CUDA_VISIBLE_DEVICES" if has == "cuda" else ""
-        raise ModelError(f"vllm runs on {has} here, not on {device!r}: leave the device out{more}")
-    sized = {"kv_cache_memory_bytes", "gpu_memory_utilization"} & given.keys() or "VLLM_CPU_KVCACHE_SPACE" in os.environ
-    if has == "cpu" and not sized:  # vLLM would want nearly all memory for itself, and not start where others use some
-        given["kv_cache_memory_bytes"] = CPU_CACHE
-    return given
+def for_device(arguments: Mapping[str, Any], platform: str) -> dict[str, Any]:
+    """The arguments of LLM without `device`, which must be vLLM's `platform`; with a small cache on a CPU."""
+    arguments = dict(arguments)
+    if (device := arguments.pop("device", platform)) != platform:
+        hint = ", and which GPU by CUDA_VISIBLE_DEVICES" if platform == "cuda" else ""
+        raise ModelError(f"vllm runs on {platform} here, not on {device!r}: leave the device out{hint}")
+    sized = {
+        "kv_cache_memory_bytes",
+        "gpu_memory_utilization",
+    } & arguments.keys() or "VLLM_CPU_KVCACHE_SPACE" in os.environ
+    if platform == "cpu" and not sized:  # vLLM would claim nearly all memory, and not start where others use some
+        arguments["kv_cache_memory_bytes"] = CPU_CACHE
+    return arguments
 
 
 def about(llm: Any, name: str, version: str) -> About:
-    """The regime, as far as the engine's configuration tells it."""
+    """The conditions of a measurement, as far as the engine's configuration has them."""
     from xshare.engines.vllm.staircase_conditions import device_name, dtype_name
 
     config = llm.llm_engine.vllm_config

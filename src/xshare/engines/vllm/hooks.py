@@ -1,9 +1,9 @@
-"""How S reaches the engine's own routing rule, which does the refinement: in four ways.
+"""How S reaches the engine's own routing rule. There are four modes:
 
-logits   masked logits: softmax routers, and sigmoid ones without a bias
-route    the same without the engine's rule, whose bits our kernel gives by itself (one_launch.py)
-bias     a masked correction bias: routers that rank by score + bias
-reroute  the engine's ids and weights replaced by ours: groups, which the engine would judge by experts outside S too
+logits   mask the logits: softmax routers, and sigmoid routers without a bias
+route    as `logits`, but our kernel also routes, with the same bits as the engine's rule (one_launch.py)
+bias     mask the correction bias: routers that rank by score + bias
+reroute  replace the engine's ids and weights: routers with groups, which the engine would judge by experts outside S
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ log = logging.getLogger("vllm.xshare")
 
 
 class Route(MaskLogits):
-    """Where the kernel has done all of routing, the experts are handed that; otherwise as above."""
+    """Hands the experts the kernel's routing where there is one; otherwise masks the logits."""
 
     mode: ClassVar[str] = ROUTED
 
@@ -35,14 +35,14 @@ class Route(MaskLogits):
 
         super().__init__(site, selector)
         self.stand_in = stand_in()
-        self.said = False  # that some logits could not be routed here
+        self.warned = False  # that some logits could not be routed here
 
     def compute(self, native: Callable[[Tensor], Any], logits: Tensor) -> Any:
         ready = self.selector.routed(logits)
         if ready is not None:
             return self.stand_in.during(ready, native, logits)
-        if self.selector.cannot_route is not None and not self.said:
-            self.said = True
+        if self.selector.cannot_route is not None and not self.warned:
+            self.warned = True
             log.warning("xshare: %s is routed by vLLM itself for %s", self.name, self.selector.cannot_route)
         return super().compute(native, logits)
 
@@ -51,41 +51,41 @@ class MaskBias:
     mode: ClassVar[str] = "bias"
 
     def __init__(self, site: Site, selector: Selector, device: torch.device) -> None:
-        self.selector, self.own = selector, site.router.correction_bias
+        self.selector, self.native_bias = selector, site.router.correction_bias
         self.holder = site.runner.routed_experts if site.monolithic else site.runner.router
-        # A compiled graph cannot be handed another tensor: on a CPU the one that is masked lies there for good.
-        self.for_good = device.type == "cpu"
+        # A compiled graph cannot be handed another tensor: on a CPU the masked one stays in place.
+        self.stays = device.type == "cpu"
         if site.monolithic:
             self.holder._parameters.pop("e_score_correction_bias", None)  # a plain attribute from here on
-            self._place(selector.bias if isinstance(selector, ReferenceSelector) else self.own)
+            self._place(selector.bias if isinstance(selector, ReferenceSelector) else self.native_bias)
 
     def _place(self, bias: Tensor | None) -> None:
         self.holder.__dict__["e_score_correction_bias"] = bias
 
-    def _inside(self, native: Callable[[Tensor], Any], logits: Tensor) -> Any:
+    def _with_masked_bias(self, native: Callable[[Tensor], Any], logits: Tensor) -> Any:
         masked = self.selector.masked_bias(logits)
-        if self.for_good:
+        if self.stays:
             return native(logits)
         self._place(masked)
         try:
             return native(logits)
         finally:
-            self._place(self.own)
+            self._place(self.native_bias)
 
     def route(self, native: Callable[[Tensor], Routed], logits: Tensor) -> Routed:
-        routed: Routed = self._inside(native, logits)
+        routed: Routed = self._with_masked_bias(native, logits)
         return routed
 
     def compute(self, native: Callable[[Tensor], Any], logits: Tensor) -> Any:
-        return self._inside(native, logits)
+        return self._with_masked_bias(native, logits)
 
 
 def mode_of(site: Site, policy: Policy, device: torch.device) -> str:
-    """The way for a layer, by its router, its path and where it runs."""
+    """The mode for a layer, by its router, its path and its device."""
     if site.router.correction_bias is None and policy.method == "xshare":
         return MaskLogits.mode
-    in_front = site.monolithic or (device.type == "cuda" and site.router.n_group == 1)
-    return MaskBias.mode if in_front else Reroute.mode
+    maskable = site.monolithic or (device.type == "cuda" and site.router.n_group == 1)
+    return MaskBias.mode if maskable else Reroute.mode
 
 
 def make_hook(mode: str, site: Site, selector: Selector, device: torch.device) -> Hook:

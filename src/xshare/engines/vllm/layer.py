@@ -1,9 +1,9 @@
 """One MoE layer with selection in front of its router, on the path that the layer takes.
 
-vLLM forks in MoERunner._apply_quant_method. On the *router* path router.select_experts is called, and we replace
-`_compute_routing` of that one router: its ids are logical, before replicas are chosen and before anyone records them.
-On the *monolithic* path the experts' kernel routes by itself from the logits, and we go in front of it. Both on the
-instance: drafters have routers of the same classes.
+vLLM forks in MoERunner._apply_quant_method. On the *router* path it calls router.select_experts, and we replace that
+router's `_compute_routing`: its ids are logical, before replicas are chosen and before anything records them. On the
+*monolithic* path the experts' kernel routes from the logits, and we wrap the call of that kernel. Both are replaced on
+the instance, because drafters have routers of the same classes.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch import Tensor
 from xshare.engines.gates import Tally
 from xshare.engines.serving.cpu_selector import ReferenceSelector
 from xshare.engines.serving.hooks import Hook, MaskLogits, Reroute, Routed, rescales
-from xshare.engines.serving.layer_buffers import Alike, Buffers
+from xshare.engines.serving.layer_buffers import Buffers, LayerGroup
 from xshare.engines.serving.ranks import Ranks
 from xshare.engines.serving.selector import Selector
 from xshare.engines.serving.state import Attached
@@ -39,12 +39,12 @@ class Layer:
     selector: Selector
     hook: Hook
     buffers: Buffers
-    read_map: Tensor | None = None  # of replicas, vLLM's own, as it was read last
+    read_map: Tensor | None = None  # vLLM's map of replicas, when it was last read
     read_version: int | None = None
 
     @property
     def mode(self) -> str:
-        """How S reaches the engine, as it is: what was to route may have been told not to."""
+        """How S reaches the engine now: `do_not_route` may have turned `route` into `logits`."""
         return MaskLogits.mode if self.hook.mode == Route.mode and self.selector.routes is None else self.hook.mode
 
     def attach(self) -> None:
@@ -79,11 +79,11 @@ class Layer:
         placement = self.site.placement
         if placement is None or not has_replicas(self.site.runner):
             return
-        places = replica_map(self.site.runner)
-        version = None if places.is_inference() else places._version  # counts what was written to it
-        if version is not None and self.read_map is places and self.read_version == version:
+        replicas = replica_map(self.site.runner)
+        version = None if replicas.is_inference() else replicas._version  # counts writes to the tensor
+        if version is not None and self.read_map is replicas and self.read_version == version:
             return
-        self.read_map, self.read_version = places, version
+        self.read_map, self.read_version = replicas, version
         devices = first_replicas(self.site.runner)
         placement.devices.copy_(devices)
         self.selector.move(devices)
@@ -92,7 +92,7 @@ class Layer:
 def make_layers(
     sites: Sequence[Site],
     policy: Policy,
-    groups: Sequence[Alike],
+    groups: Sequence[LayerGroup],
     step: Step,
     sizes: Sizes,
     tally: Tally,
@@ -103,15 +103,15 @@ def make_layers(
     protects: bool,
     ranks: Ranks | None = None,
 ) -> list[Layer]:
-    """A layer for each site, with the memory that its group has for it. `never_within`, `thresholds`: FusedSelector.
-    `one_launch`: whether all of routing is done in the selection's, where that can be. `ranks`: the data-parallel ones,
-    with which a set is chosen."""
-    buffers = {place: mine for group in groups for place, mine in group.buffers().items()}
+    """A layer per site, with its group's buffers for it. `never_within` and `thresholds` are FusedSelector's.
+    `one_launch`: do all of routing in the selection's launch, where possible. `ranks`: the data-parallel ranks that
+    choose one set together."""
+    buffers = {place: layer_buffers for group in groups for place, layer_buffers in group.buffers().items()}
     pool: Any = None
     layers = []
     refused: dict[str | None, int] = {}  # layers that are not routed in one launch, by reason
     for place, site in enumerate(sites):
-        mode, own = mode_of(site, policy, step.device), policy.for_layer(site.number)
+        mode, layer_policy = mode_of(site, policy, step.device), policy.for_layer(site.number)
         selector: Selector
         if step.control is not None:
             from xshare.engines.serving.gpu_selector import FusedSelector, Pool  # needs Triton
@@ -127,12 +127,12 @@ def make_layers(
                 buffers[place],
                 step,
                 sizes,
-                own,
+                layer_policy,
                 never_within=never_within,
                 thresholds=thresholds,
                 protects=protects,
                 mask_logits=mode in (MaskLogits.mode, Route.mode),
-                with_share=mode == MaskLogits.mode and rescales(site),  # nobody else needs it
+                with_share=mode == MaskLogits.mode and rescales(site),  # other modes do not need it
                 reroutes=mode == Reroute.mode,
                 routes=dtype if mode == Route.mode else None,
                 pool=pool,
@@ -140,7 +140,7 @@ def make_layers(
                 across=None if ranks is None else ranks.add_up,
             )
         else:
-            selector = ReferenceSelector(site, buffers[place], step, tally, own, ranks)
+            selector = ReferenceSelector(site, buffers[place], step, tally, layer_policy, ranks)
         hook = make_hook(mode, site, selector, step.device)
         layers.append(Layer(site, selector, hook, buffers[place]))
     for reason, count in refused.items():
@@ -155,13 +155,14 @@ def compile_layers(layers: Sequence[Attached], dtype: torch.dtype) -> None:
     routing = [layer for layer in layers if layer.mode == Route.mode]
     if not routing:
         return
-    from xshare.engines.vllm.one_launch import differs
+    from xshare.engines.vllm.one_launch import find_difference
 
-    where = next((found for layer in routing if (found := differs(layer.selector)) is not None), None)
-    if where is None:
+    differences = (find_difference(layer.selector) for layer in routing)
+    difference = next((text for text in differences if text is not None), None)
+    if difference is None:
         log.info("xshare: %d layers are routed in one launch, to the bit as vLLM routes them", len(routing))
         return
-    log.warning("xshare: all layers are routed by vLLM itself: in one launch it came out otherwise with %s", where)
+    log.warning("xshare: all layers are routed by vLLM itself: in one launch it came out otherwise with %s", difference)
     for layer in routing:
         layer.selector.do_not_route()  # type: ignore[attr-defined]
         layer.selector.compile(dtype)

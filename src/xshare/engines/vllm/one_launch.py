@@ -1,9 +1,9 @@
 """Routing in one launch, on vLLM's Triton path for MXFP4: our kernel leaves what its routing() would return.
 
-Natively that is four launches behind the selection's: top-k, two for a histogram, and one that sorts. The experts' code
-asks `triton_kernels.routing.routing` for all of it; for as long as one of our layers computes, that name answers with
-what our kernel has left. It is used only where it was seen to give the very same bits, and looked at again at every
-start.
+Natively that takes four launches after the selection's: top-k, two for a histogram, and one that sorts. The experts'
+code calls `triton_kernels.routing.routing` for all of it. While one of our layers computes, a stand-in under that name
+returns what our kernel has left. It is used only with versions for which it gave the same bits, and every start checks
+that again.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from xshare.kernels.routing_tables import DTYPES, TOP_KS, Tables, most_tiles
 from xshare.policy import Policy
 
 log = logging.getLogger("vllm.xshare")
-VERIFIED = ("0.26.",)  # versions of vLLM that it was run with on a GPU
+VERIFIED = ("0.26.",)  # versions of vLLM with which it was run on a GPU
 EXPERTS = "OAITritonMxfp4ExpertsMonolithic"
 PARAMETERS = ["logits", "n_expts_act", "sm_first", "expt_indx", "simulated_ep", "n_rows"]  # of routing()
 TILES = (16, 32, 64, 128)
-ALIGNED = 16  # elements: for other rows Triton compiles vLLM's kernel to add a softmax up in another order
-MADE_UP = 2**19  # rows whose weights are compared: of a sum in another order one weight in 10^5 has another last bit
+ALIGNED = 16  # elements: for other strides Triton compiles vLLM's kernel so that it sums a softmax in another order
+COMPARED = 2**19  # random rows: if sums ran in another order, one weight in 10^5 would differ in its last bit
 
 
 class StandIn:
-    """In the place of `triton_kernels.routing.routing`, which is called by name."""
+    """Replaces `triton_kernels.routing.routing`, which vLLM looks up at every call."""
 
     def __init__(self, module: Any) -> None:
         self.module, self.native = module, module.routing
-        self.ready: Any = None  # for the next call
+        self.ready: Any = None  # what the next call returns; None: the native routing
         module.routing = self
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -45,20 +45,20 @@ class StandIn:
         return self.native(*args, **kwargs) if ready is None else ready
 
     def during(self, ready: Any, compute: Callable[[Tensor], Any], logits: Tensor) -> Any:
-        """What `compute` gives with that routing."""
+        """The output of `compute` with the routing that is `ready`."""
         self.ready = ready
         try:
-            found = compute(logits)
+            output = compute(logits)
             if self.ready is not None:
                 raise RuntimeError("vLLM's experts have not asked for the routing that xshare had ready for them")
         finally:
             self.ready = None
-        return found
+        return output
 
 
 def stand_in() -> StandIn:
-    """One for the process."""
-    module = import_module("triton_kernels.routing")  # vLLM's own copy, under the name that vLLM gives it
+    """The stand-in, one per process."""
+    module = import_module("triton_kernels.routing")  # vLLM's copy, under the name that vLLM gives it
     return module.routing if isinstance(module.routing, StandIn) else StandIn(module)
 
 
@@ -88,8 +88,8 @@ def why_not(site: Site, device: torch.device, dtype: torch.dtype) -> str | None:
     return None
 
 
-def as_asked(tables: Tables, rows: int) -> Any:
-    """The tables of a step of so many rows, as routing() returns them."""
+def engine_tables(tables: Tables, rows: int) -> Any:
+    """The tables of a step of so many rows, in the form that routing() returns."""
     module, N, k = stand_in().module, tables.num_experts, tables.top_k
     pairs, tiles = rows * k, most_tiles(rows * k, N)
     gathers, scatters = tables.pairs[:pairs], tables.pairs[pairs : 2 * pairs]
@@ -106,8 +106,8 @@ def as_asked(tables: Tables, rows: int) -> Any:
     )
 
 
-def parts(routed: Any) -> Iterable[Tensor]:
-    """All tensors of what routing() returns."""
+def tensors_of(routed: Any) -> Iterable[Tensor]:
+    """All tensors in what routing() returns."""
     data, gather, scatter = routed
     yield from (data.gate_scal, data.expt_hist, data.expt_data.hist, data.expt_data.token_offs_raw)
     for size in TILES:
@@ -115,11 +115,11 @@ def parts(routed: Any) -> Iterable[Tensor]:
     yield from (gather.src_indx, gather.dst_indx, scatter.src_indx, scatter.dst_indx)
 
 
-def same(ours: Any, native: Any) -> bool:
-    """To the last bit, and in the same form."""
+def same_bits(ours: Any, native: Any) -> bool:
+    """Whether all tensors have the same shapes, types and bits."""
     return all(
         a.shape == b.shape and a.dtype == b.dtype and torch.equal(as_bits(a), as_bits(b))
-        for a, b in zip(parts(ours), parts(native), strict=True)
+        for a, b in zip(tensors_of(ours), tensors_of(native), strict=True)
     )
 
 
@@ -128,15 +128,16 @@ def as_bits(tensor: Tensor) -> Tensor:
 
 
 def aligned(logits: Tensor) -> bool:
+    """Whether rows start where Triton compiles vLLM's kernel as for ours."""
     return logits.stride(0) % ALIGNED == 0 and logits.data_ptr() % (2 * ALIGNED) == 0
 
 
-def differs(selector: Any) -> str | None:
-    """Where the selections of a layer route otherwise than vLLM does by itself, on made-up logits, with the gate closed
-    and open; None where they nowhere do. Layers share their tables, which are looked at once."""
+def find_difference(selector: Any) -> str | None:
+    """A case in which a layer's selections route differently from vLLM; None where there is none. It tries random
+    logits, with the gate closed and open. Layers share their tables, so tables are checked once."""
     dice = torch.Generator(selector.own.device).manual_seed(0)
-    unseen = {rows: each for rows, each in selector.selections.items() if not each.tables.checked}
-    for rows, selection in unseen.items():
+    unchecked = {n: selection for n, selection in selector.selections.items() if not selection.tables.checked}
+    for rows, selection in unchecked.items():
         selection.tables.checked = True
         control = Control(selection.device)
         control.set_policy(Policy(warmup=1, batch_budget=selection.router.top_k))
@@ -144,31 +145,33 @@ def differs(selector: Any) -> str | None:
         for is_open in (False, True):
             control.set_gate(is_open)
             control.push()
-            logits = made_up(selection, rows, dice)
-            if not same(*both(selection, control, logits)):
+            logits = random_logits(selection, rows, dice)
+            if not same_bits(*route_both(selection, control, logits)):
                 return f"{rows} rows, the gate {'open' if is_open else 'closed'}"
-    if unseen:
-        rows, selection = max(unseen.items())
+    if unchecked:
+        rows, selection = max(unchecked.items())
         control = Control(selection.device)  # the gate is closed
         control.push()
-        for _ in range(min(2000, MADE_UP // rows)):  # a second
-            ours, native = both(selection, control, made_up(selection, rows, dice))
-            other = int((as_bits(ours[0].gate_scal) != as_bits(native[0].gate_scal)).sum())
-            if other:
-                return f"{rows} rows, {other} of whose {rows * selection.router.top_k} weights have other bits"
+        for _ in range(min(2000, COMPARED // rows)):  # takes a second
+            ours, native = route_both(selection, control, random_logits(selection, rows, dice))
+            differing = int((as_bits(ours[0].gate_scal) != as_bits(native[0].gate_scal)).sum())
+            if differing:
+                return f"{rows} rows, {differing} of whose {rows * selection.router.top_k} weights have other bits"
     return None
 
 
-def made_up(selection: FusedSelection, rows: int, dice: torch.Generator) -> Tensor:
+def random_logits(selection: FusedSelection, rows: int, dice: torch.Generator) -> Tensor:
     assert selection.tables is not None
     logits = torch.randn(rows, selection.num_experts, generator=dice, device=selection.device)
     return logits.to(selection.tables.dtype)
 
 
-def both(selection: FusedSelection, control: Control, logits: Tensor) -> tuple[Any, Any]:
-    """Our routing of these logits, and vLLM's of the same, masked."""
+def route_both(selection: FusedSelection, control: Control, logits: Tensor) -> tuple[Any, Any]:
+    """Our routing of these logits, and vLLM's of the same logits after masking."""
     assert selection.tables is not None
     assert selection.keep is not None
     selection.launch(logits, control)
-    inside = torch.where(selection.keep, logits, torch.finfo(logits.dtype).min)
-    return as_asked(selection.tables, len(logits)), stand_in().native(inside, selection.tables.top_k, sm_first=False)
+    masked = torch.where(selection.keep, logits, torch.finfo(logits.dtype).min)
+    return engine_tables(selection.tables, len(logits)), stand_in().native(
+        masked, selection.tables.top_k, sm_first=False
+    )

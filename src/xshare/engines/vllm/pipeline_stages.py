@@ -1,4 +1,4 @@
-"""vLLM's pipeline stages: what each says to the others, and which one this is (serving/layer_facts.py)."""
+"""vLLM's pipeline stages: how they exchange facts (serving/layer_facts.py), and the number of this one."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ from collections.abc import Sequence
 from typing import Any
 
 
-def told_by_all(mine: Sequence[Any]) -> list[Any]:
-    """What every stage of this worker's pipeline says, in their order. All of them have to come here."""
+def gather_stages(items: Sequence[Any]) -> list[Any]:
+    """The items of all stages of this worker's pipeline, in the stages' order. Every stage must call this."""
     from vllm.distributed import get_pp_group
 
     stages = get_pp_group()
     if stages.world_size == 1:
-        return list(mine)
+        return list(items)
     import torch.distributed
 
-    found: list[Any] = [None] * stages.world_size
-    torch.distributed.all_gather_object(found, list(mine), group=stages.cpu_group)
-    return [each for said in found for each in said]
+    by_stage: list[Any] = [None] * stages.world_size
+    torch.distributed.all_gather_object(by_stage, list(items), group=stages.cpu_group)
+    return [item for stage in by_stage for item in stage]
 
 
 def stage_number() -> int:

@@ -1,7 +1,7 @@
 """The entry point of the group `vllm.general_plugins`: vLLM calls `register` in each of its processes.
 
-Nothing of vLLM is imported here, and nothing changes without an `xshare` key in additional_config: a few functions are
-wrapped once their modules have been imported, and the wrappers look for that key.
+This module imports nothing of vLLM. It wraps a few of vLLM's functions once their modules have been imported. The
+wrappers change nothing without an `xshare` key in additional_config.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from xshare.engines.vllm.settings import is_configured
 
 
 def register() -> None:
-    """Idempotent, as vLLM calls it several times."""
+    """Idempotent, because vLLM calls it several times."""
     for name, hook in HOOKS.items():
         if name in sys.modules:
-            _once(sys.modules[name], hook)
+            _hook_once(sys.modules[name], hook)
     if not any(isinstance(finder, AfterImport) for finder in sys.meta_path):
         sys.meta_path.insert(0, AfterImport())
 
@@ -57,13 +57,13 @@ class Hooked(Loader):
 
     def exec_module(self, module: ModuleType) -> None:
         self.native.exec_module(module)
-        _once(module, self.hook)
+        _hook_once(module, self.hook)
 
     def __getattr__(self, name: str) -> Any:  # get_source and the like
         return getattr(self.native, name)
 
 
-def _once(module: ModuleType, hook: Callable[[Any], None]) -> None:
+def _hook_once(module: ModuleType, hook: Callable[[Any], None]) -> None:
     if not getattr(module, "_xshare_hooked", False):
         module._xshare_hooked = True  # type: ignore[attr-defined]
         hook(module)
@@ -78,12 +78,12 @@ def _after_loading(v2: bool, name: str = "GPUModelRunner") -> Callable[[Any], No
 
         @wraps(native)
         def load_model(self: Any, *args: Any, **kwargs: Any) -> Any:
-            found = native(self, *args, **kwargs)
+            loaded = native(self, *args, **kwargs)
             if is_configured(self.vllm_config.additional_config):
                 from xshare.engines.vllm.runner import attach
 
                 attach(self, v2)
-            return found
+            return loaded
 
         runner_class.load_model = load_model
 
@@ -97,9 +97,9 @@ def _check_early(module: Any) -> None:
     def create_engine_config(self: Any, *args: Any, **kwargs: Any) -> Any:
         config = native(self, *args, **kwargs)
         if is_configured(config.additional_config):
-            from xshare.engines.vllm.runner import settings_checked
+            from xshare.engines.vllm.runner import checked_settings
 
-            settings_checked(config)
+            checked_settings(config)
         return config
 
     module.EngineArgs.create_engine_config = create_engine_config
@@ -115,9 +115,9 @@ def _wrap_core(module: Any) -> None:
     from xshare.engines.vllm.control import reset_after_changes
 
     reset_after_changes(module.EngineCore)
-    from xshare.engines.vllm.protection import keep_apart
+    from xshare.engines.vllm.protection import keep_blocks_apart
 
-    keep_apart(module.EngineCore)
+    keep_blocks_apart(module.EngineCore)
 
 
 def _refuse_requests(module: Any) -> None:

@@ -11,16 +11,16 @@ from torch import Tensor
 from xshare.engines.serving.ranks import Ranks
 from xshare.engines.serving.step import Step
 
-EVEN_ALONE = False  # for benchmarks/vllm_check.py alone: a single rank takes the path of several, on the GPU it has
+EVEN_ALONE = False  # set by benchmarks/vllm_check.py only: a single rank takes the path of several
 
 
 def rank_of(parallel: Any) -> int:
-    """Among the data-parallel ones, by vLLM's parallel configuration."""
+    """This process's data-parallel rank, from vLLM's parallel configuration."""
     return int(getattr(parallel, "data_parallel_index", parallel.data_parallel_rank))
 
 
 def make_ranks(step: Step) -> Ranks | None:
-    """Of vLLM's data-parallel group; None where there is one rank."""
+    """The ranks of vLLM's data-parallel group; None where there is only one."""
     from vllm.distributed import get_dp_group
 
     group = get_dp_group()
@@ -30,13 +30,13 @@ def make_ranks(step: Step) -> Ranks | None:
 
 
 def nccl_of(group: Any) -> Any:
-    """vLLM's own way to NCCL for this group, which its graphs capture; None where it has none, as on a CPU."""
+    """vLLM's NCCL communicator for this group, which CUDA graphs can capture; None where it has none, as on a CPU."""
     nccl = getattr(group.device_communicator, "pynccl_comm", None)
     return None if nccl is None or nccl.disabled else nccl
 
 
 def all_reduce_of(group: Any, nccl: Any) -> Callable[[Tensor], None]:
-    """Puts the sum over the group in place of a tensor, on the stream of its caller."""
+    """A function that replaces a tensor by its sum over the group, on the caller's stream."""
 
     def by_vllm(message: Tensor) -> None:
         nccl.all_reduce(message, message)

@@ -1,4 +1,4 @@
-"""The figures in a small file of the worker's own; the process that serves /metrics reads it when it is scraped."""
+"""Each worker writes its figures to a small file. The process that serves /metrics reads it when it is scraped."""
 
 from __future__ import annotations
 
@@ -15,35 +15,35 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from xshare.engines.serving.metrics import line
+from xshare.engines.serving.metrics import log_line
 from xshare.engines.vllm.private_folder import NotOurs, own_folder, read_own, write_own
 
 log = logging.getLogger("vllm.xshare")
 QUIET = 60.0  # seconds between two warnings that the file cannot be written
-_said: set[str] = set()
+_warnings: set[str] = set()
 
 
 def warn_once(sentence: str) -> None:
-    """In this process."""
-    if sentence not in _said:
-        _said.add(sentence)
+    """Warn once per process."""
+    if sentence not in _warnings:
+        _warnings.add(sentence)
         log.warning("xshare: no figures in /metrics: %s", sentence)
 
 
 def report_path(instance: str, stage: int = 0, rank: int = 0) -> Path:
-    """A file that a worker and the server of one engine both know, in a folder that only this user can write to. Each
-    pipeline stage of each data-parallel rank has one."""
-    instance = instance.removesuffix(f"_dp{rank}")  # in some of vLLM's processes
+    """A path that a worker and the server of its engine both know, in a folder that only this user can write to. Each
+    pipeline stage of each data-parallel rank has a file."""
+    instance = instance.removesuffix(f"_dp{rank}")  # which some of vLLM's processes append
     name = re.sub(r"[^\w-]", "_", instance) + (f"-rank{rank}" if rank else "") + (f"-stage{stage}" if stage else "")
     return Path(tempfile.gettempdir(), f"xshare-{os.getuid()}", f"{name}.json")
 
 
 def read_report(path: Path) -> dict[str, Any] | None:
-    """The figures in a file of ours; None where there are none, or where they may be somebody else's: said once."""
+    """The figures in a file of ours. None where there are none or, with a warning, where it may not be ours."""
     try:
         with own_folder(path.parent) as folder:
-            found = json.loads(read_own(folder, path.name))
-        return found if isinstance(found, dict) else None
+            report = json.loads(read_own(folder, path.name))
+        return report if isinstance(report, dict) else None
     except FileNotFoundError:
         return None
     except NotOurs as error:
@@ -64,11 +64,11 @@ def remove_report(path: Path) -> None:
 
 
 def remove_stale(path: Path) -> None:
-    """Remove the files of workers that were killed and could not do so themselves, from a folder that is ours."""
+    """Remove the files that killed workers left in a folder of ours."""
     with contextlib.suppress(OSError, NotOurs), own_folder(path) as folder:
         for name in os.listdir(folder):  # noqa: PTH208 (a descriptor)
             with contextlib.suppress(OSError, NotOurs, ValueError, KeyError, TypeError, RecursionError):
-                _, _, process = name.rpartition(".")  # of a file that was being written
+                _, _, process = name.rpartition(".")  # a temporary file ends in its writer's process id
                 if not _runs(json.loads(read_own(folder, name))["pid"] if process == "json" else process):
                     os.unlink(name, dir_fd=folder)
 
@@ -78,9 +78,10 @@ def _runs(process: int | str) -> bool:
 
 
 class Reporter(threading.Thread):
-    """Writes the figures to a file, and now and then to the log. It never touches the device.
+    """Writes the figures to a file, and at intervals to the log. It never touches the device.
 
-    It ends with its engine: a process may start one after another, and the state holds the model.
+    It ends with its engine, and does not keep the state alive, which holds the model: a process may start several
+    engines one after another.
     """
 
     def __init__(self, snapshot: Callable[[], dict[str, Any]], path: Path, interval: float) -> None:
@@ -89,25 +90,25 @@ class Reporter(threading.Thread):
         self._snapshot, self.path, self._every = weakref.WeakMethod(snapshot), path, interval
         self._done = threading.Event()
         self._last = ""
-        self._warned: float | None = None  # when it last said that the file cannot be written
-        self._written = True  # as it was last time, or for good
+        self._warned: float | None = None  # time of the last warning that the file cannot be written
+        self._written = True  # whether the last write need not be tried again
 
     def run(self) -> None:
         every, waited = self._every, 0.0
         while not self._done.wait(min(1.0, every)):
             waited += min(1.0, every)
-            if (found := self.snapshot()) is None:
+            if (stats := self.snapshot()) is None:
                 return self.stop()
-            spelled = json.dumps(found)
-            changed, self._last = spelled != self._last, spelled
+            text = json.dumps(stats)
+            changed, self._last = text != self._last, text
             if changed or not self._written:
-                self._written = self.write(spelled)
+                self._written = self.write(text)
             if changed and waited >= every:
                 waited = 0.0
-                log.info(line(found))
+                log.info(log_line(stats))
 
     def write(self, text: str) -> bool:
-        """Whether it need not be tried again. A full disk, a folder of somebody else's: not the engine's trouble."""
+        """Whether the write need not be tried again. A full disk or a foreign folder must not stop the engine."""
         try:
             write_report(self.path, text)
         except NotOurs as error:
@@ -120,7 +121,7 @@ class Reporter(threading.Thread):
         return True
 
     def snapshot(self) -> dict[str, Any] | None:
-        """The figures now; None once the engine has gone."""
+        """The figures now; None once the engine is closed."""
         snapshot = self._snapshot()
         return None if snapshot is None else snapshot()
 

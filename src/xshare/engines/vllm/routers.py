@@ -1,4 +1,4 @@
-"""What vLLM's routers do, as a RouterSpec; or why one cannot be served."""
+"""The rule of a vLLM router as a RouterSpec, or why it cannot be served."""
 
 from __future__ import annotations
 
@@ -48,7 +48,8 @@ def router_of(router: Any) -> RouterSpec | str:
 def placement_of(runner: Any, num_experts: int, device: torch.device) -> Placement | None:
     """Which rank holds each expert, by vLLM's own rule; None without expert parallelism.
 
-    With replicas (EPLB) an expert counts on the rank of its first one. That map changes: Layer.follow_replicas.
+    With replicas (EPLB) an expert counts for the rank of its first replica. vLLM moves replicas: see
+    Layer.follow_replicas.
     """
     from vllm.model_executor.layers.fused_moe.expert_map_manager import determine_expert_map
 
@@ -70,15 +71,15 @@ def has_replicas(runner: Any) -> bool:
 
 
 def replica_map(runner: Any) -> torch.Tensor:
-    """Where vLLM has put each expert's replicas, [N, most replicas]: written anew when it moves them."""
-    found: torch.Tensor = runner.router.eplb_state.logical_to_physical_map
-    return found
+    """The physical positions of each expert's replicas, [N, most replicas]. vLLM updates it when it moves them."""
+    positions: torch.Tensor = runner.router.eplb_state.logical_to_physical_map
+    return positions
 
 
 def first_replicas(runner: Any) -> torch.Tensor:
     """The rank of each expert's first replica, int64 [N], without leaving the device."""
     manager = runner.routed_experts.expert_map_manager
     physical = replica_map(runner)[:, 0]  # [N]
-    each = runner.router.global_num_experts // manager.ep_size
-    ranks: torch.Tensor = (physical // each).clamp(min=0).long()
+    per_rank = runner.router.global_num_experts // manager.ep_size
+    ranks: torch.Tensor = (physical // per_rank).clamp(min=0).long()
     return ranks

@@ -1,4 +1,4 @@
-"""The model runners, V1 and V2: attach when a model is loaded, and read what each step is before it runs."""
+"""vLLM's model runners, V1 and V2: attach when a model is loaded, and read each step before it runs."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ import numpy as np
 import torch
 
 from xshare.engines.serving.build_state import build_state
+from xshare.engines.serving.joint_state import JointState
 from xshare.engines.serving.settings import Settings
 from xshare.engines.serving.state import State
 from xshare.engines.serving.step_sizes import Sizes
-from xshare.engines.vllm.compatibility import check_config, check_signatures, verified, vllm_version
+from xshare.engines.vllm.compatibility import check_config, check_signatures, verification, vllm_version
 from xshare.engines.vllm.find_layers import find_layers
 from xshare.engines.vllm.layer import compile_layers, make_layers
 from xshare.engines.vllm.pipeline_stages import stage_number
@@ -23,7 +24,7 @@ from xshare.engines.vllm.protection import Protection
 from xshare.engines.vllm.ranks import make_ranks, rank_of
 from xshare.engines.vllm.reporter import Reporter, remove_stale, report_path
 from xshare.engines.vllm.settings import names_score, settings_of
-from xshare.engines.vllm.staircase_conditions import where
+from xshare.engines.vllm.staircase_conditions import staircase_conditions
 from xshare.staircase import read_stairs
 
 log = logging.getLogger("vllm.xshare")
@@ -35,13 +36,13 @@ EXPERIMENT = (
     "xshare: %s is an experiment: a rival that is here to be compared with, and served on a CPU alone; it is none of "
     "XShare's own policies"
 )
-WARMING_UP = ("_warmup_", "_v2_mixed_warmup")  # requests that the V2 runner makes up before it serves
+WARMING_UP = ("_warmup_", "_v2_mixed_warmup")  # prefixes of the V2 runner's warm-up requests
 
 
 def attach(runner: Any, v2: bool) -> None:
     """Called when a model has been loaded: without an `xshare` key in additional_config nothing is touched."""
     config = runner.vllm_config
-    settings = settings_checked(config)
+    settings = checked_settings(config)
     if settings is None or getattr(runner, "xshare", None) is not None:
         return
     check_signatures(v2)
@@ -54,12 +55,12 @@ def attach(runner: Any, v2: bool) -> None:
     if state.samples is not None and state.device.type == "cuda":
         state.samples.compile()
     runner.xshare = state
-    if state.ranks is not None:
-        runner._dummy_run = _idling(runner, state)
+    if isinstance(state, JointState):
+        runner._dummy_run = _watch_idle_passes(runner, state)
     if v2:
-        runner.prepare_inputs = _reading_v2(runner, state)
+        runner.prepare_inputs = _watch_steps_v2(runner, state)
     else:
-        runner._prepare_inputs = _reading_v1(runner, state)
+        runner._prepare_inputs = _watch_steps_v1(runner, state)
     if state.policy.method == "xshare" and not names_score(config.additional_config):
         log.info(NO_SCORE)
     if state.policy.method not in ("xshare", "native"):
@@ -68,36 +69,38 @@ def attach(runner: Any, v2: bool) -> None:
     if settings.cost is not None:
         log.info("xshare: sizes of sets are weighed by what they cost here: %s", settings.cost)
     which = f"{len(state.layers)} of {len(state.model)}" if len(state.layers) < len(state.model) else len(state.layers)
-    log.info("xshare: %s on %s layers (vLLM %s: %s)", state.policy, which, vllm_version(), verified())
+    log.info("xshare: %s on %s layers (vLLM %s: %s)", state.policy, which, vllm_version(), verification())
 
 
 def make_state(model: Any, settings: Settings, device: torch.device, config: Any) -> State:
-    """Of vLLM's configuration and the layers of its model."""
+    """The state for a model and vLLM's configuration. Its layers are not attached yet."""
     drafts = config.speculative_config.num_speculative_tokens if config.speculative_config is not None else 0
     max_requests = config.scheduler_config.max_num_seqs
     captured = (config.compilation_config.cudagraph_capture_sizes if device.type == "cuda" else None) or ()
     sizes = Sizes(min(settings.gates.max_rows, max_requests * (1 + drafts)), drafts, captured)
-    found = find_layers(model, settings, device)
+    layers = find_layers(model, settings, device)
     stairs = None if settings.cost is None else read_stairs(Path(settings.cost))
     if stairs is not None:
-        stairs.check_conditions(where(config, found.model))
+        stairs.check_conditions(staircase_conditions(config, layers.model))
     return build_state(
-        found.sites, settings, device, sizes, max_requests, stairs, make_layers, log, found.model, make_ranks
+        layers.sites, settings, device, sizes, max_requests, stairs, make_layers, log, layers.model, make_ranks
     )
 
 
 def say_where_experts_are(state: State, config: Any) -> None:
-    """Of an engine that was told to keep some in host memory, which is where it pays most to load fewer."""
+    """Log it for an engine with --cpu-offload-gb: loading fewer experts from host memory saves the most time."""
     offload = getattr(config, "offload_config", None)  # 0.26 and later
     if not getattr(getattr(offload, "uva", None), "cpu_offload_gb", 0):
         return
-    there, layers = state.host_layers, len(state.layers)
-    if there:
-        log.info("xshare: the experts of %d of %d layers lie in host memory, and are read from there", there, layers)
-        if state.unshared >= state.gates.min_rows and state.gates.bypass:
+    in_host_memory, layers = state.host_layers, len(state.layers)
+    if in_host_memory:
+        log.info(
+            "xshare: the experts of %d of %d layers lie in host memory, and are read from there", in_host_memory, layers
+        )
+        if state.rows_unshared >= state.gates.min_rows and state.gates.bypass:
             log.info(
                 "xshare: steps of up to %d rows are left alone: vLLM reads every row's experts by themselves there",
-                state.unshared,
+                state.rows_unshared,
             )
     else:
         log.warning(
@@ -110,7 +113,7 @@ def say_where_experts_are(state: State, config: Any) -> None:
 def start_reporter(state: State, config: Any) -> None:
     from vllm.distributed import get_tensor_model_parallel_rank
 
-    if get_tensor_model_parallel_rank() == 0:  # of each stage, with its own layers
+    if get_tensor_model_parallel_rank() == 0:  # one per pipeline stage, for the stage's layers
         path = report_path(config.instance_id, stage_number(), rank_of(config.parallel_config))
         remove_stale(path.parent)
         reporter = Reporter(state.snapshot, path, state.settings.metrics.interval)
@@ -118,8 +121,8 @@ def start_reporter(state: State, config: Any) -> None:
         atexit.register(reporter.stop)
 
 
-def _idling(runner: Any, state: State) -> Any:
-    """An idle rank's pass goes by what it was told last, unless it is told that there is nothing."""
+def _watch_idle_passes(runner: Any, state: JointState) -> Any:
+    """Around the dummy passes of an idle rank, which would otherwise act by the step before."""
     native = runner._dummy_run
 
     @wraps(native)
@@ -130,12 +133,13 @@ def _idling(runner: Any, state: State) -> Any:
     return dummy_run
 
 
-def _reading_v1(runner: Any, state: State) -> Any:
+def _watch_steps_v1(runner: Any, state: State) -> Any:
+    """Around _prepare_inputs, which every step calls."""
     native = runner._prepare_inputs
     protection = Protection(state.settings, state.sizes.most, lambda: runner.requests)
 
     def prepare_inputs(scheduler_output: Any, num_scheduled_tokens: np.ndarray, *args: Any, **kwargs: Any) -> Any:
-        found = native(scheduler_output, num_scheduled_tokens, *args, **kwargs)
+        inputs = native(scheduler_output, num_scheduled_tokens, *args, **kwargs)
         batch = runner.input_batch
         requests = batch.num_reqs
         if state.forcing is not None:
@@ -143,23 +147,24 @@ def _reading_v1(runner: Any, state: State) -> Any:
         protection.follow(scheduler_output)
         exact = protection.of(batch.req_ids[:requests]) if protection.exact else None
         drafts = scheduler_output.scheduled_spec_decode_tokens
-        # Decoding: the prompt is done, and beside its drafts a request has one token in this step. What was generated
-        # before a preemption is computed again in larger pieces.
+        # A request decodes if its prompt is done and it has one token beside its drafts in this step. After a
+        # preemption it has more: what it had generated is computed again.
         past_prompt = (batch.num_computed_tokens_cpu[:requests] >= batch.num_prompt_tokens[:requests]).all()
         if not drafts and scheduler_output.total_num_scheduled_tokens == requests:
-            state.step(bool(past_prompt), state.one_row_each(requests), exact=exact)
-            return found
+            state.step(bool(past_prompt), state.one_row_per_request(requests), exact=exact)
+            return inputs
         scheduled = num_scheduled_tokens[:requests]
         drafted = [len(drafts.get(request, ())) for request in batch.req_ids[:requests]]
         starts = np.zeros(requests + 1, np.int32)
         np.cumsum(scheduled, out=starts[1:])
         state.step(bool(past_prompt and (scheduled == np.add(drafted, 1)).all()), starts, exact=exact)
-        return found
+        return inputs
 
     return prepare_inputs
 
 
-def _reading_v2(runner: Any, state: State) -> Any:
+def _watch_steps_v2(runner: Any, state: State) -> Any:
+    """Around prepare_inputs, which every step calls."""
     native, drafts = runner.prepare_inputs, state.sizes.num_spec_tokens
     protection = Protection(state.settings, state.sizes.most, lambda: runner.req_states.req_id_to_index)
 
@@ -174,16 +179,16 @@ def _reading_v2(runner: Any, state: State) -> Any:
         decoding = not bool(batch.is_prefilling_np[: batch.num_reqs].any())
         starts = batch.query_start_loc_np[: batch.num_reqs + 1]
         if int(starts[-1]) == batch.num_reqs and not drafts:
-            starts = state.one_row_each(batch.num_reqs)
-        # With drafts, the boundaries in device memory are the true ones: they may be dealt out there.
+            starts = state.one_row_per_request(batch.num_reqs)
+        # With drafts, only the boundaries in device memory are certain: vLLM may assign drafts to requests there.
         state.step(decoding, starts, batch.query_start_loc if drafts else None, exact)
         return batch
 
     return prepare_inputs
 
 
-def settings_checked(config: Any) -> Settings | None:
-    """The settings of an engine that is about to start, refused early where they cannot be right."""
+def checked_settings(config: Any) -> Settings | None:
+    """The settings of an engine that is about to start; refuses an engine in which selection would be wrong."""
     settings = settings_of(config.additional_config)
     if settings is not None:
         check_config(config, settings)

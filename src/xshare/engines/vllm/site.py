@@ -1,4 +1,4 @@
-"""One MoE layer of the engine, as it is found: its rule, its experts, where they are, and the path it takes."""
+"""One MoE layer of vLLM: its routing rule, its experts, where they are, and the path it takes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from xshare.router import RouterSpec
 
 @dataclass(eq=False)
 class Site:
-    number: int  # the model's own
+    number: int  # in the model
     name: str
     runner: Any  # vLLM's MoERunner
     router: RouterSpec
@@ -51,7 +51,7 @@ class Site:
 
     @cached_property
     def rows_unshared(self) -> int:
-        """With expert parallelism vLLM sorts whatever there is."""
+        """0 with expert parallelism, where vLLM always sorts rows by expert."""
         return 0 if self.placement else rows_unshared(self.num_experts, self.router.top_k)
 
     def unservable(self, policy: Policy, device: torch.device) -> str | None:
@@ -60,7 +60,7 @@ class Site:
             return "its kernel judges groups by experts outside the set too; choose a modular --moe-backend"
         if getattr(self.runner, "do_naive_dispatch_combine", False):
             return "its experts are handed the logits of all data-parallel ranks; choose another --moe-backend"
-        # Of a rank that acts and one that is left alone each would route the same rows by a bias of its own.
+        # A rank that acts and one that is left alone would route the same rows by different biases.
         if self.monolithic and self.router.correction_bias is not None and self.runner.moe_config.dp_size > 1:
             return "its kernel routes the rows of all data-parallel ranks by one bias; choose a modular --moe-backend"
         if self.monolithic and policy.method != "xshare":

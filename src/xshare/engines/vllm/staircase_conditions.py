@@ -1,4 +1,4 @@
-"""Where an engine runs, by the names that a staircase has for it (stairs.WHERE)."""
+"""The conditions under which an engine runs, by the names in a staircase's file."""
 
 from __future__ import annotations
 
@@ -12,21 +12,22 @@ from xshare.engines.serving.settings import SettingsError
 from xshare.profile import model_hash
 
 
-def where(config: Any, layers: Sequence[Facts] = ()) -> dict[str, Any]:
-    """Of vLLM's configuration and the layers it acts on, of all pipeline stages. Without layers, what is known before a
-    model is loaded: to ask for the GPU's name in a process that starts workers would keep them from using it."""
-    found = {
+def staircase_conditions(config: Any, layers: Sequence[Facts] = ()) -> dict[str, Any]:
+    """From vLLM's configuration and the layers of all pipeline stages that are acted on. Without layers: only what is
+    known before a model is loaded. Asking for the GPU's name in the process that starts workers would initialise CUDA
+    there, and keep forked workers from using it."""
+    conditions = {
         "engine": "vllm",
         "dtype": dtype_name(config),
         "config": model_hash(config.model_config.hf_text_config),
         "tensor_parallel": config.parallel_config.tensor_parallel_size,
     }
     if not layers:
-        return found
+        return conditions
     experts = {layer.experts for layer in layers}
     if len(experts) > 1:
         raise SettingsError(f"cost in xshare needs layers of as many experts each, and these have {sorted(experts)}")
-    return found | {
+    return conditions | {
         "device": device_name(config),
         "backend": layers[0].backend,
         "experts": experts.pop(),

@@ -18,50 +18,50 @@ from xshare.engines.vllm.settings import settings_of
 
 
 class Figures(Collector):
-    """Reads the workers' files whenever /metrics is scraped: one of each pipeline stage."""
+    """Reads the workers' files, one per pipeline stage, whenever /metrics is scraped."""
 
     def __init__(self, path: Path, engine: int, stages: Sequence[Path] = ()) -> None:
-        """`stages`: the files of those after the first."""
+        """`path`: the first stage's file. `stages`: those of the other stages."""
         self.path, self.engine, self.stages = path, str(engine), stages
 
     def describe(self) -> Iterator[Any]:
         return iter(())  # nothing to read yet when this is registered
 
     def collect(self) -> Iterator[Any]:
-        found = [read_report(path) for path in (self.path, *self.stages)]
-        told = [each for each in found if each is not None]
-        if len(told) < len(found):  # not of some layers alone
+        paths = self.path, *self.stages
+        reports = [report for path in paths if (report := read_report(path)) is not None]
+        if len(reports) < len(paths):  # figures for a part of the layers would mislead
             return
         try:
-            yield from list(self.families(over_workers(told) if self.stages else told[0]))
+            yield from list(self.families(over_workers(reports) if self.stages else reports[0]))
         except (KeyError, TypeError, ValueError, AttributeError):
             warn_once(f"{self.path} holds none of this version's figures")
 
-    def families(self, found: dict[str, Any]) -> Iterator[Any]:
+    def families(self, stats: dict[str, Any]) -> Iterator[Any]:
         on = GaugeMetricFamily("xshare:on", "Whether selection is switched on", labels=["engine", "policy"])
-        on.add_metric([self.engine, found["policy"]], float(found["on"]))
+        on.add_metric([self.engine, stats["policy"]], float(stats["on"]))
         yield on
         cost = GaugeMetricFamily("xshare:cost", "Whether sets are weighed by what they cost here", labels=["engine"])
-        cost.add_metric([self.engine], float(found["cost"]))
+        cost.add_metric([self.engine], float(stats["cost"]))
         yield cost
         pruned = CounterMetricFamily("xshare:steps_pruned", "Steps on which selection acted", labels=["engine"])
-        pruned.add_metric([self.engine], found["steps_pruned"])
+        pruned.add_metric([self.engine], stats["steps_pruned"])
         yield pruned
         bypassed = CounterMetricFamily(
             "xshare:steps_bypassed", "Steps left alone, by reason", labels=["engine", "reason"]
         )
-        for reason, count in found["steps_bypassed"].items():
+        for reason, count in stats["steps_bypassed"].items():
             bypassed.add_metric([self.engine, reason], count)
         yield bypassed
-        if found.get("samples"):
+        if stats.get("samples"):
             for name in (*SAMPLED, *PROTECTED[1:]):
                 family = GaugeMetricFamily(f"xshare:{name}", HELP[name], labels=["engine", "layer"])
-                for layer, value in zip(layer_numbers(found["layers"]), found[name], strict=True):
+                for layer, value in zip(layer_numbers(stats["layers"]), stats[name], strict=True):
                     family.add_metric([self.engine, str(layer)], value)
                 yield family
             for name in (PROTECTED[0], "samples"):
                 family = GaugeMetricFamily(f"xshare:{name}", HELP[name], labels=["engine"])
-                family.add_metric([self.engine], found[name])
+                family.add_metric([self.engine], stats[name])
                 yield family
 
 
@@ -75,7 +75,7 @@ class XShareStatLogger(StatLoggerBase):
             REGISTRY.register(Figures(first, engine_index, others))
 
     def record(self, *args: Any, **kwargs: Any) -> None:
-        """Nothing a step: figures are read when they are asked for."""
+        """Nothing per step: figures are read when /metrics is scraped."""
 
     def log_engine_initialized(self) -> None:
         pass
