@@ -9,7 +9,7 @@ from tiny_models import make
 import xshare
 from xshare import Policy
 from xshare.engines.by_name import open_engine
-from xshare.engines.transformers.decode import decode, read, read_prompts
+from xshare.engines.transformers.decode import decode, next_tokens, read_prompts
 from xshare.engines.transformers.engine import TransformersEngine
 from xshare.engines.transformers.layer import FIGURES
 from xshare.engines.transformers.teacher_forcing import Texts, diverge, in_turn, texts
@@ -133,7 +133,7 @@ def test_forced_steps_read_several_tokens_of_each(engine, prompts, plain):
         batch = read_prompts([engine.model], dict(enumerate(prompts[:3])))
         for start in (0, 4):
             batch.mask = torch.nn.functional.pad(batch.mask, (0, 4), value=1)
-            read(engine.model, batch.caches[0], tokens[:, start : start + 4], batch.mask)
+            next_tokens(engine.model, batch.caches[0], tokens[:, start : start + 4], batch.mask)
             sizes.append(float(engine.attached.layers[0].latest[FIGURES.index("experts_selected"), 0]))
     assert forced == sizes
     assert all(size <= 9 for size in sizes)

@@ -5,8 +5,8 @@ the others need. So at every MoE layer of every pass each rank sends a message, 
 sum of all messages. A message has two parts:
 
 - the votes of the rank's rows: zeros where the rank prefills, idles or is switched off;
-- what all ranks need to reach the same decision about the step (control_words.MessageWord): how many rows and requests vote,
-  which the gates look at, and whether the voting ranks have the same policy.
+- what all ranks need to reach the same decision about the step (control_words.MessageWord): how many rows and requests
+  vote, which the gates look at, and whether the voting ranks have the same policy.
 
 While a change of policy spreads from rank to rank, policies differ. Every rank then leaves the step alone.
 """
