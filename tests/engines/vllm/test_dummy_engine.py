@@ -7,11 +7,14 @@ from types import SimpleNamespace
 import pytest
 import torch
 from expert_counts import TOP_K, distinct, shared
-from tiny_vllm_models import dtype_of, prepared
+from tiny_vllm_models import dtype_of, prepared, serves_gpt_oss
 
 from xshare.engines.vllm.dummy_weights import BLOCK, LOAD_FORMAT
 
-pytestmark = pytest.mark.engine
+pytestmark = [
+    pytest.mark.engine,
+    pytest.mark.skipif(not serves_gpt_oss(), reason="this vLLM cannot serve gpt-oss on this CPU"),
+]
 
 LAYERS, DRAFTS, REQUESTS = 36, 3, 8
 TINY = {

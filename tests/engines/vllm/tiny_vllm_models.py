@@ -152,6 +152,12 @@ def monolithic() -> bool:
         return False
 
 
+def serves_gpt_oss() -> bool:
+    """Whether this vLLM can: on a CPU 0.29's attention takes the sinks of gpt-oss in bfloat16 alone, with XShare or
+    without, and many Arm CPUs have no instructions for that."""
+    return platform.machine() == "x86_64" or not monolithic()
+
+
 def dtype_of(kind: str) -> str:
     """On x86 vLLM packs the weights of DeepSeek's attention for bfloat16 alone, and 0.29 those of gpt-oss. Everything
     else is exact in float32."""
