@@ -61,7 +61,21 @@ def test_what_they_cannot_serve_stays_as_it_is(monkeypatch):
 def test_threads_have_about_as_much_to_do():
     loaded, rows = np.arange(10), np.array([1, 1, 1, 9, 1, 1, 1, 1, 1, 5])
     for threads in (1, 2, 3):
-        parts = experts.dealt_out(loaded, rows, threads)
+        parts = experts.split_work(loaded, rows, threads)
         assert sorted(expert for part in parts for expert in part.tolist()) == loaded.tolist()
         work = [sum(experts.work_of(int(rows[expert])) for expert in part) for part in parts]
         assert max(work) - min(work) <= experts.work_of(1)
+
+
+def test_an_expert_named_twice_gets_both_weights():
+    """Where a group rule leaves a token too few experts, its best one fills the slots that are left, with weight 0."""
+    model = model_of()
+    block = model.model.layers[0].mlp.experts
+    x = torch.randn(5, block.gate_up_proj.shape[2])
+    once, once_weights = torch.tensor([[2, 5, 7]] * 5), torch.tensor([[0.5, 0.3, 0.0]] * 5)
+    twice, twice_weights = torch.tensor([[2, 5, 2]] * 5), torch.tensor([[0.5, 0.3, 0.0]] * 5)
+    assert experts.use(model)
+    with torch.inference_mode():
+        torch.testing.assert_close(block(x, twice, twice_weights), block(x, once, once_weights), rtol=1e-5, atol=1e-6)
+        shared = block(x, twice, torch.tensor([[0.2, 0.3, 0.3]] * 5))
+        torch.testing.assert_close(shared, block(x, once, once_weights), rtol=1e-5, atol=1e-6)

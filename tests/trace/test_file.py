@@ -42,7 +42,7 @@ def test_damaged_and_foreign_files(tmp_path):
             Trace.load(tmp_path / name)
         assert "\n" not in str(caught.value)
     save_file({"a": torch.zeros(2)}, tmp_path / "model")
-    with pytest.raises(TraceError, match="no trace"):
+    with pytest.raises(TraceError, match="not a trace"):
         Trace.load(tmp_path / "model")
     with pytest.raises(TraceError, match="does not exist"):
         Trace.load(tmp_path / "nowhere")
@@ -190,7 +190,7 @@ def test_npz_of_an_unknown_or_other_model(tmp_path):
 
 def test_only_what_the_score_asks_for_is_in_a_trace():
     full, chosen = full_trace(), chosen_trace()
-    with pytest.raises(TraceError, match="logits do not belong into a trace of score 'topk'"):
+    with pytest.raises(TraceError, match="logits do not belong in a trace of score 'topk'"):
         Trace(chosen.header, chosen.lengths, experts=chosen.experts, weights=chosen.weights, logits=full.logits)
-    with pytest.raises(TraceError, match="experts do not belong into a trace of score 'full'"):
+    with pytest.raises(TraceError, match="experts do not belong in a trace of score 'full'"):
         Trace(full.header, full.lengths, logits=full.logits, experts=chosen.experts)

@@ -21,55 +21,68 @@ from xshare.trace.prompt_file import Prompt
 
 def record_command(
     out: take.OutTrace,
-    folder: Annotated[str | None, typer.Argument(hidden=True, metavar="[MODEL]")] = None,  # the old form of --model
+    # `trace record MODEL`, from before there was --model
+    folder: Annotated[str | None, typer.Argument(hidden=True, metavar="[MODEL]")] = None,
     model: take.Model = None,
     prompts: take.Prompts = "questions",
     prompt_tokens: take.PromptTokens = None,
     requests: Annotated[
         int | None, typer.Option(min=1, help="Prompts to decode.", show_default="one batch; for a file, all")
     ] = None,
+    # at least 2: the first comes with the prompt, and has no row in the trace
     tokens: Annotated[int, typer.Option(min=2, help="Tokens to decode after each prompt, at most.")] = 64,
     batch: Annotated[int, typer.Option(min=1, help="Prompts decoded together.")] = 8,
-    chat: Annotated[bool, typer.Option("--chat", help="Send prompts through the tokenizer's chat template.")] = False,
+    chat: Annotated[bool, typer.Option("--chat", help="Format prompts with the tokenizer's chat template.")] = False,
     seed: take.Seed = 0,
     device: take.Device = None,
     dtype: take.Dtype = None,
     name: take.Name = None,
 ) -> None:
-    """Decode prompts greedily, as the model does by itself, and write the routers' full logits as a trace."""
+    """Decode prompts greedily with native routing, and write the routers' full logits as a trace."""
     if folder is not None and model is not None:
         raise XShareError(f"the model is named twice, as {folder} and as --model {model}: name it once")
     model = folder or model or "nano"
     generated = prompts in KEYWORDS
     check_distinct_paths([out], [] if generated else [Path(prompts)])
     check_writable(out)
-    file_prompts = prompts_from_file(prompts)[:requests]
-    count = len(file_prompts) or requests or batch
-    source: dict[str, Any] = {"source": prompts, "seed": seed} if generated else {"source": Path(prompts).name}
-    source |= {} if generated else {"source_sha256": sha256(Path(prompts))}
-    source |= {"tokens": tokens, "batch": batch, "chat": chat}
+    file_prompts = prompts_from_file(prompts)[:requests]  # none for a keyword
+    num_prompts = len(file_prompts) or requests or batch
+    prompt_provenance: dict[str, Any] = {"source": prompts, "seed": seed}
+    if not generated:
+        prompt_provenance = {"source": Path(prompts).name, "source_sha256": sha256(Path(prompts))}
+    prompt_provenance |= {"tokens": tokens, "batch": batch, "chat": chat}
 
-    def to_decode(tokenizer: Tokens) -> list[Prompt]:
+    def make_prompts(tokenizer: Tokens) -> list[Prompt]:
+        """The prompts as text, cut to `prompt_tokens`: recording tokenizes them itself."""
         if generated:
-            workload = Workload(batch, count, None, prompt_tokens or TOKENS, tokens, prompts, seed)
-            return [Prompt(tokenizer.decode(prompt), prompts) for prompt in workload.prompts_of(tokenizer, 0)]
+            workload = Workload(
+                batch=batch,
+                requests=num_prompts,
+                rate=None,
+                prompt_tokens=prompt_tokens or TOKENS,
+                tokens=tokens,
+                prompts=prompts,
+                seed=seed,
+            )
+            return [Prompt(tokenizer.decode(ids), domain=prompts) for ids in workload.prompts_of(tokenizer, repeat=0)]
         if prompt_tokens is None:
             return file_prompts
-        return [Prompt(tokenizer.decode(tokenizer.encode(p.text)[-prompt_tokens:]), p.domain) for p in file_prompts]
+        texts = [tokenizer.decode(tokenizer.encode(prompt.text)[-prompt_tokens:]) for prompt in file_prompts]
+        return [Prompt(text, prompt.domain) for text, prompt in zip(texts, file_prompts, strict=True)]
 
-    where = models.folder(model) if model in models.NAMES else Path(model)
-    with progress_bar("prompts", count) as advance:
+    model_folder = models.folder(model) if model in models.NAMES else Path(model)
+    with progress_bar("prompts", num_prompts) as advance:
         trace = record_folder(
-            where,
-            to_decode,
+            model_folder,
+            make_prompts,
             device=device or "cpu",
             dtype=dtype or "auto",
-            name=name or where.resolve().name,
+            name=name or model_folder.resolve().name,
             tokens=tokens,
             batch=batch,
             chat=chat,
             advance=advance,
-            source=source,
+            source=prompt_provenance,
         )
     trace.save(out)
     layers = len(trace.header.layers)

@@ -1,16 +1,15 @@
-"""The trace file: what a model's routers chose, token by token, as safetensors with a JSON header. Never pickle.
-A file whose name ends in .xz is the same, compressed (compressed.py).
+"""The trace file: per token and layer, the experts that a router chose, or all its logits. It is a safetensors file
+with a JSON header in its metadata, never pickle. A file name that ends in .xz means xz-compressed (compressed.py).
 
-Tensors                                                     header (JSON in the safetensors metadata)
-  experts  uint8/int16 [tokens, layers, k]  best first        model, num_experts, top_k, score, router,
-  weights  float16     [tokens, layers, k]                    layers, domains, categories (one per sequence),
-or                                                            provenance
-  logits   float       [tokens, layers, N]
-  correction_bias  float32 [layers, N]      sigmoid routers
-and
-  lengths  int64       [sequences]          splits the token axis
+The header's `score` says which tensors the file holds (types as XShare writes them):
 
-`score` says which of the two forms a file has: "topk" holds the chosen experts and their weights, "full" every logit.
+  both    lengths          int64        [sequences]          tokens per sequence; their sum is `tokens`
+  "topk"  experts          uint8/int16  [tokens, layers, k]  chosen experts, best first
+          weights          float16      [tokens, layers, k]  their weights
+  "full"  logits           float        [tokens, layers, N]
+          correction_bias  float32      [layers, N]          sigmoid routers only
+
+`Header` describes the other fields of the header.
 """
 
 from __future__ import annotations
@@ -35,12 +34,12 @@ from xshare.trace.compressed import compress, is_compressed, plain_file
 
 HEADER_KEY = "xshare_trace"
 TENSORS = ("lengths", "experts", "weights", "logits", "correction_bias")
-MOST_EXPERTS = 2**15  # int16 holds their numbers
-MOST_TOKENS = 2**40  # per sequence: int64 sums of all lengths that fit a file do not overflow
+MOST_EXPERTS = 2**15  # expert ids fit int16
+MOST_TOKENS = 2**40  # per sequence: the int64 sum of fewer than 2**23 such lengths cannot overflow
 
 
 class RouterFields(BaseModel):
-    """The scalar part of a RouterSpec."""
+    """The router's rules in the header: the scalars of a RouterSpec. Header itself holds top_k and num_experts."""
 
     model_config: ClassVar[ConfigDict] = ConfigDict(frozen=True, extra="forbid")
 
@@ -58,26 +57,30 @@ class RouterFields(BaseModel):
 class Header(BaseModel):
     model_config: ClassVar[ConfigDict] = ConfigDict(frozen=True, extra="forbid")
 
-    version: Literal[1] = Field(default=1, description="of the form of the file")
+    version: Literal[1] = Field(default=1, description="version of the file format")
     model: str = Field(description="the model's name")
     num_experts: int = Field(ge=1, le=MOST_EXPERTS, description="experts per layer, N")
-    top_k: int = Field(ge=1, le=MOST_EXPERTS, description="experts that the model gives a token, k")
-    score: Literal["topk", "full"] = Field(description="`topk`: the chosen experts alone; `full`: every logit")
+    top_k: int = Field(ge=1, le=MOST_EXPERTS, description="experts per token, k")
+    score: Literal["topk", "full"] = Field(
+        description="`topk`: the chosen experts and their weights; `full`: every logit"
+    )
     router: RouterFields = Field(description="the router's rules: scoring, renormalize, groups, scaling factor")
-    layers: list[int] = Field(description="the model's own layer numbers")
-    domains: list[str] = Field(description="one per sequence")
-    categories: list[str] = Field(default=[], description="one per sequence, or none at all")
-    provenance: dict[str, Any] = Field(description="what recorded it: command, versions, commit, machine")
+    layers: list[int] = Field(description="numbers of the recorded layers, as the model counts them")
+    domains: list[str] = Field(description="a label per sequence")
+    categories: list[str] = Field(default=[], description="a second label per sequence; may be empty")
+    provenance: dict[str, Any] = Field(description="how the trace was made: command, versions, commit, machine")
 
 
 @dataclass(frozen=True)
 class Trace:
+    """A trace in memory. Construction raises TraceError or RouterError if header and tensors disagree."""
+
     header: Header
     lengths: Tensor  # int64 [sequences]
-    experts: Tensor | None = None  # [tokens, layers, k], with weights
-    weights: Tensor | None = None
-    logits: Tensor | None = None  # [tokens, layers, N], instead of them
-    correction_bias: Tensor | None = None  # [layers, N]
+    experts: Tensor | None = None  # [tokens, layers, k], with score "topk"
+    weights: Tensor | None = None  # [tokens, layers, k], with score "topk"
+    logits: Tensor | None = None  # [tokens, layers, N], with score "full"
+    correction_bias: Tensor | None = None  # [layers, N], of sigmoid routers
 
     def __post_init__(self) -> None:
         self._check()
@@ -88,7 +91,7 @@ class Trace:
 
     @property
     def starts(self) -> NDArray[np.int64]:
-        """The first token of each sequence."""
+        """Index of each sequence's first token on the token axis, [sequences]."""
         starts: NDArray[np.int64] = (self.lengths.cumsum(0) - self.lengths).numpy()
         return starts
 
@@ -113,80 +116,89 @@ class Trace:
             raise TraceError(f"trace {quoted_path(path)} does not exist or is not a file")
         try:
             with plain_file(path) as plain, safe_open(plain, framework="pt") as file:
-                text = (file.metadata() or {}).get(HEADER_KEY)
-                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
+                header_json = (file.metadata() or {}).get(HEADER_KEY)
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (it cannot be iterated)
         except (SafetensorError, OSError) as error:
             reason = str(error).splitlines()[0]
             raise TraceError(f"trace {str(path)!r} is not a whole safetensors file: {reason}") from None
-        if text is None:
-            raise TraceError(f"{str(path)!r} is a safetensors file but no trace: its header has no {HEADER_KEY!r}")
+        if header_json is None:
+            raise TraceError(f"{str(path)!r} is a safetensors file but not a trace: its metadata has no {HEADER_KEY!r}")
         if unknown := set(tensors) - set(TENSORS):
-            raise TraceError(f"trace {str(path)!r} holds {sorted(unknown)[0]!r}, expected only {', '.join(TENSORS)}")
+            first, known = sorted(unknown)[0], ", ".join(TENSORS)
+            raise TraceError(f"trace {str(path)!r} holds an unknown tensor {first!r}, expected only {known}")
         if "lengths" not in tensors:
-            raise TraceError(f"trace {str(path)!r} does not fit together: lengths are missing")
+            raise TraceError(f"trace {str(path)!r} has no tensor 'lengths'")
         try:
-            return cls(Header.model_validate(json.loads(text)), **tensors)
+            return cls(Header.model_validate(json.loads(header_json)), **tensors)
         except (TraceError, RouterError) as error:
-            raise TraceError(f"trace {str(path)!r} does not fit together: {error}") from None
-        except (ValueError, RecursionError) as error:  # pydantic's and JSON's errors are ValueErrors
-            raise TraceError(f"trace {str(path)!r} has a header that cannot be read: {_reason(error)}") from None
+            raise TraceError(f"trace {str(path)!r} is inconsistent: {error}") from None
+        except (
+            ValueError,
+            RecursionError,
+        ) as error:  # pydantic and json raise ValueErrors; deeply nested JSON raises RecursionError
+            raise TraceError(f"trace {str(path)!r} has a header that cannot be read: {_header_error(error)}") from None
 
     def _check(self) -> None:
         header, lengths = self.header, self.lengths
         if lengths.ndim != 1 or lengths.dtype != torch.int64 or lengths.numel() == 0:
-            raise TraceError("lengths must be a list of int64 numbers, one a sequence")
+            raise TraceError("lengths must be a non-empty int64 tensor [sequences]")
         if int(lengths.min()) < 1 or int(lengths.max()) > MOST_TOKENS:
-            got = f"from {int(lengths.min())} to {int(lengths.max())}"
-            raise TraceError(f"lengths must each be from 1 to {MOST_TOKENS}, and run {got}")
+            span = f"from {int(lengths.min())} to {int(lengths.max())}"
+            raise TraceError(f"lengths must be from 1 to {MOST_TOKENS}, but range {span}")
         if not header.layers:
             raise TraceError("layers must name at least one layer")
         L, k, N = len(header.layers), header.top_k, header.num_experts
         unexpected = ("experts", "weights") if header.score == "full" else ("logits",)
         for name in unexpected:
             if getattr(self, name) is not None:
-                raise TraceError(f"{name} do not belong into a trace of score {header.score!r}")
+                raise TraceError(f"{name} do not belong in a trace of score {header.score!r}")
         if header.score == "full":
-            _checked("logits", self.logits, (self.tokens, L, N), floating=True)
+            _check_tensor("logits", self.logits, (self.tokens, L, N), floating=True)
         else:
-            experts = _checked("experts", self.experts, (self.tokens, L, k), floating=False)
-            weights = _checked("weights", self.weights, (self.tokens, L, k), floating=True)
+            experts = _check_tensor("experts", self.experts, (self.tokens, L, k), floating=False)
+            weights = _check_tensor("weights", self.weights, (self.tokens, L, k), floating=True)
             check_ids(experts, N)
             if not bool(weights.isfinite().all()) or float(weights.min()) < 0:
                 raise TraceError("weights must be finite and not negative")
+            # Once sorted, an expert that stands there twice has an equal neighbour.
             if k > 1 and bool((experts.sort(-1).values.diff(dim=-1) == 0).any()):
-                raise TraceError("experts must name each expert at most once a token and layer")
+                raise TraceError("experts must name each expert at most once per token and layer")
         if self.correction_bias is not None:
-            bias = _checked("correction_bias", self.correction_bias, (L, N), floating=True)
+            bias = _check_tensor("correction_bias", self.correction_bias, (L, N), floating=True)
             if not bool(bias.isfinite().all()):
                 raise TraceError("correction_bias must be finite")
         for name, labels in (("domains", header.domains), ("categories", header.categories)):
-            if len(labels) != len(lengths) and not (name == "categories" and not labels):
+            left_out = name == "categories" and not labels  # they are optional
+            if len(labels) != len(lengths) and not left_out:
                 raise TraceError(f"{name} must hold one label for each of {len(lengths)} sequences, not {len(labels)}")
-        self.router().check(N)
+        self.router().check(N)  # top_k and groups must be possible with N experts
 
 
-def _checked(name: str, tensor: Tensor | None, shape: tuple[int, ...], floating: bool) -> Tensor:
+def _check_tensor(name: str, tensor: Tensor | None, shape: tuple[int, ...], floating: bool) -> Tensor:
+    """`tensor` itself; raises TraceError if it is missing, or has another shape or kind of number."""
     if tensor is None or tuple(tensor.shape) != shape:
-        got = "missing" if tensor is None else list(tensor.shape)
-        raise TraceError(f"{name} must have the shape {list(shape)}, and is {got}")
-    if tensor.is_floating_point() != floating or tensor.is_complex():
+        actual = "is missing" if tensor is None else f"has {list(tensor.shape)}"
+        raise TraceError(f"{name} must have the shape {list(shape)}, but {actual}")
+    if tensor.is_floating_point() != floating or tensor.is_complex():  # complex numbers are not floating-point to torch
         raise TraceError(f"{name} must be {'floating-point' if floating else 'whole'} numbers, not {tensor.dtype}")
     return tensor
 
 
 def check_ids(ids: Tensor, num_experts: int) -> None:
-    least, most = int(ids.min()), int(ids.max())
-    if least < 0 or most >= num_experts:
-        raise TraceError(f"experts must be numbers from 0 to {num_experts - 1}, and run from {least} to {most}")
+    """Refuse expert ids outside 0 to num_experts - 1."""
+    lowest, highest = int(ids.min()), int(ids.max())
+    if lowest < 0 or highest >= num_experts:
+        raise TraceError(f"experts must be numbers from 0 to {num_experts - 1}, but range from {lowest} to {highest}")
 
 
 def narrow_ids(ids: Tensor, num_experts: int) -> Tensor:
-    """Expert ids in the smallest type that holds them."""
+    """Expert ids as the file stores them: uint8 for up to 256 experts, otherwise int16."""
     check_ids(ids, num_experts)
     return ids.to(torch.uint8 if num_experts <= 256 else torch.int16)
 
 
-def _reason(error: Exception) -> str:
+def _header_error(error: Exception) -> str:
+    """An error in the header on one line: of a ValidationError the first field and its message."""
     if not isinstance(error, ValidationError):
         return str(error)
     first = error.errors(include_url=False)[0]

@@ -48,7 +48,7 @@ def import_npz(path: Path, model: str | None = None, num_experts: int | None = N
     try:
         return Trace(header, lengths, narrow_ids(experts, header.num_experts), weights.half())
     except TraceError as error:
-        raise TraceError(f"{str(path)!r} does not fit together: {error}") from None
+        raise TraceError(f"{str(path)!r} is inconsistent: {error}") from None
 
 
 def _read(path: Path) -> dict[str, Any]:

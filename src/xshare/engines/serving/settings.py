@@ -135,5 +135,5 @@ def read_settings(fields: Mapping[str, Any]) -> Settings:
     if settings.default == "exact" and not settings.protect:
         raise SettingsError("default in xshare cannot be 'exact' where protect is false: nobody would be pruned")
     if settings.cost is not None and policy.method != "xshare":
-        raise SettingsError(f"cost in xshare is weighed by XShare's options policies, not by {policy}: leave it out")
+        raise SettingsError(f"cost in xshare is weighed by XShare's own policies, not by {policy}: leave it out")
     return settings

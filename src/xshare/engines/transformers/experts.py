@@ -25,7 +25,7 @@ def compiled_experts(module: Any, hidden_states: Tensor, top_k_index: Tensor, to
     if len(hidden_states) > FEW:
         many: Tensor = grouped_mm_experts_forward(module, hidden_states, top_k_index, top_k_weights)
         return many
-    from xshare.kernels.cpu.experts import run_experts
+    from xshare.kernels.cpu.experts import add_expert_outputs
 
     ids = top_k_index.numpy()
     inputs = (hidden_states.contiguous().numpy(), ids, top_k_weights.float().contiguous().numpy())
@@ -34,10 +34,10 @@ def compiled_experts(module: Any, hidden_states: Tensor, top_k_index: Tensor, to
     parts = split_work(*np.unique(ids, return_counts=True), threads)
     sums = [np.zeros(hidden_states.shape, np.float32) for _ in parts]
     others = [
-        pool(threads - 1).submit(run_experts, *inputs, *weights, *part)
+        pool(threads - 1).submit(add_expert_outputs, *inputs, *weights, *part)
         for part in zip(parts[1:], sums[1:], strict=True)
     ]
-    run_experts(*inputs, *weights, parts[0], sums[0])
+    add_expert_outputs(*inputs, *weights, parts[0], sums[0])
     wait(others)
     for other in others:
         other.result()  # raises what the thread raised

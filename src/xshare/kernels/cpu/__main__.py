@@ -17,7 +17,7 @@ from xshare.router import RouterSpec
 def main() -> None:
     if not installed():
         return
-    from xshare.kernels.cpu.experts import run_experts
+    from xshare.kernels.cpu.experts import add_expert_outputs
 
     steps, logits, layout = (
         Steps(RouterSpec.softmax(2), Policy.parse("rho=0.7")),
@@ -29,7 +29,7 @@ def main() -> None:
     steps.route_single(logits, weights, ids, layout, np.zeros((FIGURES, 1)), np.zeros(FIGURES))
     rows, experts = np.zeros((2, 4), np.float32), np.zeros(1, np.int64)
     gate_up, down = np.zeros((1, 4, 4), np.float32), np.zeros((1, 4, 2), np.float32)
-    run_experts(rows, ids.numpy(), weights.numpy(), gate_up, down, experts, rows.copy())
+    add_expert_outputs(rows, ids.numpy(), weights.numpy(), gate_up, down, experts, rows.copy())
 
 
 if __name__ == "__main__":
