@@ -2,12 +2,16 @@
 
 import pytest
 from forked_workers import forked
-from tiny_vllm_models import cleaned_up, generate, prompts
+from tiny_vllm_models import cleaned_up, generate, monolithic, prompts
 
 from xshare.engines.counters import over_workers
 from xshare.engines.vllm.settings import SettingsError
 
-pytestmark = [pytest.mark.engine, pytest.mark.usefixtures("time_limit")]
+pytestmark = [
+    pytest.mark.engine,
+    pytest.mark.usefixtures("time_limit"),
+    pytest.mark.skipif(monolithic(), reason="up to 0.29 vLLM hangs when an engine of several workers ends in process"),
+]
 
 ASKED = prompts(12)
 LENGTHS = [6 + i for i in range(12)]
