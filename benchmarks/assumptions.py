@@ -26,6 +26,7 @@ from typing import Annotated, Any
 import numpy as np
 import torch
 import typer
+from lib import answer_options as take
 from lib.answer_bench import Bench, Job, Setting
 from lib.cell_results import CellResults
 from lib.cells import KEY, LISTS, Cell, CellRunner, RivalKnobs, show, tasks_of
@@ -152,24 +153,20 @@ def warm_cells(settings: list[Setting], experts: int) -> tuple[dict[Cell, str], 
 def main(
     model: Annotated[str, typer.Option(help="nano, or a folder.")] = "nano",
     engine_args: Annotated[str, typer.Option(help="device and dtype, as a JSON object.")] = "{}",
-    tasks: Annotated[int, typer.Option(min=1, help="Questions, as many of each kind.")] = 1000,
-    file: Annotated[Path | None, typer.Option(help="Questions as JSON lines, instead of nano's own.")] = None,
+    tasks: take.Questions = 1000,
+    file: take.QuestionFile = None,
     forced: Annotated[int, typer.Option(min=1, help="Answers that are forced.")] = 320,
-    tokens: Annotated[int, typer.Option(min=1, help="max_tokens of an answer.")] = LONGEST,
+    tokens: take.MaxTokens = LONGEST,
     trace: Annotated[
         Path | None,
         typer.Option(help="For the overlap: a trace with full logits; recorded from the questions otherwise."),
     ] = None,
-    jobs: Annotated[int, typer.Option(min=1, help="Worker processes, each with its own engine.")] = 1,
-    threads: Annotated[int | None, typer.Option(min=1, help="CPU threads per process.")] = None,
-    together: Annotated[
-        int, typer.Option(min=1, help="Sequences per forward pass: several batches, each with its own set.")
-    ] = 128,
-    seconds: Annotated[float | None, typer.Option(help="Start no cell that would not be done by then.")] = None,
+    jobs: take.Jobs = 1,
+    threads: take.Threads = None,
+    together: take.Together = 128,
+    seconds: take.Seconds = None,
     seed: Annotated[int, typer.Option(min=0, help="Other questions, in another order.")] = 0,
-    json: Annotated[Path, typer.Option(help="Results; an existing file is continued.")] = Path(
-        "evidence/assumptions.json"
-    ),
+    json: take.ResultFile = Path("evidence/assumptions.json"),
 ) -> None:
     options = engine_arguments(engine_args)
     job = Job(

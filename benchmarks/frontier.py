@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from lib import answer_options as take
 from lib.answer_bench import Bench, Job, Setting
 from lib.cell_results import CellResults, weights_hash
 from lib.cells import CONTROL, KEY, Cell, CellRunner, show, tasks_of
@@ -99,18 +100,14 @@ def main(
     model: Annotated[str, typer.Option(help="nano, or a folder.")] = "nano",
     engine_args: Annotated[str, typer.Option(help="device, dtype, draft (a folder), as a JSON object.")] = "{}",
     tasks: Annotated[int, typer.Option(min=4, help="Questions in all, as many of each kind.")] = 4000,
-    file: Annotated[Path | None, typer.Option(help="Questions as JSON lines, instead of nano's own.")] = None,
-    forced: Annotated[int, typer.Option(min=1, help="Answers that are forced, for the KL.")] = 320,
-    tokens: Annotated[int, typer.Option(min=1, help="max_tokens of an answer.")] = LONGEST,
-    jobs: Annotated[int, typer.Option(min=1, help="Worker processes, each with its own engine.")] = 1,
-    threads: Annotated[int | None, typer.Option(min=1, help="CPU threads per process.")] = None,
-    together: Annotated[
-        int, typer.Option(min=1, help="Sequences per forward pass: several batches, each with its own set.")
-    ] = 512,
-    seconds: Annotated[float | None, typer.Option(help="Start no cell that would not be done by then.")] = None,
-    json: Annotated[Path, typer.Option(help="Results; an existing file is continued.")] = Path(
-        "evidence/frontier.json"
-    ),
+    file: take.QuestionFile = None,
+    forced: take.ForcedAnswers = 320,
+    tokens: take.MaxTokens = LONGEST,
+    jobs: take.Jobs = 1,
+    threads: take.Threads = None,
+    together: take.Together = 512,
+    seconds: take.Seconds = None,
+    json: take.ResultFile = Path("evidence/frontier.json"),
 ) -> None:
     options = engine_arguments(engine_args)
     settings = [PLAIN, DRAFTED] if model == "nano" or "draft" in options else [PLAIN]

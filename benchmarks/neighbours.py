@@ -26,6 +26,7 @@ from typing import Annotated
 
 import numpy as np
 import typer
+from lib import answer_options as take
 from lib.answer_bench import Bench, Job, Setting
 from lib.cell_results import CellResults
 from lib.cells import KEY, Cell, CellRunner, tasks_of
@@ -120,20 +121,16 @@ def kl_row(kl: list[list[float]]) -> Row:
 def main(
     model: Annotated[str, typer.Option(help="nano, or a folder.")] = "nano",
     engine_args: Annotated[str, typer.Option(help="device and dtype, as a JSON object.")] = "{}",
-    prompts: Annotated[int, typer.Option(min=1, help="Questions, as many of each kind.")] = 320,
+    prompts: take.Questions = 320,
     sets: Annotated[int, typer.Option(min=2, help="Sets of mates.")] = 5,
-    file: Annotated[Path | None, typer.Option(help="Questions as JSON lines, instead of nano's own.")] = None,
-    tokens: Annotated[int, typer.Option(min=1, help="max_tokens of an answer.")] = LONGEST,
-    jobs: Annotated[int, typer.Option(min=1, help="Worker processes, each with its own engine.")] = 1,
-    threads: Annotated[int | None, typer.Option(min=1, help="CPU threads per process.")] = None,
-    together: Annotated[
-        int, typer.Option(min=1, help="Sequences per forward pass: several batches, each with its own set.")
-    ] = 128,
-    seconds: Annotated[float | None, typer.Option(help="Start no cell that would not be done by then.")] = None,
+    file: take.QuestionFile = None,
+    tokens: take.MaxTokens = LONGEST,
+    jobs: take.Jobs = 1,
+    threads: take.Threads = None,
+    together: take.Together = 128,
+    seconds: take.Seconds = None,
     seed: Annotated[int, typer.Option(min=0, help="Other questions, in other orders.")] = 0,
-    json: Annotated[Path, typer.Option(help="Results; an existing file is continued.")] = Path(
-        "evidence/neighbours.json"
-    ),
+    json: take.ResultFile = Path("evidence/neighbours.json"),
 ) -> None:
     options, questions = engine_arguments(engine_args), tasks_of(file, prompts, seed)
     job = Job(model, options, questions, tokens, len(questions), seed, threads or (1 if jobs > 1 else None), together)

@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from lib import answer_options as take
 from lib.answer_bench import Bench, Job, Setting
 from lib.cell_results import CellResults
 from lib.cells import CONTROL, KEY, LISTS, Cell, CellRunner, RivalKnobs, show, tasks_of
@@ -88,20 +89,16 @@ def undrafted(results: CellResults, mixed: bool) -> Row:
 def main(
     model: Annotated[str, typer.Option(help="nano, or a folder.")] = "nano",
     engine_args: Annotated[str, typer.Option(help="device, dtype, draft (a folder), as a JSON object.")] = "{}",
-    tasks: Annotated[int, typer.Option(min=1, help="Questions, as many of each kind.")] = 1000,
-    file: Annotated[Path | None, typer.Option(help="Questions as JSON lines, instead of nano's own.")] = None,
-    forced: Annotated[int, typer.Option(min=1, help="Answers that are forced, for the KL.")] = 320,
-    tokens: Annotated[int, typer.Option(min=1, help="max_tokens of an answer.")] = LONGEST,
-    jobs: Annotated[int, typer.Option(min=1, help="Worker processes, each with its own engine.")] = 1,
-    threads: Annotated[int | None, typer.Option(min=1, help="CPU threads per process.")] = None,
-    together: Annotated[
-        int, typer.Option(min=1, help="Sequences per forward pass: several batches, each with its own set.")
-    ] = 128,
-    seconds: Annotated[float | None, typer.Option(help="Start no cell that would not be done by then.")] = None,
+    tasks: take.Questions = 1000,
+    file: take.QuestionFile = None,
+    forced: take.ForcedAnswers = 320,
+    tokens: take.MaxTokens = LONGEST,
+    jobs: take.Jobs = 1,
+    threads: take.Threads = None,
+    together: take.Together = 128,
+    seconds: take.Seconds = None,
     seed: Annotated[int, typer.Option(min=0, help="Other questions, in another order.")] = 0,
-    json: Annotated[Path, typer.Option(help="Results; an existing file is continued.")] = Path(
-        "evidence/paper_quality.json"
-    ),
+    json: take.ResultFile = Path("evidence/paper_quality.json"),
 ) -> None:
     options = engine_arguments(engine_args)
     drafts = model == "nano" or "draft" in options

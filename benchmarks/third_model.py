@@ -31,6 +31,7 @@ from typing import Annotated, Any
 
 import torch
 import typer
+from lib import answer_options as take
 from lib.answer_bench import Bench, Job, Setting
 from lib.cell_results import CellResults, weights_hash
 from lib.cells import CONTROL, KEY, Cell, CellRunner, RivalKnobs, tasks_of
@@ -187,16 +188,12 @@ def main(
     engine_args: Annotated[str, typer.Option(help="device and dtype, as a JSON object.")] = "{}",
     count: Annotated[int, typer.Option(min=1, help="Texts, and questions, as many of each kind.")] = 320,
     tokens: Annotated[int, typer.Option(min=2, help="Tokens of a text.")] = 96,
-    answer_tokens: Annotated[int, typer.Option(min=1, help="max_tokens of an answer.")] = LONGEST,
-    jobs: Annotated[int, typer.Option(min=1, help="Worker processes, each with its own engine.")] = 1,
-    threads: Annotated[int | None, typer.Option(min=1, help="CPU threads per process.")] = None,
-    together: Annotated[
-        int, typer.Option(min=1, help="Sequences per forward pass: several batches, each with its own set.")
-    ] = 320,
-    seconds: Annotated[float | None, typer.Option(help="Start no cell that would not be done by then.")] = None,
-    json: Annotated[Path, typer.Option(help="Results; an existing file is continued.")] = Path(
-        "evidence/third_model.json"
-    ),
+    answer_tokens: take.MaxTokens = LONGEST,
+    jobs: take.Jobs = 1,
+    threads: take.Threads = None,
+    together: take.Together = 320,
+    seconds: take.Seconds = None,
+    json: take.ResultFile = Path("evidence/third_model.json"),
 ) -> None:
     options, alone, weights = engine_arguments(engine_args), threads or (1 if jobs > 1 else None), weights_hash(model)
     began, complete, rows = time.monotonic(), True, []
