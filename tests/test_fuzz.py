@@ -138,7 +138,7 @@ def test_any_profile_is_read_or_refused(tmp_path, content):
     if profile is not None:
         assert isinstance(profile, Profile)
         read(profile.policy_on, [0, 1])
-        read(profile.stairs, tmp_path / "p.yaml")
+        read(profile.staircase_path, tmp_path / "p.yaml")
         read(profile.check_model, {})
 
 
