@@ -55,6 +55,7 @@ from lib.paths import EVIDENCE
 from lib.routing_fits import fits
 from lib.speed_rows import FULL, LOGIT_SUM, NOOP, PAPER, UNUSED, Bytes, Counted, pooled, row_text, rows_of, totals
 
+from xshare.engines.serving.compiled import start_fields
 from xshare.errors import XShareError
 from xshare.policy import RECOMMENDED, Policy
 from xshare.results import Results, Row, provenance
@@ -111,8 +112,12 @@ class Piece:
         """How the second engine differs from unmodified vLLM."""
         if self.method == "logit-sum":
             return {"rule": "logit-sum", "budget": Policy.parse(LOGIT_SUM).batch_budget}
-        control = {"warmup": 1, "batch_budget": experts, "gates": {"bypass": False}}
-        return {"rule": "xshare", "xshare": None if self.method == "unused" else control}
+        if self.method == "unused":
+            return {"rule": "xshare", "xshare": None}
+        policies = {name for batch in self.batches for name in self.policies(batch, self.only[0]) if name != NOOP}
+        # The control runs the kernel that a server with these policies has.
+        start = start_fields([Policy.parse(name) for name in sorted(policies)])
+        return {"rule": "xshare", "xshare": start | {"batch_budget": experts, "gates": {"bypass": False}}}
 
 
 def presets(name: str, batches: tuple[int, ...], drafter: str = "none", drafts: int = 0, runner: str = "V1") -> Piece:

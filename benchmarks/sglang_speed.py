@@ -33,7 +33,7 @@ from xshare.engines.client import Http, ServerError
 
 GPU = torch.cuda.is_available()
 PRESETS = ("careful", "balanced", "fast")
-SETTINGS = {"policy": "k0=1,m=0", "live": "any", "gates": {"bypass": False}}
+SETTINGS = {"policy": "balanced", "gates": {"bypass": False}}
 
 
 def command(folder: Path, port: int) -> list[str]:

@@ -29,6 +29,7 @@ from xshare.results import Results, Row
 
 BATCHES = (16, 13, 9, 32, 27)  # on the grid of captured sizes, and off it
 PROTECTED = 4  # requests of 16
+COVERAGE = {"warmup": 0, "coverage": 0.7}  # with drafts, a policy without request budgets runs another kernel
 # Pairs that run the same kernels, so that their tokens must be equal. Compilation changes roundings, so an eager engine
 # is compared with graphs of uncompiled code, and kinds of graphs with each other.
 SAME = [
@@ -51,6 +52,14 @@ CASES: dict[str, dict[str, Any]] = {
     "gpt-oss V1 drafts": {"shape": "gpt-oss", "graphs": "FULL_AND_PIECEWISE", "drafts": 3},
     "gpt-oss V1 eagle3": {"shape": "gpt-oss", "graphs": "FULL_AND_PIECEWISE", "drafts": 3, "eagle3": True},
     "gpt-oss V2 eagle3": {"shape": "gpt-oss", "graphs": "FULL_AND_PIECEWISE", "drafts": 3, "eagle3": True, "v2": True},
+    "gpt-oss V2 eagle3, coverage": {
+        "shape": "gpt-oss",
+        "graphs": "FULL_AND_PIECEWISE",
+        "drafts": 3,
+        "eagle3": True,
+        "v2": True,
+        "policy": COVERAGE,
+    },
     "qwen3 V1 eager": {"shape": "qwen3", "eager": True},
     "qwen3 V1 full, not compiled": {"shape": "qwen3", "graphs": "FULL_DECODE_ONLY", "mode": 0},
     "qwen3 V1 piecewise": {"shape": "qwen3", "graphs": "PIECEWISE"},
@@ -75,7 +84,7 @@ def engine(case: dict[str, Any], tiny: bool, folder: Path) -> Any:
     shape = gpt_oss_120b(4, tiny) if case["shape"] == "gpt-oss" else qwen3_30b_a3b(4, tiny)
     policy: dict[str, Any] = {"warmup": 1, "batch_budget": 8 if tiny else 24}
     if case.get("drafts"):
-        policy = {"warmup": 1, "request_budget": 4}
+        policy = case.get("policy", {"warmup": 1, "request_budget": 4})
     options: dict[str, Any] = {"dtype": "float32"} if tiny else {}
     if case.get("host") and not tiny:
         options |= {"cpu_offload_gb": 8, "cpu_offload_params": {"experts"}}

@@ -10,6 +10,7 @@ from one_selection import DEVICE, TOP_4, fused, layout_of, of_shape
 import xshare
 from xshare import LayoutError, Placement, Policy, PolicyError, RouterError, RouterSpec
 from xshare.engines.gates import Tally
+from xshare.engines.serving.compiled import Compiled
 from xshare.engines.serving.gpu_selector import FusedSelector, Pool
 from xshare.engines.serving.layer_buffers import Buffers
 from xshare.engines.serving.state import State
@@ -154,6 +155,45 @@ def test_every_step_weighs_the_costs_of_its_rows(text):
     assert others >= 2
 
 
+def selector_of(policy, compiled, step, keep, rows):
+    site = SimpleNamespace(router=TOP_4, num_experts=64, placement=None)
+    hook = {"mask_logits": True, "with_share": False, "reroutes": False, "routes": None}
+    return FusedSelector(site, Buffers(keep, None), step, Sizes(rows), policy, compiled=compiled, pool=Pool(), **hook)
+
+
+@pytest.mark.parametrize(
+    ("started_with", "rows_each"),
+    [
+        ({"policy": "balanced"}, 0),
+        ({"policy": "balanced", "gates": {"bypass": False}}, 0),
+        ({"policy": "balanced", "live": "any"}, 4),
+        ({"policy": "k0=1,m=0,mr=4"}, 4),
+    ],
+)
+def test_request_budgets_are_compiled_where_a_server_may_need_them(started_with, rows_each):
+    """A server with three drafts: without request budgets it has the faster kernel, which takes no request budgets."""
+    settings = settings_of({"xshare": started_with | {"metrics": False}})
+    policy, keep = settings.policy, torch.ones(64, dtype=torch.bool, device=DEVICE)
+    compiled = Compiled.of(settings, policy, [0, 1], top_k=4, drafts=3, every_size=settings.at_every_size)
+    assert compiled.rows_per_request == rows_each
+    control = Control(DEVICE)
+    control.set_policy(policy)
+    selector = selector_of(policy, compiled, Step(torch.device(DEVICE), control), keep, 16)
+    assert selector.selections[16].plan.one_tile == (rows_each == 0)
+    logits, starts = torch.randn(16, 64, generator=torch.Generator().manual_seed(5)) * 2, list(range(0, 17, 4))
+    control.set_step(16, starts)
+    control.set_gate(True)
+    control.push()
+    selector.launch(logits.to(DEVICE, copy=True))
+    assert torch.equal(keep.cpu(), xshare.route(logits, TOP_4, policy, layout=layout_of(16, starts)).selected)
+    other = Policy.parse("k0=1,m=0,mr=2")
+    if rows_each:
+        selector.check_policy(other)
+    else:
+        with pytest.raises(PolicyError, match=r"request_budget \(mr\) in k0=1,m=0,mr=2 needs a selection made with"):
+            selector.check_policy(other)
+
+
 def test_vllm_hands_the_tables_to_its_kernels():
     """A layer of vLLM on a GPU, as far as it is ours: told of steps, it weighs what a step's table says."""
     stairs = Stairs({"experts": 64}, {4: {4: 1.0, 20: 1.0, 21: 9.0, 64: 10.0}})
@@ -162,11 +202,8 @@ def test_vllm_hands_the_tables_to_its_kernels():
     control.set_policy(policy)
     step = Step(torch.device(DEVICE), control, costs=stairs.costs.to(DEVICE))
     keep = torch.ones(64, dtype=torch.bool, device=DEVICE)
-    site = SimpleNamespace(router=TOP_4, num_experts=64, placement=None)
-    options = {"never_within": 0, "thresholds": thresholds_of([policy]), "pool": Pool()}
-    hook = {"mask_logits": True, "with_share": False, "reroutes": False, "routes": None}
-    selector = FusedSelector(site, Buffers(keep, None), step, Sizes(8), policy, **options, **hook)
     settings = settings_of({"xshare": {"policy": str(policy), "gates": {"bypass": False}, "metrics": False}})
+    selector = selector_of(policy, Compiled.of(settings, policy, [0], 4, 0, every_size=True), step, keep, 8)
     state = State(settings, policy, [], step, Sizes(8), Tally(logging.getLogger("xshare")), stairs=stairs)
     for rows, on in ((4, True), (4, False), (3, True), (6, True)):
         logits = torch.randn(rows, 64, generator=torch.Generator().manual_seed(rows)) * 2

@@ -24,7 +24,6 @@ from xshare.cli.output import (
 from xshare.engines.by_name import open_engine
 from xshare.errors import XShareError
 from xshare.files import check_distinct_paths, check_writable
-from xshare.policy import Policy
 from xshare.profile import StaircaseFile
 from xshare.quality.task_files import read_tasks
 from xshare.results import Results, Row, check_resumable, sha256
@@ -84,9 +83,8 @@ def tune(
     cost_file = None if cost is None else cost_reference(cost, profile)
     setting |= {} if cost_file is None else {"cost": cost_file.sha256}
     check_resumable(out, setting)
-    example = Policy(warmup=1, request_budget=min(1, drafts))  # what the engine must support
     with says_what_is_kept(out, kept_text):
-        opened = open_engine(engine, model, drafts=drafts, policies=[example], options=options, cost=cost)
+        opened = open_engine(engine, model, drafts=drafts, options=options, cost=cost)
         record = opened.about.record()
         if unreal := unreal_notes(opened.about):
             opened.close()

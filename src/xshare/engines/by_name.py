@@ -41,7 +41,7 @@ def open_engine(
 
     model     a folder, or a model in the box; of a server, the name of one of its models
     drafts    drafted tokens a request and step
-    policies  those that will be used: vLLM provides for their budgets from the start
+    policies  those that will be used: vLLM compiles selection for them from the start; for any, where there are none
     options   device and dtype, and arguments of the engine's own: vLLM's LLM; the draft model's folder, lanes (batches
               that go through one pass) and devices (over which experts are taken to be spread, for policies with mg)
               for Transformers. A server takes its timeout alone

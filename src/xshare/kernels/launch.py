@@ -99,7 +99,10 @@ class FusedSelection:
         """Refuse a policy that this selection was not built for. A captured graph cannot check: call this before
         changing its control."""
         if policy.request_budget and not self.plan.each:
-            raise PolicyError("request_budget (mr) needs a selection made with rows_per_request, and this one was not")
+            raise PolicyError(
+                f"request_budget (mr) in {policy} needs a selection made with rows_per_request, and this one was not: "
+                f"start an engine with such a policy"
+            )
         if policy.device_budget is not None and self.placement is None:
             raise PolicyError("device_budget (mg) needs a selection made with a placement, and this one was not")
         if left_out := thresholds_of([policy]) - self.thresholds:

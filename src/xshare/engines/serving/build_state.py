@@ -10,6 +10,7 @@ from typing import Any, Protocol, TypeVar
 import torch
 
 from xshare.engines.gates import Tally
+from xshare.engines.serving.compiled import Compiled
 from xshare.engines.serving.joint_state import JointState
 from xshare.engines.serving.layer_buffers import LayerGroup, group_layers
 from xshare.engines.serving.layer_facts import Facts
@@ -17,11 +18,10 @@ from xshare.engines.serving.metrics import Samples
 from xshare.engines.serving.ranks import Ranks
 from xshare.engines.serving.settings import Settings
 from xshare.engines.serving.site import Site
-from xshare.engines.serving.state import Attached, State, rows_within
+from xshare.engines.serving.state import Attached, State
 from xshare.engines.serving.step import Step
 from xshare.engines.serving.step_sizes import Sizes
 from xshare.kernels.control import Control
-from xshare.kernels.limits import THRESHOLDS, thresholds_of
 from xshare.policy import Policy
 from xshare.profile import read_profile
 from xshare.staircase import Stairs
@@ -30,8 +30,8 @@ AnySite = TypeVar("AnySite", bound=Site, contravariant=True)
 
 
 class MakesLayers(Protocol[AnySite]):
-    """The engine's function that makes a layer per site, with the buffers that its group has for it. `never_within` and
-    `thresholds` are FusedSelector's. `one_launch`: do all of routing in the selection's launch, where possible."""
+    """The engine's function that makes a layer per site, with the buffers that its group has for it. `ranks`: the
+    data-parallel ranks that choose one set together."""
 
     def __call__(
         self,
@@ -41,11 +41,7 @@ class MakesLayers(Protocol[AnySite]):
         step: Step,
         sizes: Sizes,
         tally: Tally,
-        *,
-        never_within: int,
-        thresholds: frozenset[str],
-        one_launch: bool,
-        protects: bool,
+        compiled: Compiled,
         ranks: Ranks | None,
     ) -> Sequence[Attached]: ...
 
@@ -86,13 +82,9 @@ def build_state(
         now.costs = stairs.costs.to(device)
     groups = group_layers(sites, sizes.buckets[-1], device, sampled=settings.metrics.on)
     # With the rows of other ranks, a step of any size may be acted on.
-    never_within = 0 if settings.at_every_size or ranks is not None else rows_within(policy, numbers, top_k)
-    thresholds = THRESHOLDS if settings.at_every_size else thresholds_of(policy.by_layer(numbers))
-    layers = make_layers(
-        sites, policy, groups, now, sizes, tally,
-        never_within=never_within, thresholds=thresholds, one_launch=settings.one_launch,
-        protects=settings.protect, ranks=ranks,
-    )  # fmt: skip
+    every_size = settings.at_every_size or ranks is not None
+    compiled = Compiled.of(settings, policy, numbers, top_k, sizes.num_spec_tokens, every_size)
+    layers = make_layers(sites, policy, groups, now, sizes, tally, compiled, ranks)
     samples = Samples(groups, device) if settings.metrics.on else None
     parts = settings, policy, layers, now, sizes, tally, samples, stairs, all_layers
     state = State(*parts) if ranks is None else JointState(*parts, ranks=ranks)

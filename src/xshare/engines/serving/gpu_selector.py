@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from xshare.engines.serving.compiled import Compiled
 from xshare.engines.serving.layer_buffers import Buffers
 from xshare.engines.serving.site import Site
 from xshare.engines.serving.step import Step
@@ -67,27 +68,23 @@ class FusedSelector:
         sizes: Sizes,
         policy: Policy,
         *,
-        never_within: int,
-        thresholds: frozenset[str],
+        compiled: Compiled,
         mask_logits: bool,
         with_share: bool,
         reroutes: bool,
         routes: torch.dtype | None,
         pool: Pool,
-        protects: bool = True,
         one_launch: OneLaunch | None = None,
         across: Callable[[Tensor], None] | None = None,
     ) -> None:
-        """`policy`: this layer's first one. `never_within`: steps of at most so many rows are never acted on, because
-        they natively load no more than the budget. `thresholds`, `protects`, `across`: see FusedSelection. `routes`:
-        logits of this type are routed in the same launch, for `one_launch`."""
+        """`policy`: this layer's first one. `across`: see FusedSelection. `routes`: logits of this type are routed in
+        the same launch, for `one_launch`."""
         assert step.control is not None
         self.control, self.sizes, self.router, self.num_experts = step.control, sizes, site.router, site.num_experts
-        self.never_within, self.reroutes = never_within, reroutes
+        self.never_within, self.reroutes = compiled.never_within, reroutes
         self.across = across
         self.own = torch.zeros(len(LayerNumber), dtype=torch.float64, device=step.device)  # this layer's own numbers
-        drafts = sizes.num_spec_tokens
-        rows_per_request = 1 + drafts if drafts or policy.request_budget else 0
+        rows_per_request = compiled.rows_per_request
         self.selections: dict[int, FusedSelection] = {}  # by rows
         for rows in sizes.buckets:
             plan = Plan.of(site.num_experts, rows, rows_per_request, step.device, across is not None)
@@ -105,8 +102,8 @@ class FusedSelector:
                 keep=buffers.keep,
                 own=self.own,
                 cost=step.costs,
-                thresholds=thresholds,
-                protects=protects,
+                thresholds=compiled.thresholds,
+                protects=compiled.protects,
                 scratch=pool.scratch(plan, step.device),
                 tables=None if routes is None else pool.tables(plan, *shape, routes, step.device),
                 across=across,

@@ -59,8 +59,8 @@ class Settings(BaseModel):
     )
     live: Literal["budgets", "any"] = Field(
         default="budgets",
-        description="what can be changed while serving: with `any`, selection is captured at every size and with all "
-        "thresholds, so that any policy can be set",
+        description="what can be changed while serving: with `any`, selection is captured at every size, with all "
+        "thresholds and, with drafts, request budgets, so that any policy can be set",
     )
     experiment: bool = Field(
         default=False,

@@ -14,6 +14,7 @@ from typing import Any
 from torch import Tensor
 
 from xshare.engines.gates import Tally
+from xshare.engines.serving.compiled import Compiled
 from xshare.engines.serving.cpu_selector import ReferenceSelector
 from xshare.engines.serving.hooks import MaskLogits, Reroute, rescales
 from xshare.engines.serving.layer_buffers import Buffers, LayerGroup
@@ -80,14 +81,10 @@ def make_layers(
     step: Step,
     sizes: Sizes,
     tally: Tally,
-    *,
-    never_within: int,
-    thresholds: frozenset[str],
-    one_launch: bool,
-    protects: bool,
+    compiled: Compiled,
     ranks: Ranks | None,
 ) -> list[Layer]:
-    """See MakesLayers. SGLang routes, whatever `one_launch` says; `ranks` are not supported yet."""
+    """See MakesLayers. SGLang routes, never the selection; `ranks` are not supported yet."""
     buffers = {place: layer_buffers for group in groups for place, layer_buffers in group.buffers().items()}
     pool: Any = None
     layers = []
@@ -105,9 +102,7 @@ def make_layers(
                 step,
                 sizes,
                 layer_policy,
-                never_within=never_within,
-                thresholds=thresholds,
-                protects=protects,
+                compiled=compiled,
                 mask_logits=mode == MaskLogits.mode,
                 with_share=mode == MaskLogits.mode and rescales(site),  # other modes do not need it
                 reroutes=mode == Reroute.mode,

@@ -12,6 +12,7 @@ from typing import Any
 from xshare.engines.base import NO_STAIRS, About, Answer, BeforeStep, Divergence, Run, StepTime, leaving
 from xshare.engines.chat import Messages, chat_ids
 from xshare.engines.counters import Stats, layer_numbers, over_workers, since
+from xshare.engines.serving.compiled import start_fields
 from xshare.errors import ModelError, XShareError
 from xshare.policy import Policy
 from xshare.profile import model_hash
@@ -24,8 +25,8 @@ COUNTERS = ("vllm:spec_decode_num_draft_tokens", "vllm:spec_decode_num_accepted_
 
 
 class VllmEngine:
-    """`options`: arguments of vLLM's LLM. `policies`: those that `use` will set; selection must be compiled for budgets
-    per request or device from the start. `cost`: a staircase's file."""
+    """`options`: arguments of vLLM's LLM. `policies`: those that `use` will set, for which selection is compiled; any,
+    where there are none. `cost`: a staircase's file."""
 
     serves: Policy | None = None
 
@@ -248,14 +249,8 @@ def llm_arguments(
     drafts: int, policies: Sequence[Policy], options: Mapping[str, Any], cost: Path | None = None
 ) -> dict[str, Any]:
     """The arguments of LLM: `options`, with selection that acts on every decode step."""
-    # Selection is compiled for the first policy's kinds of budgets. With bypasses off it follows any batch budget.
-    settings: dict[str, Any] = {"warmup": 1}
-    settings |= {"gates": {"bypass": False}, "metrics": {"every": EVERY}}
-    if any(policy.request_budget for policy in policies):
-        settings["request_budget"] = 1
-    for policy in policies:
-        if policy.device_budget is not None:
-            settings["device_budget"] = 1
+    # With bypasses off, selection is there at every size, so it follows any batch budget.
+    settings = start_fields(policies) | {"gates": {"bypass": False}, "metrics": {"every": EVERY}}
     if cost is not None:
         settings["cost"] = str(cost.resolve())  # workers may run in another folder
     config = dict(options.get("additional_config", {}))

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from xshare.engines.gates import Tally
+from xshare.engines.serving.compiled import Compiled
 from xshare.engines.serving.cpu_selector import ReferenceSelector
 from xshare.engines.serving.hooks import Hook, MaskLogits, Reroute, Routed, rescales
 from xshare.engines.serving.layer_buffers import Buffers, LayerGroup
@@ -96,16 +97,10 @@ def make_layers(
     step: Step,
     sizes: Sizes,
     tally: Tally,
-    *,
-    never_within: int,
-    thresholds: frozenset[str],
-    one_launch: bool,
-    protects: bool,
-    ranks: Ranks | None = None,
+    compiled: Compiled,
+    ranks: Ranks | None,
 ) -> list[Layer]:
-    """A layer per site, with its group's buffers for it. `never_within` and `thresholds` are FusedSelector's.
-    `one_launch`: do all of routing in the selection's launch, where possible. `ranks`: the data-parallel ranks that
-    choose one set together."""
+    """See MakesLayers."""
     buffers = {place: layer_buffers for group in groups for place, layer_buffers in group.buffers().items()}
     pool: Any = None
     layers = []
@@ -118,7 +113,7 @@ def make_layers(
             from xshare.engines.vllm import one_launch as launches
 
             pool, dtype = pool or Pool(), site.runner.moe_config.in_dtype
-            if mode == MaskLogits.mode and one_launch:
+            if mode == MaskLogits.mode and compiled.one_launch:
                 reason = "ranks choose together" if ranks else launches.why_not(site, step.device, dtype)
                 mode = Route.mode if reason is None else mode
                 refused[reason] = refused.get(reason, 0) + 1
@@ -128,9 +123,7 @@ def make_layers(
                 step,
                 sizes,
                 layer_policy,
-                never_within=never_within,
-                thresholds=thresholds,
-                protects=protects,
+                compiled=compiled,
                 mask_logits=mode in (MaskLogits.mode, Route.mode),
                 with_share=mode == MaskLogits.mode and rescales(site),  # other modes do not need it
                 reroutes=mode == Reroute.mode,
