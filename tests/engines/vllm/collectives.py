@@ -14,7 +14,7 @@ from vllm.distributed.device_communicators.cpu_communicator import CpuCommunicat
 def all_gatherv(self, input_, dim=0, sizes=None):
     """The rows of all ranks, one after another; rank r has sizes[r]."""
     if isinstance(input_, list):
-        return [all_gatherv(self, each, dim, sizes) for each in input_]
+        return [all_gatherv(self, tensor, dim, sizes) for tensor in input_]
     assert dim == 0
     sizes = [len(input_)] * self.world_size if sizes is None else sizes
     padded = input_.new_zeros(max(sizes), *input_.shape[1:])

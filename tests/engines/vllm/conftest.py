@@ -54,13 +54,13 @@ def stairs(small, tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def server(small, stairs, tmp_path_factory):
-    found = Server(small, tmp_path_factory.mktemp("log") / "server.log", POLICY | {"cost": str(stairs)})
+    tiny_server = Server(small, tmp_path_factory.mktemp("log") / "server.log", POLICY | {"cost": str(stairs)})
     try:
-        found.wait_until_ready()
-        found.rpc("watch")
-        yield found
+        tiny_server.wait_until_ready()
+        tiny_server.rpc("watch")
+        yield tiny_server
     finally:
-        found.stop()
+        tiny_server.stop()
 
 
 @pytest.fixture

@@ -25,9 +25,9 @@ def checked(engine, limit=12):
     def met(policy):
         """On a busy machine a server may have answered one request before the next comes: then ask again."""
         for _ in range(20):
-            found = tokens(policy)[1]
+            answers = tokens(policy)[1]
             if engine.stats().mean["experts_native"] > 4:
-                return found
+                return answers
         pytest.fail("no two requests met in a step")
 
     run, native = tokens(None)
@@ -42,8 +42,8 @@ def checked(engine, limit=12):
     assert met(PRUNED) != native
     assert engine.stats().mean["experts_active"] < engine.stats().mean["experts_native"]
     for exact in ({0, 5}, set(range(7))):  # among pruned neighbours, and all of them
-        said = tokens(PRUNED, protected=exact)[1]
-        assert [said[who] for who in exact] == [native[who] for who in exact]
+        pruned = tokens(PRUNED, protected=exact)[1]
+        assert [pruned[number] for number in exact] == [native[number] for number in exact]
     assert tokens(None)[1] == native  # nothing that was pruned is left
     assert engine.stats().mean == {}
     whole = run.answers[0]

@@ -55,7 +55,7 @@ def runner_of(llm):
 
 def check(step: Step, layer, routed: Routed, policy: str, cost: list[float] | None = None) -> None:
     """The set, the ids and the weights of one layer in one step are the oracle's, which has the logits alone."""
-    router, asked = layer.site.router, xshare.Policy.parse(policy)
+    router, parsed = layer.site.router, xshare.Policy.parse(policy)
     bias = None if router.correction_bias is None else router.correction_bias.tolist()
     groups = (router.n_group, router.topk_group)
     rule = oracle.Router(
@@ -65,8 +65,8 @@ def check(step: Step, layer, routed: Routed, policy: str, cost: list[float] | No
         routed.logits.double().tolist(),
         rule,
         requests=step.requests,
-        score=asked.score,
-        policy=as_oracle(asked),
+        score=parsed.score,
+        policy=as_oracle(parsed),
         cost=cost,
     )
     assert routed.keep == wanted["selected"]
@@ -84,8 +84,8 @@ def check_coverage(layer, routed: Routed, policy: str) -> None:
     if not rho:
         return
     native = xshare.route(routed.logits, layer.site.router, xshare.Policy(method="native"))
-    for mine, ids, weights in zip(routed.ids.tolist(), native.ids.tolist(), native.weights.tolist(), strict=True):
-        kept = sum(weight for expert, weight in zip(ids, weights, strict=True) if expert in mine)
+    for routed_ids, ids, weights in zip(routed.ids.tolist(), native.ids.tolist(), native.weights.tolist(), strict=True):
+        kept = sum(weight for expert, weight in zip(ids, weights, strict=True) if expert in routed_ids)
         assert kept >= rho * sum(weights) * (1 - 1e-5)
 
 
@@ -119,16 +119,18 @@ class Recorder:
         def execute_model(scheduled, *args, **kwargs):
             if scheduled.total_num_scheduled_tokens:
                 self.steps.append(Step(False, [0], [], False))
-            found = native(scheduled, *args, **kwargs)
+            output = native(scheduled, *args, **kwargs)
             if scheduled.total_num_scheduled_tokens:
                 self._finish(self.steps[-1], scheduled)
-            return found
+            return output
 
         self.runner.execute_model = execute_model
 
     def _finish(self, step: Step, scheduled):
         done = {request.req_id: request.num_computed_tokens for request in scheduled.scheduled_new_reqs}
-        self.prompt_lengths |= {each.req_id: len(each.prompt_token_ids) for each in scheduled.scheduled_new_reqs}
+        self.prompt_lengths |= {
+            request.req_id: len(request.prompt_token_ids) for request in scheduled.scheduled_new_reqs
+        }
         cached = scheduled.scheduled_cached_reqs
         done |= dict(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
         order = self.runner.input_batch.req_ids
@@ -173,12 +175,12 @@ class Recorder:
                     **(kwargs | {"router_logits": logits, "e_score_correction_bias": layer.site.router.correction_bias})
                 )
                 keep = set(layer.buffers.keep.nonzero().flatten().tolist())
-                given = weights.clone()
+                effective_weights = weights.clone()
                 if layer.site.router.scoring == "softmax" and not layer.site.router.renormalize and self.state.now.gate:
                     share = (logits.double().softmax(-1) * layer.buffers.keep).sum(-1, keepdim=True)
-                    given *= share.float()  # as the output is, afterwards
+                    effective_weights *= share.float()  # as the output is, afterwards
                 if self.steps:
-                    self.steps[-1].layers.append(Routed(logits, given, ids.clone(), own, keep))
+                    self.steps[-1].layers.append(Routed(logits, effective_weights, ids.clone(), own, keep))
                 return weights, ids
 
             select_experts.native = routing

@@ -27,8 +27,8 @@ DRAFTS = {"method": "ngram", "prompt_lookup_max": 3, "prompt_lookup_min": 1, "nu
 
 def plain(rank):
     """Six requests that come at once, of different lengths."""
-    asked = prompts(6, seed=rank)
-    return Plan({0: [(f"{rank}-{i}", prompt, 4 + i + 3 * rank) for i, prompt in enumerate(asked)]})
+    rank_prompts = prompts(6, seed=rank)
+    return Plan({0: [(f"{rank}-{i}", prompt, 4 + i + 3 * rank) for i, prompt in enumerate(rank_prompts)]})
 
 
 def repeating(rank):
@@ -47,10 +47,13 @@ def first_scene(options):
 def busy(rank):
     """Requests that join, end and abort on one rank only: rank 1 idles at first, reads prompts while rank 0 decodes,
     loses two requests half way, and idles again."""
-    asked = prompts(6, seed=10 + rank)
+    rank_prompts = prompts(6, seed=10 + rank)
     if rank == 0:
-        return Plan({0: [(f"0-{i}", prompt, 18 + i) for i, prompt in enumerate(asked)]})
-    come = {4: [(f"1-{i}", asked[i], 30) for i in range(3)], 6: [(f"1-{i}", asked[i], 3) for i in range(3, 6)]}
+        return Plan({0: [(f"0-{i}", prompt, 18 + i) for i, prompt in enumerate(rank_prompts)]})
+    come = {
+        4: [(f"1-{i}", rank_prompts[i], 30) for i in range(3)],
+        6: [(f"1-{i}", rank_prompts[i], 3) for i in range(3, 6)],
+    }
     return Plan(come, abort={9: ["1-0", "1-1"], 12: ["1-2"]})
 
 
@@ -72,24 +75,27 @@ def started(model, key, options):
 
 def native(rank, model, options):
     """Without the key."""
-    found = started(model, None, options)
-    return {"plain": found.run(first_scene(options)(rank), 0), "busy": found.run(busy(rank), LAST)}
+    stepped = started(model, None, options)
+    return {"plain": stepped.run(first_scene(options)(rank), 0), "busy": stepped.run(busy(rank), LAST)}
 
 
 def pruned(rank, model, options, policies=(PRUNED,)):
     """With it: tokens and decisions of every scene, and what was counted."""
-    found = started(model, ALL | {"policy": EVERYTHING}, options)
-    told, first = {}, first_scene(options)
-    told["everything"] = {"plain": found.run(first(rank), 0), "busy": found.run(busy(rank), LAST)}, found.taken()
+    stepped = started(model, ALL | {"policy": EVERYTHING}, options)
+    outcomes, first = {}, first_scene(options)
+    outcomes["everything"] = (
+        {"plain": stepped.run(first(rank), 0), "busy": stepped.run(busy(rank), LAST)},
+        stepped.taken(),
+    )
     for policy in policies:
-        found.llm.collective_rpc("xshare_set", args=(policy,))
-        found.llm.reset_prefix_cache()
-        told[policy] = found.run(first(rank), 0), found.taken()
-    told["busy"] = found.run(busy(rank), LAST), found.taken()
-    told["stats"] = found.llm.collective_rpc("xshare_stats")[0]
-    told["changing"] = found.run(changing(rank), LAST), found.taken()
-    told["after"] = found.llm.collective_rpc("xshare_stats")[0]
-    return told
+        stepped.llm.collective_rpc("xshare_set", args=(policy,))
+        stepped.llm.reset_prefix_cache()
+        outcomes[policy] = stepped.run(first(rank), 0), stepped.taken()
+    outcomes["busy"] = stepped.run(busy(rank), LAST), stepped.taken()
+    outcomes["stats"] = stepped.llm.collective_rpc("xshare_stats")[0]
+    outcomes["changing"] = stepped.run(changing(rank), LAST), stepped.taken()
+    outcomes["after"] = stepped.llm.collective_rpc("xshare_stats")[0]
+    return outcomes
 
 
 def drafted(rank, model, options, policy):
@@ -98,13 +104,13 @@ def drafted(rank, model, options, policy):
 
 
 def in_turn(rank, model, options, policy):
-    found, first = started(model, ALL | {"policy": EVERYTHING}, options), first_scene(options)
-    told = {"everything": (found.run(first(rank), 0), found.taken())}
-    for method, given in (("xshare_set", policy), ("xshare_switch", False)):
-        found.llm.collective_rpc(method, args=(given,))
-        found.llm.reset_prefix_cache()
-        told[given] = found.run(first(rank), 0), found.taken()
-    return told
+    stepped, first = started(model, ALL | {"policy": EVERYTHING}, options), first_scene(options)
+    outcomes = {"everything": (stepped.run(first(rank), 0), stepped.taken())}
+    for method, value in (("xshare_set", policy), ("xshare_switch", False)):
+        stepped.llm.collective_rpc(method, args=(value,))
+        stepped.llm.reset_prefix_cache()
+        outcomes[value] = stepped.run(first(rank), 0), stepped.taken()
+    return outcomes
 
 
 def use_kernels():
@@ -128,29 +134,29 @@ def short_by_kernels(rank, model, options, policy):
     """Rank 1 begins later, with a prompt of more rows than its kernels are for. The policy changes on one rank after
     the other, and one is switched off for a step."""
     use_kernels()
-    found = started(model, ALL | {"policy": EVERYTHING}, options)
-    asked = prompts(3, seed=20 + rank)
-    told = {"everything": (found.run(Plan({0: [(f"{rank}-0", asked[0], 3)]}), 0), found.taken())}
-    plan = Plan({0: [(f"0-{i}", prompt, 12) for i, prompt in enumerate(asked)]})
+    stepped = started(model, ALL | {"policy": EVERYTHING}, options)
+    rank_prompts = prompts(3, seed=20 + rank)
+    outcomes = {"everything": (stepped.run(Plan({0: [(f"{rank}-0", rank_prompts[0], 3)]}), 0), stepped.taken())}
+    plan = Plan({0: [(f"0-{i}", prompt, 12) for i, prompt in enumerate(rank_prompts)]})
     if rank == 1:
-        plan = Plan({2: [("1-0", asked[0] * 25, 8)], 4: [("1-1", asked[1], 4)]})
+        plan = Plan({2: [("1-0", rank_prompts[0] * 25, 8)], 4: [("1-1", rank_prompts[1], 4)]})
     plan.call = {0: [("xshare_set", policy)], 6 + 2 * rank: [("xshare_set", "k0=1,m=5")]}
     if rank == 0:
         plan.call |= {10: [("xshare_switch", False)], 11: [("xshare_switch", True)]}
-    told["short"] = found.run(plan, LAST), found.taken()
-    told["stats"] = found.llm.collective_rpc("xshare_stats")[0]
-    return told
+    outcomes["short"] = stepped.run(plan, LAST), stepped.taken()
+    outcomes["stats"] = stepped.llm.collective_rpc("xshare_stats")[0]
+    return outcomes
 
 
 def dying(rank, model, options):
     """Rank 1 ends in the middle of a step, in front of its message. -> what the others' engines end with"""
-    found = started(model, ALL | {"policy": PRUNED}, options)
+    stepped = started(model, ALL | {"policy": PRUNED}, options)
     if rank == 1:
-        selector = found.state.layers[1].selector
+        selector = stepped.state.layers[1].selector
         native, calls = selector.decide, iter(range(6))
         selector.decide = lambda logits: native(logits) if next(calls) < 5 else os._exit(0)
     try:
-        found.run(plain(rank), 0)
+        stepped.run(plain(rank), 0)
     except RuntimeError as error:
         return str(error)
     return None
@@ -163,29 +169,29 @@ def rebalanced(rank, model, policy):
 
 def together(decided):
     """By step and layer what each rank did, from each rank's list."""
-    found = {}
-    for rank, mine in enumerate(decided):
-        for each in mine:
-            found.setdefault((each.step, each.layer), {})[rank] = each
-    return found
+    by_step = {}
+    for rank, decisions in enumerate(decided):
+        for decision in decisions:
+            by_step.setdefault((decision.step, decision.layer), {})[rank] = decision
+    return by_step
 
 
 def places_of(ranks):
     """Where experts count in a layer of a step: the same for all ranks, and a place where vLLM holds them."""
-    (devices,) = {tuple(each.devices) for each in ranks.values() if each.voted}
-    for each in ranks.values():
-        assert all(device in held for device, held in zip(devices, each.held, strict=True) if each.voted)
+    (devices,) = {tuple(decision.devices) for decision in ranks.values() if decision.voted}
+    for decision in ranks.values():
+        assert all(device in held for device, held in zip(devices, decision.held, strict=True) if decision.voted)
     return xshare.Placement(torch.tensor(devices), 1 + max(devices))
 
 
 def wanted(ranks, router, policy, placement=None):
     """S by xshare.route, on the rows of all ranks that vote."""
-    voting = [each for each in ranks.values() if each.voted]
+    voting = [decision for decision in ranks.values() if decision.voted]
     requests, first = [], 0
-    for each in voting:
-        starts = torch.tensor(each.starts)
+    for decision in voting:
+        starts = torch.tensor(decision.starts)
         requests.append(torch.arange(first, first + len(starts) - 1).repeat_interleave(starts.diff()))
         first += len(starts) - 1
-    rows = torch.cat([torch.from_numpy(each.logits) for each in voting])
-    found = xshare.route(rows, router, policy, layout=xshare.BatchLayout(torch.cat(requests)), placement=placement)
-    return found.selected.nonzero().flatten().tolist()
+    rows = torch.cat([torch.from_numpy(decision.logits) for decision in voting])
+    routing = xshare.route(rows, router, policy, layout=xshare.BatchLayout(torch.cat(requests)), placement=placement)
+    return routing.selected.nonzero().flatten().tolist()

@@ -11,27 +11,27 @@ from pathlib import Path
 
 import pytest
 
-HERE = Path(__file__).parent
+FOLDER = Path(__file__).parent
 KEY = "sk-of-the-tests"
 NOT_THERE = ("VLLM_ENABLE_V1_MULTIPROCESSING", "TRITON_INTERPRET")  # for this process alone
 
 
 def command(model, port, config):
-    found = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model)]
-    found += ["--host", "127.0.0.1", "--port", str(port), "--served-model-name", "tiny", "--dtype", "float32"]
-    found += ["--enforce-eager", "--max-model-len", "256", "--max-num-seqs", "16"]
-    found += ["--kv-cache-memory-bytes", str(64 << 20), "--worker-extension-cls", "worker_extension.Watched"]
-    found += ["--api-key", KEY]
-    return [*found, "--additional-config", json.dumps({"xshare": config})]
+    arguments = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model)]
+    arguments += ["--host", "127.0.0.1", "--port", str(port), "--served-model-name", "tiny", "--dtype", "float32"]
+    arguments += ["--enforce-eager", "--max-model-len", "256", "--max-num-seqs", "16"]
+    arguments += ["--kv-cache-memory-bytes", str(64 << 20), "--worker-extension-cls", "worker_extension.Watched"]
+    arguments += ["--api-key", KEY]
+    return [*arguments, "--additional-config", json.dumps({"xshare": config})]
 
 
 def environment():
     inherited = {name: value for name, value in os.environ.items() if name not in NOT_THERE}
-    paths = os.pathsep.join(filter(None, [str(HERE), os.environ.get("PYTHONPATH")]))
-    found = {"VLLM_SERVER_DEV_MODE": "1", "PYTHONPATH": paths, "VLLM_LOGGING_LEVEL": "INFO", "OPENAI_API_KEY": KEY}
+    paths = os.pathsep.join(filter(None, [str(FOLDER), os.environ.get("PYTHONPATH")]))
+    variables = {"VLLM_SERVER_DEV_MODE": "1", "PYTHONPATH": paths, "VLLM_LOGGING_LEVEL": "INFO", "OPENAI_API_KEY": KEY}
     # A server hangs up on a client that was silent for 5 s, and httpx keeps a silent connection for 5 s: a request sent
     # just then is lost. The client has to be the first.
-    return inherited | found | {"VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "60"}
+    return inherited | variables | {"VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "60"}
 
 
 class Server:
@@ -67,20 +67,20 @@ class Server:
         return answer.json()
 
     def rpc(self, method, *args):
-        (found,) = self.post("/collective_rpc", {"method": method, "args": list(args)})["results"]
-        return found
+        (answer,) = self.post("/collective_rpc", {"method": method, "args": list(args)})["results"]
+        return answer
 
     def metrics(self):
         """xshare:* by name and labels, less the engine's number."""
         from prometheus_client.parser import text_string_to_metric_families
 
-        found = {}
+        values = {}
         for family in text_string_to_metric_families(self.client.get("/metrics").text):
             for sample in family.samples:
                 if sample.name.startswith("xshare:"):
                     labels = [value for name, value in sample.labels.items() if name != "engine"]
-                    found[(sample.name.removeprefix("xshare:"), *labels)] = sample.value
-        return found
+                    values[(sample.name.removeprefix("xshare:"), *labels)] = sample.value
+        return values
 
     def settled_metrics(self):
         """Metrics once nothing runs and the figures have been written."""

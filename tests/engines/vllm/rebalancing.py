@@ -57,8 +57,8 @@ def map_and_record(
     replicas = logical_to_physical_map[experts, turns]
     if record_enabled:
         rows = len(topk_ids) if num_unpadded_tokens is None else int(num_unpadded_tokens)
-        asked = replicas[: rows * topk_ids.shape[1]].long()
-        expert_load_view.index_add_(0, asked, torch.ones_like(asked, dtype=expert_load_view.dtype))
+        recorded = replicas[: rows * topk_ids.shape[1]].long()
+        expert_load_view.index_add_(0, recorded, torch.ones_like(recorded, dtype=expert_load_view.dtype))
     return replicas.reshape(topk_ids.shape).to(topk_ids.dtype)
 
 

@@ -56,8 +56,8 @@ class Rank:
             voted, rows, starts = now.gate, now.rows, [int(start) for start in now.starts]
             routing = native(logits)
             S = None if routing is None else routing.selected.nonzero().flatten().tolist()
-            kept = logits[:rows].numpy().copy() if voted else None
-            self.decided.append(Decided(self.step, place, voted, starts, kept, S, *self._places(place)))
+            voting_logits = logits[:rows].numpy().copy() if voted else None
+            self.decided.append(Decided(self.step, place, voted, starts, voting_logits, S, *self._places(place)))
             return routing
 
         return decide
@@ -67,12 +67,13 @@ class Rank:
 
         def launch(logits, route=False):
             now = self.state.now
-            starts, kept = [int(start) for start in now.starts], logits[: now.rows].numpy().copy() if now.gate else None
-            found = native(logits, route)
+            starts = [int(start) for start in now.starts]
+            voting_logits = logits[: now.rows].numpy().copy() if now.gate else None
+            selection = native(logits, route)
             keep = layer.buffers.keep
-            S = None if found is None or keep.all() else keep.nonzero().flatten().tolist()
-            self.decided.append(Decided(self.step, place, now.gate, starts, kept, S, *self._places(place)))
-            return found
+            S = None if selection is None or keep.all() else keep.nonzero().flatten().tolist()
+            self.decided.append(Decided(self.step, place, now.gate, starts, voting_logits, S, *self._places(place)))
+            return selection
 
         return launch
 
@@ -83,8 +84,10 @@ class Rank:
             return devices, None
         (state,) = self.eplb.model_states.values()
         experts = state.physical_to_logical_map[place].tolist()
-        each = len(experts) // placement.num_devices
-        return devices, [[p // each for p, e in enumerate(experts) if e == expert] for expert in range(len(devices))]
+        per_device = len(experts) // placement.num_devices
+        return devices, [
+            [p // per_device for p, e in enumerate(experts) if e == expert] for expert in range(len(devices))
+        ]
 
     def run(self, plan: Plan, last: int) -> dict[str, list[int]]:
         """Steps until all ranks are done; nothing happens after step `last`, on any of them. -> tokens by request"""
@@ -111,5 +114,5 @@ class Rank:
 
     def taken(self) -> list[Decided]:
         """Since the last time."""
-        found, self.decided = self.decided, []
-        return found
+        decisions, self.decided = self.decided, []
+        return decisions

@@ -208,8 +208,8 @@ def generate(llm, prompts: list[list[int]], tokens: int | list[int] = 12) -> lis
 
     lengths = [tokens] * len(prompts) if isinstance(tokens, int) else tokens
     params = [SamplingParams(temperature=0, max_tokens=length, ignore_eos=True, detokenize=False) for length in lengths]
-    found = llm.generate([{"prompt_token_ids": prompt} for prompt in prompts], params, use_tqdm=False)
-    return [list(each.outputs[0].token_ids) for each in found]
+    outputs = llm.generate([{"prompt_token_ids": prompt} for prompt in prompts], params, use_tqdm=False)
+    return [list(output.outputs[0].token_ids) for output in outputs]
 
 
 def prompts(count: int, length: int = 8, seed: int = 0) -> list[list[int]]:

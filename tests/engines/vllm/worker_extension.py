@@ -15,12 +15,12 @@ class Watched:
         native = runner.execute_model
 
         def execute_model(scheduled, *args, **kwargs):
-            found = native(scheduled, *args, **kwargs)
+            output = native(scheduled, *args, **kwargs)
             if scheduled.total_num_scheduled_tokens:
                 self.steps += 1
                 if state.now.gate:
                     self.sets.append([layer.buffers.keep.nonzero().flatten().tolist() for layer in state.layers])
-            return found
+            return output
 
         runner.execute_model = execute_model
 
@@ -31,7 +31,7 @@ class Watched:
 
     def tensors_alive(self) -> int:
         gc.collect()
-        return sum(isinstance(each, torch.Tensor) for each in gc.get_objects())
+        return sum(isinstance(item, torch.Tensor) for item in gc.get_objects())
 
     def steps_seen(self) -> int:
         return self.steps
