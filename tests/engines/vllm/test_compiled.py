@@ -8,7 +8,7 @@ from xshare.engines.serving.cpu_selector import ReferenceSelector
 pytestmark = pytest.mark.engine
 
 SETTINGS = {"policy": "k0=1,m=2", "gates": {"bypass": False}}
-ASKED = [prompts(1, length=3 + 5 * i % 19, seed=i)[0] for i in range(12)]
+PROMPTS = [prompts(1, length=3 + 5 * i % 19, seed=i)[0] for i in range(12)]
 LENGTHS = [4 + 7 * i % 17 for i in range(12)]
 
 
@@ -25,11 +25,11 @@ def answers(llm):
     native = ReferenceSelector.decide
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(ReferenceSelector, "decide", decide)
-        tokens = [generate(llm, ASKED, LENGTHS)]
+        tokens = [generate(llm, PROMPTS, LENGTHS)]
     llm.collective_rpc("xshare_set", args=("k0=1,m=32",))
-    tokens.append(generate(llm, ASKED, LENGTHS))
+    tokens.append(generate(llm, PROMPTS, LENGTHS))
     llm.collective_rpc("xshare_switch", args=(False,))
-    tokens.append(generate(llm, ASKED, LENGTHS))
+    tokens.append(generate(llm, PROMPTS, LENGTHS))
     return tokens, sets
 
 

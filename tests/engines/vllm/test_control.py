@@ -25,7 +25,7 @@ def core(caching=True, connector=None, running=True, drafts=False, resets=(True,
 
     class Core:
         def __init__(self):
-            self.asked, self.resets = [], list(resets)
+            self.calls, self.resets = [], list(resets)
             self.scheduler = SimpleNamespace(has_unfinished_requests=lambda: running)
             self.vllm_config = SimpleNamespace(
                 cache_config=SimpleNamespace(enable_prefix_caching=caching),
@@ -35,15 +35,15 @@ def core(caching=True, connector=None, running=True, drafts=False, resets=(True,
             )
 
         def collective_rpc(self, method, timeout=None, args=(), kwargs=None):
-            self.asked.append(method)
+            self.calls.append(method)
             return [True] if answer is None else [answer]
 
         def reset_prefix_cache(self, **options):
-            self.asked.append(options)
-            found = self.resets.pop(0)
-            if isinstance(found, Exception):
-                raise found
-            return found
+            self.calls.append(options)
+            outcome = self.resets.pop(0)
+            if isinstance(outcome, Exception):
+                raise outcome
+            return outcome
 
     reset_after_changes(Core)
     return Core()
@@ -52,40 +52,40 @@ def core(caching=True, connector=None, running=True, drafts=False, resets=(True,
 def test_a_change_resets_the_cache_and_then_the_running_requests():
     idle, busy = core(running=False), core(resets=(False, True))
     assert idle.collective_rpc("xshare_set", args=("k0=1",)) == [True]
-    assert idle.asked == ["xshare_set", {}]
+    assert idle.calls == ["xshare_set", {}]
     busy.collective_rpc("xshare_switch", args=(False,))
-    assert busy.asked == ["xshare_switch", {}, {"reset_running_requests": True}]
+    assert busy.calls == ["xshare_switch", {}, {"reset_running_requests": True}]
     busy.collective_rpc("xshare_stats")
-    assert busy.asked[3:] == ["xshare_stats"]
+    assert busy.calls[3:] == ["xshare_stats"]
 
 
 def test_without_a_cache_there_is_nothing_to_reset():
-    found = core(caching=False)
-    found.collective_rpc("xshare_set", args=("k0=1",))
-    assert found.asked == ["xshare_set"]
+    engine_core = core(caching=False)
+    engine_core.collective_rpc("xshare_set", args=("k0=1",))
+    assert engine_core.calls == ["xshare_set"]
 
 
 def test_a_cache_that_is_not_reset_is_told(monkeypatch):
-    told = []  # vLLM keeps its loggers' records from pytest
-    monkeypatch.setattr("xshare.engines.vllm.control.log.warning", lambda text, *more: told.append(text % more))
-    found = core(connector=object(), resets=(False, RuntimeError("blocks are held")))
-    assert found.collective_rpc("xshare_set", args=("k0=1",)) == [True]
-    assert told[0] == "xshare: blocks are held"
-    assert "the prefix cache was not reset" in told[1]
+    warnings = []  # vLLM keeps its loggers' records from pytest
+    monkeypatch.setattr("xshare.engines.vllm.control.log.warning", lambda text, *more: warnings.append(text % more))
+    engine_core = core(connector=object(), resets=(False, RuntimeError("blocks are held")))
+    assert engine_core.collective_rpc("xshare_set", args=("k0=1",)) == [True]
+    assert warnings[0] == "xshare: blocks are held"
+    assert "the prefix cache was not reset" in warnings[1]
 
 
 @pytest.mark.parametrize(("version", "refused"), [("0.26.0", True), ("0.29.0", False)])
 def test_a_change_that_would_lose_tokens_is_refused_before_it_is_made(monkeypatch, version, refused):
     monkeypatch.setattr("xshare.engines.vllm.control.vllm_version", lambda: version)
-    for found in (core(drafts=True, running=False), core(), core(drafts=True, caching=False)):
-        assert found.collective_rpc("xshare_set", args=("k0=1",)) == [True]
-    found = core(drafts=True)
+    for engine_core in (core(drafts=True, running=False), core(), core(drafts=True, caching=False)):
+        assert engine_core.collective_rpc("xshare_set", args=("k0=1",)) == [True]
+    engine_core = core(drafts=True)
     if not refused:
-        assert found.collective_rpc("xshare_set", args=("k0=1",)) == [True]
+        assert engine_core.collective_rpc("xshare_set", args=("k0=1",)) == [True]
         return
-    (refused,) = found.collective_rpc("xshare_set", None, ("k0=1",))
+    (refused,) = engine_core.collective_rpc("xshare_set", None, ("k0=1",))
     assert re.search("loses tokens of requests with drafts.*wait until none is running", refused["error"])
-    assert found.asked == []
+    assert engine_core.calls == []
 
 
 # What is refused
@@ -100,8 +100,8 @@ class Settled:
     def stats(self):
         return self.figures
 
-    def set_policy(self, given):
-        return str(Policy.of(given)) != "k0=1,m=0"
+    def set_policy(self, policy):
+        return str(Policy.of(policy)) != "k0=1,m=0"
 
     def switch(self, on):
         raise SettingsError(f"xshare_switch takes True or False, not {on!r}")
@@ -116,19 +116,19 @@ def worker(state=None):
 
 
 def test_a_worker_answers_what_it_cannot_do():
-    found = worker(Settled())
-    assert found.xshare_stats() == {"policy": "k0=1"}
-    assert found.xshare_set("k0=2") is True
-    assert found.xshare_set({"warmup": 1}) is False
+    settled_worker = worker(Settled())
+    assert settled_worker.xshare_stats() == {"policy": "k0=1"}
+    assert settled_worker.xshare_set("k0=2") is True
+    assert settled_worker.xshare_set({"warmup": 1}) is False
     for answer, sentence in [
-        (found.xshare_switch("off"), "xshare_switch takes True or False, not 'off'"),
-        (found.xshare_switch(), "xshare_switch takes on: missing a required argument: 'on'"),
-        (found.xshare_switch(True, False), "xshare_switch takes on: too many positional arguments"),
-        (found.xshare_set(polcy="k0=1"), "xshare_set takes policy: missing a required argument: 'policy'"),
-        (found.xshare_stats(1), "xshare_stats takes nothing: too many positional arguments"),
-        (found.xshare_set("k0=1,m="), "policy 'k0=1,m=': 'm=' should read letter=value, as in k0=1"),
-        (found.xshare_set(3), "a policy must be a string or a mapping of its fields, not 3"),
-        (found.xshare_set({"self": 3}), "'self' is no field of a policy: expected one of method, "),
+        (settled_worker.xshare_switch("off"), "xshare_switch takes True or False, not 'off'"),
+        (settled_worker.xshare_switch(), "xshare_switch takes on: missing a required argument: 'on'"),
+        (settled_worker.xshare_switch(True, False), "xshare_switch takes on: too many positional arguments"),
+        (settled_worker.xshare_set(polcy="k0=1"), "xshare_set takes policy: missing a required argument: 'policy'"),
+        (settled_worker.xshare_stats(1), "xshare_stats takes nothing: too many positional arguments"),
+        (settled_worker.xshare_set("k0=1,m="), "policy 'k0=1,m=': 'm=' should read letter=value, as in k0=1"),
+        (settled_worker.xshare_set(3), "a policy must be a string or a mapping of its fields, not 3"),
+        (settled_worker.xshare_set({"self": 3}), "'self' is no field of a policy: expected one of method, "),
         (worker().xshare_stats(), "xshare is not active in this engine: start it with an xshare key"),
     ]:
         assert [*answer] == ["error"]
@@ -152,28 +152,28 @@ def test_a_mistake_of_ours_is_still_raised():
 
 
 def test_what_cannot_reach_a_worker_is_answered_by_the_core(monkeypatch):
-    told = []
-    monkeypatch.setattr("xshare.engines.vllm.control.log.warning", lambda text, *more: told.append(text % more))
-    found = core(caching=False)
-    for given, sentence in [
+    warnings = []
+    monkeypatch.setattr("xshare.engines.vllm.control.log.warning", lambda text, *more: warnings.append(text % more))
+    engine_core = core(caching=False)
+    for call, sentence in [
         (("xshare_sett", None, (), {}), "'xshare_sett' is no method of xshare: it has xshare_set, xshare_switch, "),
         (("xshare_set", None, "k0=1", {}), "args of xshare_set must be a list, not 'k0=1'"),
         (("xshare_set", None, (), [1]), "kwargs of xshare_set must be an object, not [1]"),
         (("xshare_set", "soon", (), {}), "timeout of xshare_set must be a number of seconds, not 'soon'"),
     ]:
-        (answer,) = found.collective_rpc(*given)
+        (answer,) = engine_core.collective_rpc(*call)
         assert answer["error"].startswith(sentence)
-        assert told.pop() == f"xshare: {given[0]} is refused: {answer['error']}"
-    assert found.asked == []
-    assert found.collective_rpc("others") == [True]
+        assert warnings.pop() == f"xshare: {call[0]} is refused: {answer['error']}"
+    assert engine_core.calls == []
+    assert engine_core.collective_rpc("others") == [True]
     for method in METHODS:
-        assert found.collective_rpc(method) == [True]
+        assert engine_core.collective_rpc(method) == [True]
 
 
 def test_what_is_refused_resets_nothing():
-    found = core(answer={"error": "no"})
-    assert found.collective_rpc("xshare_set", args=("k9=1",)) == [{"error": "no"}]
-    assert found.asked == ["xshare_set"]
+    engine_core = core(answer={"error": "no"})
+    assert engine_core.collective_rpc("xshare_set", args=("k9=1",)) == [{"error": "no"}]
+    assert engine_core.calls == ["xshare_set"]
 
 
 class Engine:
@@ -204,11 +204,11 @@ def test_over_http_a_refusal_is_an_answer():
         pass
 
     answer_refusals(Wrapped)
-    asked = lambda *given: asyncio.run(Wrapped().collective_rpc(*given))  # noqa: E731
-    assert asked("xshare_set", None, ("good",), {}) == ["xshare_set"]
-    assert asked("xshare_set", None, ("bad",), {}) == [{"error": "refused by the worker"}]
+    ask = lambda *args: asyncio.run(Wrapped().collective_rpc(*args))  # noqa: E731
+    assert ask("xshare_set", None, ("good",), {}) == ["xshare_set"]
+    assert ask("xshare_set", None, ("bad",), {}) == [{"error": "refused by the worker"}]
     for value in (2**70, "\ud800"):
-        (answer,) = asked("xshare_count", None, (value,), {})
+        (answer,) = ask("xshare_count", None, (value,), {})
         assert answer["error"].startswith("what 'xshare_count' is given cannot be sent: ")
 
 
@@ -243,7 +243,7 @@ def test_a_change_reaches_the_engines_of_all_ranks_or_none(refuses, answer, left
     answer_refusals(Wrapped)
     assert asyncio.run(Wrapped().collective_rpc("xshare_set", None, ("new",), {})) == answer
     assert Wrapped.engine_core.policies == left
-    assert asyncio.run(Wrapped().collective_rpc("xshare_stats")) == [{"policy": each} for each in left]
+    assert asyncio.run(Wrapped().collective_rpc("xshare_stats")) == [{"policy": policy} for policy in left]
 
 
 def test_the_report_goes_on_when_its_folder_was_cleaned(tmp_path):

@@ -9,7 +9,7 @@ pytestmark = pytest.mark.engine
 POLICY = "k0=1,m=0,mr=2"
 DRAFTS = 3
 # Every second one repeats itself, so that its continuation can be looked up in it; the others seldom.
-ASKED = [prompts(1, length=4, seed=i)[0] * (5 if i % 2 else 1) for i in range(12)]
+PROMPTS = [prompts(1, length=4, seed=i)[0] * (5 if i % 2 else 1) for i in range(12)]
 LENGTHS = [10 + 5 * i % 12 for i in range(12)]
 
 
@@ -31,7 +31,7 @@ def check_steps(recorder, steps):
 def test_ragged_drafts_looked_up_in_the_prompt(checkpoint, started):
     lookup = {"method": "ngram", "prompt_lookup_max": 3, "prompt_lookup_min": 1}
     llm, recorder = drafting(started, checkpoint("qwen3"), **lookup)
-    generate(llm, ASKED, LENGTHS)
+    generate(llm, PROMPTS, LENGTHS)
     steps = recorder.take()
     check_steps(recorder, steps)
     ragged = [step for step in steps if step.decoding and len(set(step.drafted)) > 1]
@@ -39,16 +39,16 @@ def test_ragged_drafts_looked_up_in_the_prompt(checkpoint, started):
     assert {drafts for step in ragged for drafts in step.drafted} >= {0, DRAFTS}
 
     llm.collective_rpc("xshare_set", args=("k0=1,m=32",))
-    everything = generate(llm, ASKED, LENGTHS)
+    everything = generate(llm, PROMPTS, LENGTHS)
     llm.collective_rpc("xshare_switch", args=(False,))
-    assert everything == generate(llm, ASKED, LENGTHS)
+    assert everything == generate(llm, PROMPTS, LENGTHS)
 
 
 def test_a_drafter_that_always_drafts(checkpoint, started):
     llm, recorder = drafting(
         started, checkpoint("qwen3"), method="custom_class", model="xshare.engines.vllm.drafter.FixedDrafter"
     )
-    generate(llm, ASKED, LENGTHS)
+    generate(llm, PROMPTS, LENGTHS)
     steps = recorder.take()
     check_steps(recorder, steps)
     full = [step for step in steps if step.decoding and set(step.drafted) == {DRAFTS}]
@@ -63,7 +63,7 @@ def test_the_experts_of_a_draft_model_are_left_alone(checkpoint, started):
     assert len(routers) == 2
     assert not any("_compute_routing" in vars(router) for router in routers)
     assert [layer.site.num_experts for layer in recorder.state.layers] == [32, 32]  # the target's, not the draft's 8
-    generate(llm, ASKED, LENGTHS)
+    generate(llm, PROMPTS, LENGTHS)
     steps = recorder.take()
     check_steps(recorder, steps)
     assert any(max(step.drafted) == DRAFTS for step in steps if step.decoding)

@@ -18,11 +18,11 @@ def chosen(weights, tokens, layers=8):
     """Top experts [layers, tokens, k] of a model whose layers add nothing to the embedding."""
     embedding, router = torch.empty(VOCAB, D), torch.empty(N, D)
     weights.fill_embedding(embedding, "embed.weight", VOCAB)
-    found = []
+    ids = []
     for layer in range(layers):
         weights.fill_router(router, f"layers.{layer}.router.weight")
-        found.append((normed(embedding[tokens]) @ router.T).topk(TOP_K).indices)
-    return torch.stack(found)
+        ids.append((normed(embedding[tokens]) @ router.T).topk(TOP_K).indices)
+    return torch.stack(ids)
 
 
 def spread(count):

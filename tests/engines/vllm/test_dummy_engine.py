@@ -74,13 +74,13 @@ def engine(tmp_path_factory):
         prepared()
         register_dummy_loader()
         register_dummy_loader()
-        seen = SimpleNamespace(weights={}, logits=[], stream=[])
+        record = SimpleNamespace(weights={}, logits=[], stream=[])
         loader = type(get_model_loader(vllm.config.LoadConfig(load_format=LOAD_FORMAT)))
         load_weights = loader.load_weights
 
         def load(self, model, model_config):  # what is loaded, before kernels repack it
             load_weights(self, model, model_config)
-            seen.weights = {n: t.clone() for n, t in [*model.named_parameters(), *model.named_buffers()]}
+            record.weights = {n: t.clone() for n, t in [*model.named_parameters(), *model.named_buffers()]}
 
         patch.setattr(loader, "load_weights", load)
         with pytest.raises(ValueError, match="'skw' is no key"):
@@ -111,17 +111,17 @@ def engine(tmp_path_factory):
         routers = [m for n, m in model.named_modules() if n.endswith("mlp.router")]
         assert len(routers) == LAYERS
         for router in routers:
-            router.register_forward_hook(lambda _, args, out: seen.logits.append(out.detach().float()))
-        model.model.norm.register_forward_hook(lambda _, args, out: seen.stream.append((args, out)))
+            router.register_forward_hook(lambda _, args, out: record.logits.append(out.detach().float()))
+        model.model.norm.register_forward_hook(lambda _, args, out: record.stream.append((args, out)))
         generator = torch.Generator().manual_seed(0)
-        seen.prompts = [torch.randint(0, 8 * BLOCK, (12,), generator=generator).tolist() for _ in range(REQUESTS)]
-        for block, prompt in enumerate(seen.prompts):
+        record.prompts = [torch.randint(0, 8 * BLOCK, (12,), generator=generator).tolist() for _ in range(REQUESTS)]
+        for block, prompt in enumerate(record.prompts):
             prompt[-1] = block * BLOCK + 17  # every request in a block of its own
         # Greedy: at temperature 1, vLLM 0.32 on a CPU replaces a rejected draft by a token the model gives no chance.
         sampling = vllm.SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, detokenize=False)
-        outputs = llm.generate([{"prompt_token_ids": p} for p in seen.prompts], sampling, use_tqdm=False)
-        seen.tokens = [list(o.outputs[0].token_ids) for o in outputs]
-        yield seen
+        outputs = llm.generate([{"prompt_token_ids": p} for p in record.prompts], sampling, use_tqdm=False)
+        record.tokens = [list(o.outputs[0].token_ids) for o in outputs]
+        yield record
         llm.llm_engine.engine_core.shutdown()
         del llm
         cleanup_dist_env_and_memory()

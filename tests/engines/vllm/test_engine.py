@@ -36,9 +36,10 @@ def scanned(engine):
     engine.use(PRUNED)
     engine.run(prompts, limit=4, batch=4, to_the_end=True)
     assert engine.stats().samples == 1  # the first step after a change
-    found = Scan(engine, prompts, batch=4, limit=8).run()
-    assert len({round(each.native[0], 6) for each in found}) == 1  # later layers see what became of the first
-    assert all(0 < a <= n for each in found for a, n in zip(each.active, each.native, strict=True))
+    candidates = Scan(engine, prompts, batch=4, limit=8).run()
+    # The first layer alone: later layers see what became of the first.
+    assert len({round(candidate.native[0], 6) for candidate in candidates}) == 1
+    assert all(0 < a <= n for candidate in candidates for a, n in zip(candidate.active, candidate.native, strict=True))
     assert engine.llm.collective_rpc("xshare_stats")[0]["samples"] > 1
     with pytest.raises(SettingsError, match="xshare_count takes a number of steps from 1 to 2147483647"):
         engine.llm.collective_rpc("xshare_count", args=(0,))
@@ -102,9 +103,9 @@ def test_in_process_with_drafts(started):
     assert 0 <= run.accepted < run.drafted
     assert run.steps * 4 * 3 >= run.rows  # at most four requests in a step, at most three tokens each
     scan = Scan(started, [[number] for number in range(5, 9)], batch=4, limit=8)
-    found = {str(each.policy): each for each in scan.run()}
-    assert found["k0=1,m=0"].mean_active <= found["k0=1,m=0,mr=2"].mean_active <= found["k0=1,m=0,mr=8"].mean_active
-    assert all(each.kl is None for each in found.values())
+    scans = {str(candidate.policy): candidate for candidate in scan.run()}
+    assert scans["k0=1,m=0"].mean_active <= scans["k0=1,m=0,mr=2"].mean_active <= scans["k0=1,m=0,mr=8"].mean_active
+    assert all(candidate.kl is None for candidate in scans.values())
 
 
 def test_a_policy_changes_between_the_steps_of_a_run(started):

@@ -28,13 +28,13 @@ def ask(llm, prompts, kinds, tokens=TOKENS, **more):
     """Tokens of each prompt, asked for by requests of these kinds; None says nothing."""
     from vllm import SamplingParams
 
-    given = [None if kind is None else {"xshare": kind} for kind in kinds]
+    extras = [None if kind is None else {"xshare": kind} for kind in kinds]
     params = [
         SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True, detokenize=False, extra_args=extra, **more)
-        for extra in given
+        for extra in extras
     ]
-    found = llm.generate([{"prompt_token_ids": prompt} for prompt in prompts], params, use_tqdm=False)
-    return [[list(each.token_ids) for each in answer.outputs] for answer in found]
+    answers = llm.generate([{"prompt_token_ids": prompt} for prompt in prompts], params, use_tqdm=False)
+    return [[list(output.token_ids) for output in answer.outputs] for answer in answers]
 
 
 def first_of(answers):
@@ -83,11 +83,11 @@ def assert_rows_are_native(step, rows):
 
 def differ(step):
     """Rows that are routed otherwise than natively, in some layer."""
-    found = set()
+    rows = set()
     for routed in step.layers:
-        mine, native = routed.ids.sort(-1).values, routed.native[1].to(routed.ids.dtype).sort(-1).values
-        found |= set((mine != native).any(-1).nonzero().flatten().tolist())
-    return found
+        chosen, native = routed.ids.sort(-1).values, routed.native[1].to(routed.ids.dtype).sort(-1).values
+        rows |= set((chosen != native).any(-1).nonzero().flatten().tolist())
+    return rows
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -113,11 +113,11 @@ def test_a_protected_request_says_what_it_says_natively(served):
         pytest.skip("in bfloat16 another number of rows in an expert's product rounds otherwise")
     others_differ = 0
     for seed in range(16):
-        asked, noise = prompts(BATCH, length=5 + seed, seed=seed), torch.Generator().manual_seed(seed)
-        native, _ = served.run(None, asked, [None] * BATCH)
+        batch, noise = prompts(BATCH, length=5 + seed, seed=seed), torch.Generator().manual_seed(seed)
+        native, _ = served.run(None, batch, [None] * BATCH)
         protected = torch.randperm(BATCH, generator=noise)[: 1 + seed % 3].tolist()
         kinds = ["exact" if number in protected else "shared" for number in range(BATCH)]
-        got, _ = served.run("k0=0,m=1", asked, kinds)
+        got, _ = served.run("k0=0,m=1", batch, kinds)
         assert [got[number] for number in protected] == [native[number] for number in protected]
         others_differ += got != native
     assert others_differ > 8  # or it would prove nothing
@@ -155,15 +155,15 @@ def test_what_is_counted_of_them(served):
     assert nobody["mass_shared"] == nobody["mass_kept"]
     served.rpc("xshare_set", "k0=0,m=5")
     _, steps = served.run("k0=0,m=4", prompts(BATCH), ["exact", *[None] * (BATCH - 1)])
-    (found,) = served.llm.collective_rpc("xshare_stats")
+    (stats,) = served.llm.collective_rpc("xshare_stats")
     acted = [step for step in steps if step.acted]
-    assert found["samples"] == len(acted)
-    assert found["rows_protected"] == 1
-    for number, mean in enumerate(found["experts_protected"]):
+    assert stats["samples"] == len(acted)
+    assert stats["rows_protected"] == 1
+    for number, mean in enumerate(stats["experts_protected"]):
         routed = [step.layers[number] for step in acted]
-        only = [set(each.ids[0].tolist()) - set(each.ids[1:].flatten().tolist()) for each in routed]
+        only = [set(routing.ids[0].tolist()) - set(routing.ids[1:].flatten().tolist()) for routing in routed]
         assert mean == pytest.approx(sum(map(len, only)) / len(acted), abs=0 if served.exact_dtype else 0.5)
-    for number, mean in enumerate(found["mass_shared"]):  # of the other rows
+    for number, mean in enumerate(stats["mass_shared"]):  # of the other rows
         kept = []
         for routed in (step.layers[number] for step in acted):
             weights, ids = routed.native[0][1:].double(), routed.native[1][1:].tolist()
@@ -305,10 +305,10 @@ def test_drafts_of_a_protected_request_are_protected(checkpoint, started):
     """Ragged ones, looked up in the prompt of every second request."""
     config = {"method": "ngram", "prompt_lookup_max": 3, "prompt_lookup_min": 1, "num_speculative_tokens": 3}
     served = Served("qwen3", checkpoint, started, speculative_config=config)
-    asked = [prompts(1, length=4, seed=i)[0] * (5 if i % 2 else 1) for i in range(BATCH)]
+    batch = [prompts(1, length=4, seed=i)[0] * (5 if i % 2 else 1) for i in range(BATCH)]
     kinds = ["exact" if number in (3, 4, 5) else None for number in range(BATCH)]
-    native, _ = served.run(None, asked, [None] * BATCH, tokens=30)
-    got, steps = served.run("k0=0,m=4", asked, kinds, tokens=30)
+    native, _ = served.run(None, batch, [None] * BATCH, tokens=30)
+    got, steps = served.run("k0=0,m=4", batch, kinds, tokens=30)
     acted = [step for step in steps if step.acted and len(step.drafted) == BATCH]
     assert any(step.drafted[3] != step.drafted[5] > 0 for step in acted)
     for step in acted:
@@ -328,11 +328,11 @@ def test_a_protected_request_that_was_preempted_stays_protected(checkpoint, star
         return native_preempt(request, *args, **kwargs)
 
     scheduler._preempt_request = preempt
-    asked = prompts(6, length=20)
+    batch = prompts(6, length=20)
     kinds = [None, "exact", None, None, "exact", "exact"]
-    native, _ = served.run(None, asked, [None] * 6, tokens=60)
+    native, _ = served.run(None, batch, [None] * 6, tokens=60)
     preempted.clear()
-    got, steps = served.run("k0=0,m=4", asked, kinds, tokens=60)
+    got, steps = served.run("k0=0,m=4", batch, kinds, tokens=60)
     assert len(preempted) > 1
     assert any(step.acted for step in steps)
     assert [got[number] for number in (1, 4, 5)] == [native[number] for number in (1, 4, 5)]

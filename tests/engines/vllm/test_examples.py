@@ -24,25 +24,25 @@ def started_by(tmp_path, script, *arguments, **environment):
     instead = tmp_path / "vllm"
     instead.write_text("#!/bin/sh\necho no GPU here\nexit 3\n")
     instead.chmod(0o755)
-    given = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "PORT": "1"} | environment  # nobody listens there
-    done = subprocess.run([EXAMPLES / script, *arguments], env=os.environ | given, capture_output=True, text=True)
+    variables = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "PORT": "1"} | environment  # nobody listens there
+    done = subprocess.run([EXAMPLES / script, *arguments], env=os.environ | variables, capture_output=True, text=True)
     assert done.returncode == 1
     assert done.stderr.endswith("no GPU here\n")  # a server that does not start is shown, not waited for
     (line,) = (line for line in done.stdout.splitlines() if line.startswith("vllm serve "))
     parser = AsyncEngineArgs.add_cli_args(FlexibleArgumentParser())
-    found, left = parser.parse_known_args(["--model", *shlex.split(line)[2:]])
-    assert found.model == "MODEL"
-    return found, left
+    options, left = parser.parse_known_args(["--model", *shlex.split(line)[2:]])
+    assert options.model == "MODEL"
+    return options, left
 
 
 @pytest.mark.parametrize(
     ("more", "gb", "policy", "live"), [((), 60, "balanced", "budgets"), (("--uds", "U"), 8, "k0=2,m=0", "any")]
 )
 def test_experts_in_host_memory(tmp_path, more, gb, policy, live):
-    found, left = started_by(tmp_path, "offload.sh", "MODEL", *more, GB=str(gb), POLICY=policy, LIVE=live)
+    options, left = started_by(tmp_path, "offload.sh", "MODEL", *more, GB=str(gb), POLICY=policy, LIVE=live)
     assert left == list(more)  # of the server, not the engine
-    assert (found.cpu_offload_gb, set(found.cpu_offload_params)) == (gb, {"experts"})
-    settings = settings_of(found.additional_config)
+    assert (options.cpu_offload_gb, set(options.cpu_offload_params)) == (gb, {"experts"})
+    settings = settings_of(options.additional_config)
     assert (settings.policy, settings.live) == (Policy.parse(policy), live)
 
 
@@ -58,13 +58,13 @@ def test_experts_in_host_memory(tmp_path, more, gb, policy, live):
     ],
 )
 def test_what_else_is_started(tmp_path, script, wanted):
-    found, left = started_by(tmp_path, script, "MODEL", DRAFT="DRAFT")
+    options, left = started_by(tmp_path, script, "MODEL", DRAFT="DRAFT")
     assert left == []
-    assert {name: getattr(found, name) for name in wanted} == wanted
+    assert {name: getattr(options, name) for name in wanted} == wanted
     policy = "k0=1,mg=5" if script == "expert_parallel.sh" else "balanced"
-    assert settings_of(found.additional_config).policy == Policy.parse(policy)
+    assert settings_of(options.additional_config).policy == Policy.parse(policy)
     if script == "speculative.sh":
-        assert found.speculative_config == {"method": "draft_model", "model": "DRAFT", "num_speculative_tokens": 3}
+        assert options.speculative_config == {"method": "draft_model", "model": "DRAFT", "num_speculative_tokens": 3}
 
 
 @pytest.mark.parametrize("script", sorted(file.name for file in EXAMPLES.glob("*.sh") if file.name != "serving.sh"))

@@ -25,16 +25,17 @@ pytestmark = pytest.mark.engine
 
 OPTIONS = {"dtype": "float32", "enforce_eager": True, "max_model_len": 256, "kv_cache_memory_bytes": 64 << 20}
 CONTROL, PRUNED = Policy.parse("k0=1,m=16"), Policy.parse("k0=1,m=2")
-ANSWERS = [[900 + 7 * who + 31 * place for place in range(9 + who)] for who in range(6)]  # none as long as another
+# No answer is as long as another.
+ANSWERS = [[900 + 7 * number + 31 * place for place in range(9 + number)] for number in range(6)]
 
 
 @pytest.fixture(scope="module")
 def vllm(small):
     prepared()
     cleaned_up()
-    found = open_engine("vllm", str(small), options=OPTIONS)
-    yield found
-    found.close()
+    opened = open_engine("vllm", str(small), options=OPTIONS)
+    yield opened
+    opened.close()
 
 
 @pytest.fixture(scope="module")
@@ -48,18 +49,18 @@ def forced(engine, policy, prompts, answers=ANSWERS, batch=4):
 
 
 def test_native_against_native_is_nothing(vllm, prompts):
-    found = forced(vllm, None, prompts)
-    assert found.tokens == found.same == sum(len(answer) - 1 for answer in ANSWERS)
-    assert found.kl == 0
-    assert found.surprise == found.surprise_native > 0
+    divergence = forced(vllm, None, prompts)
+    assert divergence.tokens == divergence.same == sum(len(answer) - 1 for answer in ANSWERS)
+    assert divergence.kl == 0
+    assert divergence.surprise == divergence.surprise_native > 0
     assert vllm.stats().steps_pruned == 0
 
 
 def test_the_control_is_native(vllm, prompts):
-    found = forced(vllm, CONTROL, prompts)
-    assert vllm.stats().steps_pruned == sum(max(map(len, ANSWERS[some])) - 1 for some in (slice(4), slice(4, 6)))
-    assert found.kl == pytest.approx(0, abs=1e-6)
-    assert found.surprise == pytest.approx(found.surprise_native, rel=1e-6)
+    divergence = forced(vllm, CONTROL, prompts)
+    assert vllm.stats().steps_pruned == sum(max(map(len, ANSWERS[part])) - 1 for part in (slice(4), slice(4, 6)))
+    assert divergence.kl == pytest.approx(0, abs=1e-6)
+    assert divergence.surprise == pytest.approx(divergence.surprise_native, rel=1e-6)
 
 
 def test_a_policy_is_measured_as_in_transformers(vllm, prompts, engine):
@@ -113,12 +114,12 @@ def test_the_second_model_runner_is_read_as_well():
         Tally(logging.getLogger("xshare")),
     )
     state.forcing = Forcing(model, state.device)
-    prepare_inputs = _watch_steps_v2(SimpleNamespace(prepare_inputs=lambda *given: next(batches)), state)
-    found = []
+    prepare_inputs = _watch_steps_v2(SimpleNamespace(prepare_inputs=lambda *args: next(batches)), state)
+    tokens = []
     for step in (read, decoded):
         prepare_inputs(step, "batch_desc")
-        found.append(model.compute_logits(torch.zeros(2, 1)).argmax(-1).tolist())
-    assert found == [[7, 5], [8, 6]]
+        tokens.append(model.compute_logits(torch.zeros(2, 1)).argmax(-1).tolist())
+    assert tokens == [[7, 5], [8, 6]]
     assert list(state.forcing.first) == [(1, 1), (0, 1)]  # the decode step alone
 
 
@@ -145,17 +146,17 @@ def test_the_numbers_are_those_of_the_whole_distributions():
     first, second = torch.randn(2, 4, 8).unbind()
     p, q = ((hidden[[1, 3]] @ head).double().softmax(-1) for hidden in (first, second))
     pass_over(forcing, first, [7, 300])
-    assert [len(kept) for kept in forcing.first.values()] == [8, 8]  # hidden states, whatever the vocabulary
+    assert [len(state) for state in forcing.first.values()] == [8, 8]  # hidden states, whatever the vocabulary
     logits = pass_over(forcing, second, [7, 300])
     assert logits[[1, 3]].argmax(-1).tolist() == [7, 300]
-    assert torch.equal(logits[[0, 2]], second[[0, 2]] @ head)  # nobody told these
+    assert torch.equal(logits[[0, 2]], second[[0, 2]] @ head)  # rows of other requests: not forced
     assert not forcing.first
-    found = forcing.end()
-    assert found["tokens"] == 2
-    assert found["kl"] == pytest.approx(float((p * (p / q).log()).sum()), rel=1e-5)
-    assert found["surprise"] == pytest.approx(-float(q[0, 7].log() + q[1, 300].log()), rel=1e-5)
-    assert found["surprise_native"] == pytest.approx(-float(p[0, 7].log() + p[1, 300].log()), rel=1e-5)
-    assert found["same"] == int((p.argmax(-1) == q.argmax(-1)).sum())
+    totals = forcing.end()
+    assert totals["tokens"] == 2
+    assert totals["kl"] == pytest.approx(float((p * (p / q).log()).sum()), rel=1e-5)
+    assert totals["surprise"] == pytest.approx(-float(q[0, 7].log() + q[1, 300].log()), rel=1e-5)
+    assert totals["surprise_native"] == pytest.approx(-float(p[0, 7].log() + p[1, 300].log()), rel=1e-5)
+    assert totals["same"] == int((p.argmax(-1) == q.argmax(-1)).sum())
 
 
 def test_nothing_is_read_back_while_it_is_forced():
@@ -173,12 +174,12 @@ def test_a_rank_without_logits_takes_part():
         def compute_logits(self, hidden_states):
             super().compute_logits(hidden_states)
 
-    here, elsewhere = Model(torch.randn(8, 16)), Elsewhere(torch.randn(8, 16))
-    for model in (here, elsewhere):
+    with_logits, without_logits = Model(torch.randn(8, 16)), Elsewhere(torch.randn(8, 16))
+    for model in (with_logits, without_logits):
         forcing = Forcing(model, torch.device("cpu"))
         for _ in range(2):
             pass_over(forcing, torch.randn(4, 8), [3, 4])
-    assert here.calls == elsewhere.calls == 3
+    assert with_logits.calls == without_logits.calls == 3
 
 
 def test_nothing_is_forced_afterwards(vllm, prompts):
@@ -196,9 +197,9 @@ def test_beside_a_prompt_that_is_read_nothing_is_compared(vllm, prompts, monkeyp
     scheduler = vllm.llm.llm_engine.engine_core.engine_core.scheduler
     whole = forced(vllm, PRUNED, prompts[:4], ANSWERS[:4])
     monkeypatch.setattr(scheduler, "max_num_scheduled_tokens", len(prompts[0]) + len(prompts[1]))
-    found = forced(vllm, PRUNED, prompts[:4], ANSWERS[:4])
-    assert 0 < found.tokens < whole.tokens
-    assert found.kl > 0
+    divergence = forced(vllm, PRUNED, prompts[:4], ANSWERS[:4])
+    assert 0 < divergence.tokens < whole.tokens
+    assert divergence.kl > 0
 
 
 def test_quality_has_its_columns(vllm, tmp_path, monkeypatch):

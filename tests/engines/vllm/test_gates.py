@@ -45,7 +45,7 @@ def test_steps_are_left_alone_for_the_reasons_given_and_counted(checkpoint, star
             assert torch.equal(routed.weights, routed.native[0])
             assert torch.equal(routed.ids, routed.native[1])
     counted = Counter(map(reason, steps))
-    assert all(counted[each] for each in ("prefill", "many_rows", "few_rows", "within_budget", None))
+    assert all(counted[why] for why in ("prefill", "many_rows", "few_rows", "within_budget", None))
     (stats,) = llm.collective_rpc("xshare_stats")
     assert stats["layers"] == ["model.layers.1.mlp.experts"]
     assert stats["steps_pruned"] == counted.pop(None)

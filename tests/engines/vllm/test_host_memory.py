@@ -76,10 +76,10 @@ def test_the_log_says_where_experts_are(caplog, gigabytes, layers, says):
         state = SimpleNamespace(host_layers=layers, layers=[None] * 4, rows_unshared=4, gates=Gates())
         say_where_experts_are(state, config)
         logging.getLogger("vllm.xshare").removeHandler(caplog.handler)
-    said = list(dict.fromkeys(f"{record.levelname} {record.getMessage()}" for record in caplog.records))
+    lines = list(dict.fromkeys(f"{record.levelname} {record.getMessage()}" for record in caplog.records))
     wanted = [says] * bool(says) + ["INFO xshare: steps of up to 4 rows are left alone"] * bool(layers)
-    assert len(said) == len(wanted)
-    assert all(line.startswith(start) for line, start in zip(said, wanted, strict=True))
+    assert len(lines) == len(wanted)
+    assert all(line.startswith(start) for line, start in zip(lines, wanted, strict=True))
 
 
 def test_an_engine_without_offloading_says_nothing(caplog):

@@ -228,15 +228,15 @@ def test_requests_under_way_are_computed_again_after_a_change(served):
     engine, begun = served.llm.llm_engine, prompts(4, length=20, seed=9)
     for number, prompt in enumerate(begun):
         add(engine, str(number), prompt, 24)
-    so_far, found = {}, {}
+    so_far, answers = {}, {}
     while engine.has_unfinished_requests():
         for output in engine.step():
-            found[output.request_id] = list(output.outputs[0].token_ids)
-        if not so_far and all(len(found.get(str(number), ())) >= 10 for number in range(4)):
-            so_far = dict(found)
+            answers[output.request_id] = list(output.outputs[0].token_ids)
+        if not so_far and all(len(answers.get(str(number), ())) >= 10 for number in range(4)):
+            so_far = dict(answers)
             assert served.rpc("xshare_switch", False)
     longer = [prompt + so_far[str(number)] for number, prompt in enumerate(begun)]
     rest = served.run(None, longer, [24 - len(so_far[str(number)]) for number in range(4)])[0]
-    assert [found[str(number)] for number in range(4)] == [
+    assert [answers[str(number)] for number in range(4)] == [
         so_far[str(number)] + tokens for number, tokens in enumerate(rest)
     ]
