@@ -25,20 +25,22 @@ def module():
         "RoutingData": ("gate_scal", "expt_hist", "n_expts_tot", "n_expts_act", "expt_data"),
     }
 
-    def made(names):
+    def maker(names):
         return lambda *values: SimpleNamespace(**dict(zip(names, values, strict=True)))
 
     pairs = {name: lambda **indices: SimpleNamespace(**indices) for name in ("GatherIndx", "ScatterIndx")}
-    return SimpleNamespace(routing=lambda *args: ("native", *args), **{n: made(f) for n, f in fields.items()}, **pairs)
+    return SimpleNamespace(routing=lambda *args: ("native", *args), **{n: maker(f) for n, f in fields.items()}, **pairs)
 
 
 def test_what_is_ready_is_handed_out_once():
-    found = module()
-    stand_in = StandIn(found)
-    assert found.routing(1, 4) == ("native", 1, 4)
-    assert stand_in.during("ours", lambda logits: found.routing(logits, 4), 1) == "ours"
-    assert found.routing(1, 4) == ("native", 1, 4)
-    both = stand_in.during("ours", lambda logits: (found.routing(logits, 4), found.routing(logits, 4)), 1)
+    routing_module = module()
+    stand_in = StandIn(routing_module)
+    assert routing_module.routing(1, 4) == ("native", 1, 4)
+    assert stand_in.during("ours", lambda logits: routing_module.routing(logits, 4), 1) == "ours"
+    assert routing_module.routing(1, 4) == ("native", 1, 4)
+    both = stand_in.during(
+        "ours", lambda logits: (routing_module.routing(logits, 4), routing_module.routing(logits, 4)), 1
+    )
     assert both == ("ours", ("native", 1, 4))  # the second call is somebody else's
 
 
@@ -80,7 +82,7 @@ def test_where_it_is_not_used():
     assert not aligned(torch.zeros(8, 60, dtype=torch.bfloat16))
 
 
-def made(rows):
+def selection_of(rows):
     """A selection that routes, of 16 experts."""
     selection = FusedSelection(num_experts=16, rows=rows, device="cpu", router=RouterSpec.softmax(4), mask_logits=True)
     selection.tables = Tables(selection.plan, 16, 4, torch.bfloat16, "cpu")
@@ -95,29 +97,29 @@ def routed_by_hand(logits, top_k, sm_first=False):
     hist, offsets, tiles, gathers, scatters = tables_of([ids for ids, _ in rows], N, top_k)
     weights = torch.cat([weight for _, weight in rows])[gathers]
     weights = (weights.view(torch.int32) >> 16).to(torch.int16).view(torch.bfloat16)  # cut off, as the interpreter does
-    ints = [torch.tensor(each, dtype=torch.int32) for each in (hist, offsets[0], gathers, scatters)]
+    ints = [torch.tensor(values, dtype=torch.int32) for values in (hist, offsets[0], gathers, scatters)]
     pads, maps = (
-        {size: torch.tensor(each, dtype=torch.int32) for size, each in zip(TILES, some, strict=True)}
-        for some in (offsets[1:], tiles)
+        {size: torch.tensor(values, dtype=torch.int32) for size, values in zip(TILES, tables, strict=True)}
+        for tables in (offsets[1:], tiles)
     )
-    found = module()
-    data = found.ExptData(ints[0], ints[1], pads, maps)
-    gather = found.GatherIndx(src_indx=ints[2], dst_indx=ints[3])
-    scatter = found.ScatterIndx(src_indx=ints[3], dst_indx=ints[2])
-    return found.RoutingData(weights, ints[0], N, top_k, data), gather, scatter
+    routing_module = module()
+    data = routing_module.ExptData(ints[0], ints[1], pads, maps)
+    gather = routing_module.GatherIndx(src_indx=ints[2], dst_indx=ints[3])
+    scatter = routing_module.ScatterIndx(src_indx=ints[3], dst_indx=ints[2])
+    return routing_module.RoutingData(weights, ints[0], N, top_k, data), gather, scatter
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="Triton's interpreter, not a GPU's roundings")
 def test_every_start_looks_whether_both_route_alike(monkeypatch):
-    found = module()
-    found.routing = routed_by_hand
-    stand_in = StandIn(found)
+    routing_module = module()
+    routing_module.routing = routed_by_hand
+    stand_in = StandIn(routing_module)
     monkeypatch.setattr(one_launch, "stand_in", lambda: stand_in)
     monkeypatch.setattr(one_launch, "COMPARED", 16)
-    selections = {rows: made(rows) for rows in (2, 4)}
+    selections = {rows: selection_of(rows) for rows in (2, 4)}
     selector = SimpleNamespace(selections=selections, own=torch.zeros(1))
     assert one_launch.find_difference(selector) is None
-    assert all(each.tables.checked for each in selections.values())
+    assert all(selection.tables.checked for selection in selections.values())
     stand_in.native = lambda *args, **kwargs: pytest.fail("what was looked at is not looked at again")
     assert one_launch.find_difference(selector) is None
 
@@ -127,7 +129,7 @@ def test_every_start_looks_whether_both_route_alike(monkeypatch):
         return data, *indices
 
     stand_in.native = otherwise
-    assert one_launch.find_difference(SimpleNamespace(selections={2: made(2)}, own=torch.zeros(1))) == (
+    assert one_launch.find_difference(SimpleNamespace(selections={2: selection_of(2)}, own=torch.zeros(1))) == (
         "2 rows, the gate closed"
     )
 

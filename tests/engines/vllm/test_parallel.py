@@ -9,7 +9,7 @@ import xshare
 
 pytestmark = pytest.mark.engine
 
-ASKED = prompts(12)
+PROMPTS = prompts(12)
 LENGTHS = [6 + i for i in range(12)]
 ROUTER = xshare.RouterSpec.softmax(top_k=4)
 PLACEMENT = xshare.Placement.contiguous(32, 2)
@@ -18,7 +18,7 @@ PLACEMENT = xshare.Placement.contiguous(32, 2)
 @pytest.fixture(scope="module")
 def llm(checkpoint, started):
     with forked():
-        found = started(
+        two_ranks = started(
             checkpoint("qwen3"),
             {"policy": "k0=1,mg=2", "gates": {"bypass": False}, "metrics": {"every": 1}},
             tensor_parallel_size=2,
@@ -26,9 +26,9 @@ def llm(checkpoint, started):
             distributed_executor_backend="mp",
             worker_extension_cls="expert_parallel_worker.Watched",
         )
-        found.collective_rpc("watch")
-        yield found
-        found.llm_engine.engine_core.shutdown()
+        two_ranks.collective_rpc("watch")
+        yield two_ranks
+        two_ranks.llm_engine.engine_core.shutdown()
 
 
 def run(llm, policy):
@@ -36,7 +36,7 @@ def run(llm, policy):
     llm.collective_rpc("xshare_set", args=(policy,))
     llm.reset_prefix_cache()
     llm.collective_rpc("decisions")
-    tokens = generate(llm, ASKED, LENGTHS)
+    tokens = generate(llm, PROMPTS, LENGTHS)
     return tokens, llm.collective_rpc("decisions")
 
 
@@ -49,13 +49,13 @@ def test_both_ranks_choose_the_set_that_the_policy_names(llm, policy):
     _, (first, second) = run(llm, policy)
     assert [keep for _, keep in first] == [keep for _, keep in second]
     assert len(first) > 20
-    asked = xshare.Policy.parse(policy)
+    parsed = xshare.Policy.parse(policy)
     for logits, keep in first:
-        wanted = xshare.route(torch.tensor(logits), ROUTER, asked, placement=PLACEMENT)
+        wanted = xshare.route(torch.tensor(logits), ROUTER, parsed, placement=PLACEMENT)
         assert keep == wanted.selected.nonzero().flatten().tolist()
-        if asked.device_budget is not None and asked.fill == "level":
+        if parsed.device_budget is not None and parsed.fill == "level":
             warm = xshare.route(torch.tensor(logits), ROUTER, xshare.Policy(warmup=1), placement=PLACEMENT)
-            assert load(keep) <= max(asked.device_budget, int(warm.max_load))
+            assert load(keep) <= max(parsed.device_budget, int(warm.max_load))
 
 
 def test_figures_are_reported_by_the_first_rank_and_count_the_heaviest(llm):
@@ -72,6 +72,6 @@ def test_tokens_are_those_of_one_process(llm, checkpoint, started):
     llm.llm_engine.engine_core.shutdown()
     cleaned_up()
     alone = started(checkpoint("qwen3"), {"policy": "k0=1,m=3", "gates": {"bypass": False}})
-    assert generate(alone, ASKED, LENGTHS) == parallel["k0=1,m=3"]
+    assert generate(alone, PROMPTS, LENGTHS) == parallel["k0=1,m=3"]
     alone.collective_rpc("xshare_switch", args=(False,))
-    assert generate(alone, ASKED, LENGTHS) == parallel["k0=1,m=32"]
+    assert generate(alone, PROMPTS, LENGTHS) == parallel["k0=1,m=32"]

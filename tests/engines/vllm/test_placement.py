@@ -25,10 +25,10 @@ def runner_of(ep_size, strategy="linear", replicas=None, physical=None):
 
 @pytest.mark.parametrize(("experts", "ranks"), [(8, 2), (10, 4), (128, 8)])
 def test_both_strategies_are_those_of_the_library(experts, ranks):
-    here = torch.device("cpu")
-    linear = placement_of(runner_of(ranks), experts, here)
+    cpu = torch.device("cpu")
+    linear = placement_of(runner_of(ranks), experts, cpu)
     assert torch.equal(linear.devices, Placement.contiguous(experts, ranks).devices)
-    robin = placement_of(runner_of(ranks, "round_robin"), experts, here)
+    robin = placement_of(runner_of(ranks, "round_robin"), experts, cpu)
     assert torch.equal(robin.devices, Placement.round_robin(experts, ranks).devices)
 
 

@@ -25,25 +25,25 @@ def ranks(checkpoint):
 
 def decisions(ranks, scene):
     """By step and layer; every rank has come to every one."""
-    found = rank_scenes.together([rank[scene][1] for rank in ranks])
-    assert all(len(each) == 2 for each in found.values())
-    return found
+    by_step = rank_scenes.together([rank[scene][1] for rank in ranks])
+    assert all(len(by_rank) == 2 for by_rank in by_step.values())
+    return by_step
 
 
 def test_with_a_budget_of_all_experts_tokens_are_those_without_the_key(native, ranks):
-    for mine, without in zip(ranks, native, strict=True):
-        assert mine["everything"][0] == without
+    for rank, without in zip(ranks, native, strict=True):
+        assert rank["everything"][0] == without
 
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_all_ranks_have_the_set_of_all_their_rows(ranks, native, policy):
-    found, both = decisions(ranks, policy), 0
-    for each in found.values():
-        sets = [rank.S for rank in each.values() if rank.S is not None]
-        assert len(sets) == sum(rank.voted for rank in each.values())
+    by_step, both = decisions(ranks, policy), 0
+    for by_rank in by_step.values():
+        sets = [rank.S for rank in by_rank.values() if rank.S is not None]
+        assert len(sets) == sum(rank.voted for rank in by_rank.values())
         both += len(sets) == 2
         for S in sets:
-            assert rank_scenes.wanted(each, ROUTER, xshare.Policy.parse(policy), PLACEMENT) == S
+            assert rank_scenes.wanted(by_rank, ROUTER, xshare.Policy.parse(policy), PLACEMENT) == S
     assert both >= 8
     assert any(ranks[rank][policy][0] != native[rank]["plain"] for rank in range(2))
 
@@ -53,10 +53,10 @@ def test_requests_that_come_and_go_on_one_rank_lose_nobody(ranks):
     assert [len(tokens[0][f"0-{i}"]) for i in range(6)] == [18 + i for i in range(6)]
     assert [len(tokens[1][f"1-{i}"]) for i in range(3, 6)] == [3] * 3
     kinds, policy = set(), xshare.Policy.parse(POLICIES[-1])
-    for each in decisions(ranks, "busy").values():
-        kinds.add(tuple(each[rank].S is not None for rank in range(2)))
-        for S in (rank.S for rank in each.values() if rank.S is not None):
-            assert rank_scenes.wanted(each, ROUTER, policy, PLACEMENT) == S
+    for by_rank in decisions(ranks, "busy").values():
+        kinds.add(tuple(by_rank[rank].S is not None for rank in range(2)))
+        for S in (rank.S for rank in by_rank.values() if rank.S is not None):
+            assert rank_scenes.wanted(by_rank, ROUTER, policy, PLACEMENT) == S
     # Rank 1 idles or reads prompts while rank 0 goes on; both decode; both read.
     assert kinds == {(True, False), (True, True), (False, False)}
 
@@ -64,12 +64,14 @@ def test_requests_that_come_and_go_on_one_rank_lose_nobody(ranks):
 def test_a_change_acts_when_all_ranks_have_it(ranks):
     policies = [xshare.Policy.parse(policy) for policy in (POLICIES[-1], "k0=1,m=5")]
     followed = []
-    for each in decisions(ranks, "changing").values():
-        voting = [rank for rank in each.values() if rank.voted]
+    for by_rank in decisions(ranks, "changing").values():
+        voting = [rank for rank in by_rank.values() if rank.voted]
         sets = [rank.S for rank in voting if rank.S is not None]
         assert not sets or (len(sets) == len(voting) and sets.count(sets[0]) == len(sets))
         if sets:
-            followed.append([rank_scenes.wanted(each, ROUTER, policy, PLACEMENT) for policy in policies].index(sets[0]))
+            followed.append(
+                [rank_scenes.wanted(by_rank, ROUTER, policy, PLACEMENT) for policy in policies].index(sets[0])
+            )
     assert followed == sorted(followed)
     assert set(followed) == {0, 1}
     for rank in ranks:

@@ -22,16 +22,18 @@ def ranks(checkpoint):
 
 
 def test_all_ranks_choose_the_set_of_all_their_rows(ranks):
-    found = rank_scenes.together([rank["short"][1] for rank in ranks])
+    by_step = rank_scenes.together([rank["short"][1] for rank in ranks])
     policies, kinds, followed = [xshare.Policy.parse(text) for text in POLICIES], set(), []
-    for each in found.values():
-        assert len(each) == 2  # every rank comes to every layer of every step
-        voting = [rank for rank in each.values() if rank.voted]
+    for by_rank in by_step.values():
+        assert len(by_rank) == 2  # every rank comes to every layer of every step
+        voting = [rank for rank in by_rank.values() if rank.voted]
         sets = [rank.S for rank in voting if rank.S is not None]
         assert not sets or (len(sets) == len(voting) and sets.count(sets[0]) == len(sets))
-        kinds.add(tuple(each[rank].S is not None for rank in range(2)))
+        kinds.add(tuple(by_rank[rank].S is not None for rank in range(2)))
         if sets:
-            followed.append([rank_scenes.wanted(each, ROUTER, policy, PLACEMENT) for policy in policies].index(sets[0]))
+            followed.append(
+                [rank_scenes.wanted(by_rank, ROUTER, policy, PLACEMENT) for policy in policies].index(sets[0])
+            )
     assert kinds == {(True, False), (True, True), (False, True), (False, False)}
     assert followed == sorted(followed)
     assert set(followed) == {0, 1}
@@ -39,8 +41,8 @@ def test_all_ranks_choose_the_set_of_all_their_rows(ranks):
 
 def test_a_step_is_counted_as_the_kernels_decide(ranks):
     for rank in ranks:
-        chosen = sum(each.S is not None for each in rank["short"][1]) // 2
-        everything = sum(each.voted for each in rank["everything"][1]) // 2
+        chosen = sum(decision.S is not None for decision in rank["short"][1]) // 2
+        everything = sum(decision.voted for decision in rank["everything"][1]) // 2
         stats = rank["stats"]
         assert stats["steps_pruned"] == chosen + everything
         assert stats["steps_bypassed"]["changing"] == 1

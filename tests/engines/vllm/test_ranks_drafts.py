@@ -17,13 +17,13 @@ def ranks(checkpoint):
 
 
 def test_the_set_has_the_budgets_of_all_requests_with_their_drafts(ranks):
-    found, drafted = rank_scenes.together([rank[POLICY][1] for rank in ranks]), 0
-    for each in found.values():
-        assert len(each) == 2
-        voting = [rank for rank in each.values() if rank.voted]
+    by_step, drafted = rank_scenes.together([rank[POLICY][1] for rank in ranks]), 0
+    for by_rank in by_step.values():
+        assert len(by_rank) == 2
+        voting = [rank for rank in by_rank.values() if rank.voted]
         drafted += any(rank.starts[-1] >= len(rank.starts) for rank in voting)
         for rank in voting:
-            assert rank_scenes.wanted(each, ROUTER, xshare.Policy.parse(POLICY)) == rank.S
+            assert rank_scenes.wanted(by_rank, ROUTER, xshare.Policy.parse(POLICY)) == rank.S
     assert drafted > 4
 
 

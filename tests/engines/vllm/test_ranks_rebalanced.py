@@ -21,14 +21,14 @@ def ranks(checkpoint):
 
 
 def test_devices_are_filled_by_where_experts_are_at_that_step(ranks):
-    found, places = rank_scenes.together([rank[POLICY][1] for rank in ranks]), set()
-    for each in found.values():
-        assert len(each) == 2
-        if any(rank.voted for rank in each.values()):
-            placement = rank_scenes.places_of(each)
+    by_step, places = rank_scenes.together([rank[POLICY][1] for rank in ranks]), set()
+    for by_rank in by_step.values():
+        assert len(by_rank) == 2
+        if any(rank.voted for rank in by_rank.values()):
+            placement = rank_scenes.places_of(by_rank)
             places.add(tuple(placement.devices.tolist()))
-            S = rank_scenes.wanted(each, ROUTER, xshare.Policy.parse(POLICY), placement)
-            assert all(rank.S == S for rank in each.values() if rank.voted)
+            S = rank_scenes.wanted(by_rank, ROUTER, xshare.Policy.parse(POLICY), placement)
+            assert all(rank.S == S for rank in by_rank.values() if rank.voted)
     layers = 2
     assert len(places) >= 2 * layers  # they have moved meanwhile
 

@@ -18,7 +18,7 @@ from xshare.engines.vllm.site import Site
 
 pytestmark = pytest.mark.engine
 
-HERE = torch.device("cpu")
+CPU = torch.device("cpu")
 BIASED = RouterSpec.sigmoid(4, correction_bias=torch.zeros(16))
 
 
@@ -43,8 +43,8 @@ def site(router, monolithic=True, ranks=2, dispatched=False):
     ],
 )
 def test_a_kernel_that_sees_the_rows_of_all_ranks_by_one_bias_is_left_out(found, reason):
-    said = found.unservable(Policy(warmup=1, batch_budget=4), HERE)
-    assert said is None if reason is None else reason in said
+    refusal = found.unservable(Policy(warmup=1, batch_budget=4), CPU)
+    assert refusal is None if reason is None else reason in refusal
 
 
 @pytest.mark.parametrize(

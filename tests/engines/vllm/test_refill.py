@@ -59,12 +59,12 @@ def runner(llm):
 
 def decode(llm, patch):
     """-> drafts [proposals, DRAFTS], the tokens they follow, and the native experts of a step."""
-    drafter, seen = runner(llm).drafter, []
+    drafter, proposals = runner(llm).drafter, []
     native = drafter.propose
 
     def propose(*args, **kwargs):
         drafts = native(*args, **kwargs)
-        seen.append((kwargs["next_token_ids"].clone(), drafts.clone()))
+        proposals.append((kwargs["next_token_ids"].clone(), drafts.clone()))
         return drafts
 
     patch.setattr(drafter, "propose", propose)
@@ -75,7 +75,7 @@ def decode(llm, patch):
     llm.collective_rpc("xshare_set", args=("k0=1,m=32",))
     generate(llm, prompts.tolist(), 16)
     experts = llm.collective_rpc("xshare_stats")[0]["experts_native"]
-    last, drafts = (torch.cat([step[i] for step in seen]) for i in (0, 1))
+    last, drafts = (torch.cat([step[i] for step in proposals]) for i in (0, 1))
     return drafts, last, sum(experts) / len(experts)
 
 

@@ -15,8 +15,8 @@ pytestmark = pytest.mark.engine
 GOOD = {"warmup": 1, "batch_budget": 2}
 
 
-def settings(**given):
-    return settings_of({"xshare": given})
+def settings(**fields):
+    return settings_of({"xshare": fields})
 
 
 def one_sentence(error):
@@ -117,19 +117,19 @@ def test_a_control_is_served_where_that_is_asked_for():
 
 
 def engine_with(**parallel):
-    found = {"use_ubatching": False, "data_parallel_size": 1, "use_sequence_parallel_moe": False}
-    found |= {"prefill_context_parallel_size": 1, "enable_expert_parallel": False, "tensor_parallel_size": 1}
+    defaults = {"use_ubatching": False, "data_parallel_size": 1, "use_sequence_parallel_moe": False}
+    defaults |= {"prefill_context_parallel_size": 1, "enable_expert_parallel": False, "tensor_parallel_size": 1}
     return SimpleNamespace(
-        parallel_config=SimpleNamespace(**found | parallel),
+        parallel_config=SimpleNamespace(**defaults | parallel),
         model_config=SimpleNamespace(enable_sleep_mode=False),
         device_config=SimpleNamespace(device_type="cpu"),
     )
 
 
-def check(config, given=GOOD):
+def check(config, fields=GOOD):
     from xshare.engines.vllm.compatibility import check_config
 
-    check_config(config, settings(**given))
+    check_config(config, settings(**fields))
 
 
 @pytest.mark.parametrize(
@@ -233,10 +233,10 @@ def test_batch_invariance_is_refused(monkeypatch):
 
 @pytest.mark.parametrize("parallel", [{}, {"enable_expert_parallel": True}, {"tensor_parallel_size": 2}])
 def test_a_budget_by_device_needs_several_that_hold_experts(parallel):
-    given = {"warmup": 1, "device_budget": 2}
-    check(engine_with(enable_expert_parallel=True, tensor_parallel_size=2), given)
+    fields = {"warmup": 1, "device_budget": 2}
+    check(engine_with(enable_expert_parallel=True, tensor_parallel_size=2), fields)
     with pytest.raises(SettingsError, match=r"device_budget \(mg\) in xshare needs expert parallelism") as error:
-        check(engine_with(**parallel), given)
+        check(engine_with(**parallel), fields)
     one_sentence(error)
 
 
@@ -299,11 +299,11 @@ def unknown_second_layer(monkeypatch):
     """As if the model's second MoE layer had a router that nobody knows."""
     import xshare.engines.vllm.find_layers as finding
 
-    routers, known = [], finding.router_of
+    routers, native = [], finding.router_of
 
     def router_of(router):
         routers.append(router)
-        return known(router) if len(routers) % 2 else "its router Strange is not known"
+        return native(router) if len(routers) % 2 else "its router Strange is not known"
 
     monkeypatch.setattr(finding, "router_of", router_of)
 
@@ -341,22 +341,22 @@ def test_live_control_refuses_what_it_cannot_do_and_goes_on_as_before(checkpoint
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("given", "expected"),
     [
         ({"policy": "random:k0=1,m=2", "experiment": True}, "xshare: random:k0=1,m=2 is an experiment: a rival"),
         ({"policy": "lynx:drop=2"}, "xshare: lynx:drop=2 is an experiment: a rival"),
         (GOOD, None),
     ],
 )
-def test_a_rival_is_called_an_experiment_at_the_start(checkpoint, started, monkeypatch, given, said):
-    if said is not None and monolithic():
+def test_a_rival_is_called_an_experiment_at_the_start(checkpoint, started, monkeypatch, given, expected):
+    if expected is not None and monolithic():
         pytest.skip("experts that route by themselves leave no place for a rival")
-    told = []
-    monkeypatch.setattr("xshare.engines.vllm.runner.log.warning", lambda text, *more: told.append(text % more))
+    warnings = []
+    monkeypatch.setattr("xshare.engines.vllm.runner.log.warning", lambda text, *more: warnings.append(text % more))
     started(checkpoint("qwen3"), given)
-    rivals = [text for text in told if "experiment" in text]
-    assert len(rivals) == (said is not None)
-    assert all(text.startswith(said) for text in rivals)
+    rivals = [text for text in warnings if "experiment" in text]
+    assert len(rivals) == (expected is not None)
+    assert all(text.startswith(expected) for text in rivals)
 
 
 def test_an_engine_without_the_key_has_nothing_to_control(checkpoint, started):

@@ -35,11 +35,11 @@ def folder(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def told(monkeypatch):
-    """What the log is warned of: vLLM keeps its loggers' records from pytest."""
-    found = []
-    monkeypatch.setattr(reporter.log, "warning", lambda text, *more: found.append(text % more))
-    return found
+def warnings(monkeypatch):
+    """Warnings in the log: vLLM keeps its loggers' records from pytest."""
+    messages = []
+    monkeypatch.setattr(reporter.log, "warning", lambda text, *more: messages.append(text % more))
+    return messages
 
 
 def scraped(path):
@@ -47,37 +47,37 @@ def scraped(path):
     pytest.importorskip("vllm")
     from xshare.engines.vllm.stat_logger import Figures
 
-    found = []
-    thread = threading.Thread(target=lambda: found.append(list(Figures(path, 0).collect())), daemon=True)
+    scrapes = []
+    thread = threading.Thread(target=lambda: scrapes.append(list(Figures(path, 0).collect())), daemon=True)
     thread.start()
     thread.join(10)
-    assert found, "the scrape hangs, or has failed"
-    return found[0]
+    assert scrapes, "the scrape hangs, or has failed"
+    return scrapes[0]
 
 
 def reported(path, times=3):
-    """The report, tried so many times."""
+    """Whether there is a report after `times` tries to write it."""
     state = State()
-    found = reporter.Reporter(state.snapshot, path, interval=0.01)
-    found.start()
+    writer = reporter.Reporter(state.snapshot, path, interval=0.01)
+    writer.start()
     try:
         end = time.monotonic() + 20
         while state.pruned <= times and time.monotonic() < end:
             time.sleep(0.01)
         return path.is_file() and not path.is_symlink()
     finally:
-        found.stop()
-        found.join(10)
+        writer.stop()
+        writer.join(10)
 
 
-def test_what_is_written_is_read(folder, told):
+def test_what_is_written_is_read(folder, warnings):
     path = reporter.report_path("one/../two")
     assert path == folder / "one____two.json"
     reporter.write_report(path, json.dumps(SNAPSHOT))
     assert (folder.stat().st_mode & 0o777, path.stat().st_mode & 0o777) == (0o700, 0o600)
-    assert {each.name for each in scraped(path)} >= {"xshare:on", "xshare:steps_pruned"}
-    assert [each.name for each in folder.iterdir()] == ["one____two.json"]
-    assert not told
+    assert {family.name for family in scraped(path)} >= {"xshare:on", "xshare:steps_pruned"}
+    assert [file.name for file in folder.iterdir()] == ["one____two.json"]
+    assert not warnings
 
 
 def test_stages_and_ranks_have_files_of_their_own(folder):
@@ -92,22 +92,22 @@ def test_stages_and_ranks_have_files_of_their_own(folder):
     for path, number in ((first, 4), (second, 9)):
         assert list(Figures(first, 2, [second]).collect()) == []  # not of some layers alone
         figures = {name: [float(number)] for name in (*SAMPLED, "experts_protected", "mass_shared")}
-        found = SNAPSHOT | more | figures | {"layers": [f"model.layers.{number}.mlp"], "host_layers": 0}
-        reporter.write_report(path, json.dumps(found | {"routed_layers": 0, "backend": "A"}))
-    families = {each.name: each for each in Figures(first, 2, [second]).collect()}
-    samples = {each.labels["layer"]: each.value for each in families["xshare:experts_active"].samples}
+        report = SNAPSHOT | more | figures | {"layers": [f"model.layers.{number}.mlp"], "host_layers": 0}
+        reporter.write_report(path, json.dumps(report | {"routed_layers": 0, "backend": "A"}))
+    families = {family.name: family for family in Figures(first, 2, [second]).collect()}
+    samples = {sample.labels["layer"]: sample.value for sample in families["xshare:experts_active"].samples}
     assert samples == {"4": 4.0, "9": 9.0}
     assert len(families["xshare:steps_pruned"].samples) == 1
 
 
-def test_a_link_in_place_of_the_file_is_not_followed(folder, told, tmp_path):
+def test_a_link_in_place_of_the_file_is_not_followed(folder, warnings, tmp_path):
     victim = tmp_path / "victim.json"
     victim.write_text(json.dumps(SNAPSHOT))
     folder.mkdir(mode=0o700)
     path = reporter.report_path("one")
     path.symlink_to(victim)
     assert scraped(path) == []
-    assert "cannot be opened as a file of ours" in told[0]
+    assert "cannot be opened as a file of ours" in warnings[0]
     reporter.write_report(path, "{}")
     assert json.loads(victim.read_text()) == SNAPSHOT
     assert path.read_text() == "{}"
@@ -124,7 +124,7 @@ def test_a_link_in_place_of_what_is_written_first_is_not_followed(folder, tmp_pa
     assert victim.read_text() == "dear"
 
 
-def test_a_link_in_place_of_the_folder_is_refused(folder, told, tmp_path):
+def test_a_link_in_place_of_the_folder_is_refused(folder, warnings, tmp_path):
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir(mode=0o700)
     (elsewhere / "one.json").write_text(json.dumps(SNAPSHOT))
@@ -134,11 +134,11 @@ def test_a_link_in_place_of_the_folder_is_refused(folder, told, tmp_path):
     reported(path)
     reporter.remove_stale(folder)
     assert json.loads((elsewhere / "one.json").read_text()) == SNAPSHOT
-    assert len(told) == 1
-    assert "is a link or no folder" in told[0]
+    assert len(warnings) == 1
+    assert "is a link or no folder" in warnings[0]
 
 
-def test_a_folder_that_is_open_to_others_is_refused(folder, told):
+def test_a_folder_that_is_open_to_others_is_refused(folder, warnings):
     folder.mkdir()
     folder.chmod(0o777)
     path = reporter.report_path("one")
@@ -146,19 +146,19 @@ def test_a_folder_that_is_open_to_others_is_refused(folder, told):
     assert scraped(path) == []
     reported(path)
     assert json.loads(path.read_text()) == SNAPSHOT
-    assert len(told) == 1
-    assert "is open to others (mode 0777)" in told[0]
+    assert len(warnings) == 1
+    assert "is open to others (mode 0777)" in warnings[0]
 
 
-def test_a_folder_of_another_user_is_refused(folder, told, monkeypatch):
+def test_a_folder_of_another_user_is_refused(folder, warnings, monkeypatch):
     folder.mkdir(mode=0o700)
     path = reporter.report_path("one")
     path.write_text(json.dumps(SNAPSHOT))
     monkeypatch.setattr(own_folder.os, "getuid", lambda: folder.stat().st_uid + 1)
     assert scraped(path) == []
     reported(path)
-    assert len(told) == 1
-    assert "belongs to another user: remove it, or set metrics in xshare to false" in told[0]
+    assert len(warnings) == 1
+    assert "belongs to another user: remove it, or set metrics in xshare to false" in warnings[0]
     monkeypatch.undo()
     assert json.loads(path.read_text()) == SNAPSHOT
 
@@ -172,12 +172,12 @@ def test_a_file_of_another_user_is_refused(folder, monkeypatch):
             own_folder.read_own(opened, "one.json")
 
 
-def test_a_pipe_is_not_waited_for(folder, told):
+def test_a_pipe_is_not_waited_for(folder, warnings):
     folder.mkdir(mode=0o700)
     path = reporter.report_path("one")
     os.mkfifo(path)
     assert scraped(path) == []
-    assert "one.json is no regular file" in told[0]
+    assert "one.json is no regular file" in warnings[0]
     stale = threading.Thread(target=lambda: reporter.remove_stale(folder), daemon=True)
     stale.start()
     stale.join(10)
@@ -189,7 +189,7 @@ NO_REPORTS["wrong"] = json.dumps(SNAPSHOT | {"on": {}})
 
 
 @pytest.mark.parametrize("content", NO_REPORTS.values(), ids=NO_REPORTS)
-def test_a_file_that_is_no_report_is_not_shown(folder, told, content):
+def test_a_file_that_is_no_report_is_not_shown(folder, warnings, content):
     folder.mkdir(mode=0o700)
     path = reporter.report_path("one")
     path.write_text(
@@ -197,16 +197,16 @@ def test_a_file_that_is_no_report_is_not_shown(folder, told, content):
     )
     assert scraped(path) == []
     assert scraped(path) == []
-    assert len(told) <= 1
+    assert len(warnings) <= 1
 
 
-def test_a_huge_file_is_not_read(folder, told):
+def test_a_huge_file_is_not_read(folder, warnings):
     folder.mkdir(mode=0o700)
     path = reporter.report_path("one")
     with path.open("wb") as file:
         file.truncate(1 << 40)  # a hole: it would not fit into memory
     assert scraped(path) == []
-    assert "one.json has more than 1048576 bytes" in told[0]
+    assert "one.json has more than 1048576 bytes" in warnings[0]
 
 
 def test_files_of_workers_that_were_killed_are_removed(folder):
@@ -215,49 +215,49 @@ def test_files_of_workers_that_were_killed_are_removed(folder):
     (folder / f".dead.json.{1 << 30}").write_text("half")
     (folder / "other").write_text("not ours to remove")
     reporter.remove_stale(folder)
-    assert sorted(each.name for each in folder.iterdir()) == ["live.json", "other"]
+    assert sorted(file.name for file in folder.iterdir()) == ["live.json", "other"]
 
 
-def test_a_full_disk_is_told_once_and_then_every_minute(folder, told, monkeypatch):
+def test_a_full_disk_is_told_once_and_then_every_minute(folder, warnings, monkeypatch):
     def full(*_):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     path, clock = reporter.report_path("one"), [1000.0]
-    found = reporter.Reporter(State().snapshot, path, interval=10)
+    writer = reporter.Reporter(State().snapshot, path, interval=10)
     with monkeypatch.context() as patched:
         patched.setattr(reporter, "write_own", full)
         patched.setattr(reporter.time, "monotonic", lambda: clock[0])
         for seconds in range(130):
             clock[0] = 1000.0 + seconds
-            assert not found.write(str(seconds))
-    assert told == [f"xshare: cannot write {path}: No space left on device"] * 3
-    assert found.write("{}")
+            assert not writer.write(str(seconds))
+    assert warnings == [f"xshare: cannot write {path}: No space left on device"] * 3
+    assert writer.write("{}")
     assert path.read_text() == "{}"
 
 
-def test_what_could_not_be_written_is_written_when_it_can_be(folder, told, monkeypatch):
+def test_what_could_not_be_written_is_written_when_it_can_be(folder, warnings, monkeypatch):
     class Idle:
         def snapshot(self):
             return SNAPSHOT
 
     tries = []
 
-    def first_full(*given):
-        tries.append(given)
+    def first_full(*args):
+        tries.append(args)
         if len(tries) < 3:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        return own_folder.write_own(*given)
+        return own_folder.write_own(*args)
 
     monkeypatch.setattr(reporter, "write_own", first_full)
     path, state = reporter.report_path("one"), Idle()
-    found = reporter.Reporter(state.snapshot, path, interval=0.01)
-    found.start()
+    writer = reporter.Reporter(state.snapshot, path, interval=0.01)
+    writer.start()
     end = time.monotonic() + 20
     while not path.exists() and time.monotonic() < end:
         time.sleep(0.01)
     assert json.loads(path.read_text()) == SNAPSHOT
-    found.stop()
-    found.join(10)
+    writer.stop()
+    writer.join(10)
     assert len(tries) == 3
-    assert len(told) == 1
+    assert len(warnings) == 1
     assert not path.exists()
