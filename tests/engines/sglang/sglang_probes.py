@@ -73,9 +73,9 @@ class InProcess:
 
         def watched(batch, *args, **kwargs):
             self.steps.append(Step(batch.forward_mode.name, list(batch.rids)))
-            found = forward(batch, *args, **kwargs)
+            output = forward(batch, *args, **kwargs)
             self.steps[-1].acted = self.state.now.gate
-            return found
+            return output
 
         self.runner.forward = watched
         for layer in self.state.layers:
@@ -100,12 +100,12 @@ class InProcess:
 
         params = SamplingParams(temperature=0, max_new_tokens=tokens, ignore_eos=True, custom_params=custom or None)
         params.normalize(None)
-        asked = TokenizedGenerateReqInput(
+        request = TokenizedGenerateReqInput(
             rid=rid, input_text="", input_ids=array("q", ids), input_embeds=None, mm_inputs=None, token_type_ids=None,
             sampling_params=params, return_logprob=False, logprob_start_len=-1, top_logprobs_num=0,
             token_ids_logprob=None, stream=False,
         )  # fmt: skip
-        self.scheduler.handle_generate_request(asked)
+        self.scheduler.handle_generate_request(request)
         self.requests[rid] = self.scheduler.waiting_queue[-1]
         assert self.requests[rid].rid == rid
 
@@ -145,7 +145,7 @@ class InProcess:
 
         return self.scheduler.set_internal_state(SetInternalStateReq(server_args={name: value})).updated
 
-    def told(self):
+    def stats(self):
         from sglang.srt.managers.io_struct import GetInternalStateReq
 
         return self.scheduler.get_internal_state(GetInternalStateReq()).internal_state["xshare"]

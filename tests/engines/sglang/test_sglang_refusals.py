@@ -24,11 +24,11 @@ def test_without_the_variable_there_is_nothing(monkeypatch, text):
 
 
 def test_the_variable_holds_the_fields_that_vllms_key_takes(monkeypatch):
-    given = {"warmup": 1, "batch_budget": 24, "gates": {"min_rows": 4}, "metrics": False, "default": "exact"}
-    monkeypatch.setenv("XSHARE", json.dumps(given))
-    found = settings_of_environment()
-    assert str(found.policy) == "k0=1,m=24"
-    assert (found.gates.min_rows, found.metrics.on, found.default) == (4, False, "exact")
+    fields = {"warmup": 1, "batch_budget": 24, "gates": {"min_rows": 4}, "metrics": False, "default": "exact"}
+    monkeypatch.setenv("XSHARE", json.dumps(fields))
+    settings = settings_of_environment()
+    assert str(settings.policy) == "k0=1,m=24"
+    assert (settings.gates.min_rows, settings.metrics.on, settings.default) == (4, False, "exact")
     monkeypatch.setenv("XSHARE", '{"policy": "k0=1,rho=0.7"}')
     assert str(settings_of_environment().policy) == "k0=1,rho=0.7"
 

@@ -24,11 +24,11 @@ SETTINGS = {"policy": "k0=1,m=8", "gates": {"bypass": False}, "live": "any", "me
 
 
 def command(model, port):
-    found = [sys.executable, "-m", "sglang.launch_server", "--model-path", str(model), "--served-model-name", "nano"]
-    found += ["--host", "127.0.0.1", "--port", str(port), "--enable-metrics"]
+    arguments = [sys.executable, "-m", "sglang.launch_server", "--model-path", str(model)]
+    arguments += ["--served-model-name", "nano", "--host", "127.0.0.1", "--port", str(port), "--enable-metrics"]
     for name, value in ARGUMENTS.items():
-        found += [f"--{name.replace('_', '-')}", *([] if value is True else [str(value)])]
-    return found
+        arguments += [f"--{name.replace('_', '-')}", *([] if value is True else [str(value)])]
+    return arguments
 
 
 def environment(**more):
@@ -64,9 +64,9 @@ class Server:
 
     def answers(self, prompts, **more):
         with ThreadPoolExecutor(len(prompts)) as pool:
-            found = list(pool.map(lambda prompt: self.complete(prompt, **more), prompts))
-        assert {status for status, _ in found} == {200}
-        return [answer["choices"][0]["text"] for _, answer in found]
+            replies = list(pool.map(lambda prompt: self.complete(prompt, **more), prompts))
+        assert {status for status, _ in replies} == {200}
+        return [answer["choices"][0]["text"] for _, answer in replies]
 
     def stop(self):
         os.killpg(self.process.pid, signal.SIGTERM)
@@ -86,13 +86,13 @@ def prompts():
 def servers(nano, tmp_path_factory):
     """One with XShare and one without."""
     logs = tmp_path_factory.mktemp("logs")
-    found = [Server(nano, logs / "xshare.log", XSHARE=json.dumps(SETTINGS)), Server(nano, logs / "plain.log")]
+    both = [Server(nano, logs / "xshare.log", XSHARE=json.dumps(SETTINGS)), Server(nano, logs / "plain.log")]
     try:
-        for server in found:
+        for server in both:
             server.wait_until_ready()
-        yield found
+        yield both
     finally:
-        for server in found:
+        for server in both:
             server.stop()
 
 
@@ -140,8 +140,8 @@ def test_bench_and_quality_measure_it_and_leave_it_as_it_was(server, tmp_path, m
         "quality": ["--questions", "1", "--batch", "4", "--tokens", "12"],
     }.items():
         path = tmp_path / f"{name}.json"
-        given = ["xshare", name, "--engine", server.http.url, "--policy", str(PRUNED), "--out", str(path), *more]
-        monkeypatch.setattr("sys.argv", given)
+        words = ["xshare", name, "--engine", server.http.url, "--policy", str(PRUNED), "--out", str(path), *more]
+        monkeypatch.setattr("sys.argv", words)
         with pytest.raises(SystemExit) as end:
             main()
         assert not end.value.code

@@ -35,12 +35,12 @@ def native(engine, prompts):
         topk = layer.site.topk
         wrapped.append({name: vars(topk).pop(name) for name in ("forward_native", "forward_cuda", "forward_cpu")})
         topk._forward_method = None
-    found = engine.answers(prompts[:8], name="native")
-    for layer, mine in zip(engine.state.layers, wrapped, strict=True):
-        vars(layer.site.topk).update(mine, _forward_method=None)
+    answers = engine.answers(prompts[:8], name="native")
+    for layer, methods in zip(engine.state.layers, wrapped, strict=True):
+        vars(layer.site.topk).update(methods, _forward_method=None)
     engine.scheduler.flush_cache()
     engine.take()
-    return found
+    return answers
 
 
 def use(engine, policy):
@@ -93,9 +93,9 @@ def test_pruned_answers_are_others_and_what_is_off_is_native(engine, prompts, na
 
 def test_steps_are_counted_by_reason(engine, prompts):
     use(engine, PRUNED)
-    before = engine.told()
+    before = engine.stats()
     engine.answers(prompts[:3], tokens=5)
-    after = engine.told()
+    after = engine.stats()
     assert after["steps_pruned"] - before["steps_pruned"] == 4
     assert after["steps_bypassed"]["prefill"] - before["steps_bypassed"]["prefill"] == 1
     assert after["samples"] == 4
@@ -151,7 +151,7 @@ def test_a_change_has_running_requests_computed_again(engine, prompts, native):
 )
 def test_what_cannot_be_done_is_refused_with_a_sentence(engine, name, value, says):
     assert not engine.change(name, value)
-    assert says in engine.told()["refused"]
+    assert says in engine.stats()["refused"]
 
 
 def test_what_is_no_business_of_ours_is_sglangs(engine):
@@ -160,16 +160,16 @@ def test_what_is_no_business_of_ours_is_sglangs(engine):
 
 def test_200_requests_join_and_leave_while_the_policy_changes(engine, prompts):
     dice = random.Random(0)
-    policies, running, asked = [PRUNED, "k0=1,m=4", "k0=1,m=64", "k0=1,rho=0.7"], set(), 0
+    policies, running, added = [PRUNED, "k0=1,m=4", "k0=1,m=64", "k0=1,rho=0.7"], set(), 0
     lengths, now, changes = {}, PRUNED, 0
     use(engine, now)
-    while asked < 200 or running:
+    while added < 200 or running:
         for _ in range(dice.randrange(4)):
-            if asked < 200:
-                lengths[f"s{asked}"] = dice.randrange(2, 12)
-                engine.add(f"s{asked}", dice.choice(prompts), lengths[f"s{asked}"])
-                running.add(f"s{asked}")
-                asked += 1
+            if added < 200:
+                lengths[f"s{added}"] = dice.randrange(2, 12)
+                engine.add(f"s{added}", dice.choice(prompts), lengths[f"s{added}"])
+                running.add(f"s{added}")
+                added += 1
         engine.step()
         for step in engine.take():
             if step.acted:
@@ -179,15 +179,15 @@ def test_200_requests_join_and_leave_while_the_policy_changes(engine, prompts):
         if dice.random() < 0.03:
             now, changes = dice.choice(policies), changes + 1
             use(engine, now)
-        known = {req.rid for req in (*engine.scheduler.waiting_queue, *engine.scheduler.running_batch.reqs)}
-        running = {rid for rid in running & known if not engine.requests[rid].finished()}
+        scheduled = {req.rid for req in (*engine.scheduler.waiting_queue, *engine.scheduler.running_batch.reqs)}
+        running = {rid for rid in running & scheduled if not engine.requests[rid].finished()}
     engine.run()
     ended = [engine.requests.pop(rid) for rid in lengths]
     whole = [req for req in ended if len(req.output_ids) == lengths[req.rid]]
     assert 100 < len(whole) < 200
     assert changes
     assert engine.scheduler.is_fully_idle()
-    assert engine.told()["steps_bypassed"].get("mismatch", 0) == 0
+    assert engine.stats()["steps_bypassed"].get("mismatch", 0) == 0
 
 
 # What no CPU has run: drafts that are verified
@@ -230,9 +230,9 @@ def test_ragged_drafts_belong_to_their_request(engine):
 
 
 def test_a_step_of_which_too_little_is_known_is_left_alone(engine):
-    before = engine.told()["steps_bypassed"].get("mismatch", 0)
+    before = engine.stats()["steps_bypassed"].get("mismatch", 0)
     engine.state.bypass("mismatch")
-    assert engine.told()["steps_bypassed"]["mismatch"] == before + 1
+    assert engine.stats()["steps_bypassed"]["mismatch"] == before + 1
     assert not engine.state.now.gate
     engine.state.tally.bypassed["mismatch"] = before
 
@@ -275,7 +275,7 @@ def test_routers_with_a_bias_and_groups_are_replaced(engine, groups):
     topk = TopK(4, layer_id=0, renormalize=True, scoring_func="sigmoid", correction_bias=bias, **grouped)
     site = Site(0, "model.layers.0.mlp.experts", topk, torch.nn.Module(), router_of(topk), 32, None)
     assert (site.mode(engine.state.policy), site.router.n_group, site.router.scoring) == ("reroute", groups, "sigmoid")
-    log = SimpleNamespace(warning=lambda *given: None)
+    log = SimpleNamespace(warning=lambda *args: None)
     settings = engine.state.settings
     state = build_state([site], settings, torch.device("cpu"), Sizes(16), 16, None, make_layers, log)
     logits, hidden = torch.randn(6, 32, generator=dice), torch.zeros(6, 8)
@@ -299,7 +299,7 @@ def test_routers_with_a_bias_and_groups_are_replaced(engine, groups):
 def test_a_layer_whose_router_is_not_asked_ends_the_engine(engine):
     from xshare.engines.sglang.runner import check_called
 
-    seen, around = (SimpleNamespace(called=c, site=SimpleNamespace(name=n)) for c, n in ((True, "a"), (False, "b")))
+    called, around = (SimpleNamespace(called=c, site=SimpleNamespace(name=n)) for c, n in ((True, "a"), (False, "b")))
     with pytest.raises(SettingsError, match="xshare is attached to b, whose routing passes it by"):
-        check_called([seen, around])
+        check_called([called, around])
     assert all(layer.called for layer in engine.state.layers)

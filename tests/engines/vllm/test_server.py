@@ -31,9 +31,9 @@ async def complete(client, prompt, tokens, **more):
     body = {"model": "tiny", "prompt": prompt, "max_tokens": tokens, "temperature": 0, "ignore_eos": True} | more
     answer = await client.post("/v1/completions", json=body)
     answer.raise_for_status()
-    found = answer.json()
-    assert found["usage"]["completion_tokens"] == tokens
-    return found["choices"][0]["text"]
+    completion = answer.json()
+    assert completion["usage"]["completion_tokens"] == tokens
+    return completion["choices"][0]["text"]
 
 
 async def abort(client, prompt, tokens, after):
@@ -41,10 +41,10 @@ async def abort(client, prompt, tokens, after):
     body = {"model": "tiny", "prompt": prompt, "max_tokens": tokens, "stream": True, "ignore_eos": True}
     async with client.stream("POST", "/v1/completions", json=body) as answer:
         answer.raise_for_status()
-        seen = 0
+        received = 0
         async for line in answer.aiter_lines():
-            seen += line.startswith("data: {")
-            if seen >= after:
+            received += line.startswith("data: {")
+            if received >= after:
                 return
 
 
@@ -67,7 +67,7 @@ def words(count, seed):
 def test_it_listens_on_the_address_it_was_given_alone(server):
     import psutil
 
-    listening = [each.laddr for each in psutil.net_connections("inet") if each.status == "LISTEN"]
+    listening = [connection.laddr for connection in psutil.net_connections("inet") if connection.status == "LISTEN"]
     assert {address.ip for address in listening if address.port == server.port} == {"127.0.0.1"}
 
 
@@ -97,7 +97,7 @@ def test_live_control_over_http(server):
     prompts = [words(8, i) for i in range(8)]
 
     def answers():
-        return together(server, lambda client: asyncio.gather(*(complete(client, each, 12) for each in prompts)))
+        return together(server, lambda client: asyncio.gather(*(complete(client, prompt, 12) for prompt in prompts)))
 
     assert server.rpc("xshare_switch", False) == "True"
     native = answers()
@@ -137,9 +137,9 @@ def test_what_live_control_refuses_is_an_answer_and_leaves_no_traceback(server):
         (answer,) = server.post("/collective_rpc", body)["results"]
         assert [*answer] == ["error"], body
         assert answer["error"].startswith(sentence)
-    said = server.log.read_text()[before:]
-    assert "Traceback" not in said
-    assert "xshare: xshare_switch is refused: xshare_switch takes True or False, not 'off'" in said
+    logged = server.log.read_text()[before:]
+    assert "Traceback" not in logged
+    assert "xshare: xshare_switch is refused: xshare_switch takes True or False, not 'off'" in logged
     assert server.rpc("xshare_stats")["policy"] == "k0=1,m=2"  # and it still answers
 
 
@@ -152,9 +152,9 @@ def test_protected_requests_over_http(server):
     prompts = [words(8, i) for i in range(8)]
 
     def answers(kinds):
-        asked = zip(prompts, kinds, strict=True)
+        requests = zip(prompts, kinds, strict=True)
         return together(
-            server, lambda client: asyncio.gather(*(complete(client, each, 24, **kind) for each, kind in asked))
+            server, lambda client: asyncio.gather(*(complete(client, prompt, 24, **kind) for prompt, kind in requests))
         )
 
     assert server.rpc("xshare_switch", False) == "True"
@@ -167,11 +167,11 @@ def test_protected_requests_over_http(server):
         assert [mixed[number] for number in (0, 4)] == [native[number] for number in (0, 4)]
         met = met or mixed != native
     assert met
-    found = server.settled_metrics()
-    assert found[("rows_protected",)] > 0
-    assert all(found[("experts_protected", layer)] > 0 for layer in "01")
-    assert all(found[("mass_shared", layer)] <= found[("mass_kept", layer)] for layer in "01")
-    assert found[("steps_bypassed_total", "protected")] > 0
+    metrics = server.settled_metrics()
+    assert metrics[("rows_protected",)] > 0
+    assert all(metrics[("experts_protected", layer)] > 0 for layer in "01")
+    assert all(metrics[("mass_shared", layer)] <= metrics[("mass_kept", layer)] for layer in "01")
+    assert metrics[("steps_bypassed_total", "protected")] > 0
 
 
 @pytest.mark.parametrize("value", ["precise", 3, "EXACT", ["exact"]])
@@ -182,21 +182,21 @@ def test_another_value_is_answered_with_400_and_the_sentence(server, value, stre
     if stream and answer.status_code == 200:  # the answer has begun by then, as for any other wrong parameter
         assert f"xshare of a request must be 'exact' or 'shared', not {value!r}" in answer.text
         return
-    said = answer.json()["error"]["message"]
-    assert (answer.status_code, said) == (400, f"xshare of a request must be 'exact' or 'shared', not {value!r}")
+    message = answer.json()["error"]["message"]
+    assert (answer.status_code, message) == (400, f"xshare of a request must be 'exact' or 'shared', not {value!r}")
 
 
 @pytest.mark.parametrize(
-    ("more", "said"),
+    ("more", "sentence"),
     [
         (EXACT | {"use_beam_search": True, "n": 2}, "xshare of a request cannot be chosen with beam search"),
         ({"cache_salt": "xshare-exact:mine"}, "cache_salt must not begin with 'xshare-exact:'"),
     ],
 )
-def test_what_cannot_be_protected_is_answered_with_400_too(server, more, said):
+def test_what_cannot_be_protected_is_answered_with_400_too(server, more, sentence):
     answer = server.client.post("/v1/completions", json={"model": "tiny", "prompt": "w5 w6", "max_tokens": 4} | more)
     assert answer.status_code == 400
-    assert answer.json()["error"]["message"].startswith(said)
+    assert answer.json()["error"]["message"].startswith(sentence)
 
 
 def test_a_wrong_configuration_stops_the_server_with_its_sentence(small):
@@ -234,7 +234,7 @@ async def soak(client, dice, requests, control):
 
     async def change():
         while finished < requests:
-            method, value = dice.choice([*(("xshare_set", each) for each in POLICIES), ("xshare_switch", False)])
+            method, value = dice.choice([*(("xshare_set", policy) for policy in POLICIES), ("xshare_switch", False)])
             await control(client, "xshare_switch", True)
             await control(client, method, value)
             await asyncio.sleep(0.3)
@@ -259,7 +259,7 @@ def steps_counted(metrics):
 
 def test_five_hundred_requests_with_hang_ups_and_changes_of_policy(server):
     dice = random.Random(0)
-    begun, seen = server.settled_metrics(), int(server.rpc("steps_seen"))
+    begun, steps_before = server.settled_metrics(), int(server.rpc("steps_seen"))
     memory, tensors, metrics = [], [], [begun]
     for requests in (170, 165, 165):
         together(server, lambda client, requests=requests: soak(client, dice, requests, control))
@@ -272,7 +272,7 @@ def test_five_hundred_requests_with_hang_ups_and_changes_of_policy(server):
         counters = [key for key in earlier if key[0].endswith("_total")]
         assert all(later[key] >= earlier[key] for key in counters)
         assert later[("steps_pruned_total",)] > earlier[("steps_pruned_total",)]
-    assert steps_counted(metrics[-1]) - steps_counted(begun) == int(server.rpc("steps_seen")) - seen
+    assert steps_counted(metrics[-1]) - steps_counted(begun) == int(server.rpc("steps_seen")) - steps_before
     assert metrics[-1].get(("steps_bypassed_total", "mismatch"), 0) == 0
     assert memory[-1] - memory[0] < GROWTH
     assert abs(tensors[-1] - tensors[0]) < 50
@@ -316,8 +316,8 @@ def test_a_server_is_left_as_it_was_found(acting, on):
     assert second._read_stats()["policy"] == "k0=1,m=3,ml=0:5"
     second.use(None)
     second.close()
-    found = open_engine(acting.url)._read_stats()
-    assert (found["policy"], found["on"]) == (str(by_layer), on)
+    stats = open_engine(acting.url)._read_stats()
+    assert (stats["policy"], stats["on"]) == (str(by_layer), on)
     first.close()
 
 
@@ -364,11 +364,11 @@ def test_a_server_that_dies_leaves_what_was_measured(acting, tmp_path):
         while not path.exists() and time.monotonic() < end and process.poll() is None:
             time.sleep(0.02)
         os.killpg(acting.process.pid, signal.SIGKILL)
-        out, err = (each.decode() for each in process.communicate(timeout=60))
+        out, err = (stream.decode() for stream in process.communicate(timeout=60))
     assert process.returncode == 2, err
-    (said,) = [line for line in err.splitlines() if line.startswith("error: ")]
-    assert acting.url in said
+    (error,) = [line for line in err.splitlines() if line.startswith("error: ")]
+    assert acting.url in error
     assert "k0=1,m=16 (control)" in out  # and shown
-    found = SimpleNamespace(**json.loads(path.read_text()))
-    assert len(found.samples) % 3 == 0
-    assert [row["repeats"] for row in found.rows] == [len(found.samples) // 3] * 3
+    results = SimpleNamespace(**json.loads(path.read_text()))
+    assert len(results.samples) % 3 == 0
+    assert [row["repeats"] for row in results.rows] == [len(results.samples) // 3] * 3

@@ -35,7 +35,9 @@ def served(server):
         async with httpx.AsyncClient(base_url=server.url, timeout=120, headers=server.headers, verify=False) as client:
             body = {"model": "tiny", "prompt": "w5 w6", "max_tokens": 40, "ignore_eos": True}
             bodies = [body | {"vllm_xargs": {"xshare": "exact"}}, *[body] * 7]
-            for answer in await asyncio.gather(*(client.post("/v1/completions", json=each) for each in bodies)):
+            for answer in await asyncio.gather(
+                *(client.post("/v1/completions", json=request_body) for request_body in bodies)
+            ):
                 answer.raise_for_status()
 
     for _ in range(10):  # on a busy machine requests may come one by one
@@ -70,14 +72,14 @@ def test_one_view_agrees_with_the_servers_metrics(served):
 
 def test_one_view_as_json(served):
     metrics = served.metrics()
-    found = json.loads(watched(served.url + "/v1", "--json").output)
-    assert (found["policy"], found["on"], found["cost"], found["trouble"]) == ("k0=1,m=2", True, True, None)
-    assert found["rows_protected"] == metrics[("rows_protected",)] > 0
-    assert found["samples"] == metrics[("samples",)] > 0
+    view = json.loads(watched(served.url + "/v1", "--json").output)
+    assert (view["policy"], view["on"], view["cost"], view["trouble"]) == ("k0=1,m=2", True, True, None)
+    assert view["rows_protected"] == metrics[("rows_protected",)] > 0
+    assert view["samples"] == metrics[("samples",)] > 0
     for name in ("experts_native", "experts_active", "smallest_kept", "experts_protected"):
-        assert found["by_layer"][name] == pytest.approx([metrics[(name, layer)] for layer in "01"])
-    assert found["smallest_kept"] == min(found["by_layer"]["smallest_kept"])
-    assert found["tokens_per_s"] == 0  # nobody asks
+        assert view["by_layer"][name] == pytest.approx([metrics[(name, layer)] for layer in "01"])
+    assert view["smallest_kept"] == min(view["by_layer"]["smallest_kept"])
+    assert view["tokens_per_s"] == 0  # nobody asks
 
 
 def test_tokens_and_steps_per_second_while_it_serves(served):
@@ -87,13 +89,13 @@ def test_tokens_and_steps_per_second_while_it_serves(served):
     body = {"model": "tiny", "prompt": "w5 w6", "max_tokens": 60, "ignore_eos": True}
     before = served.metrics()[("steps_pruned_total",)]
     with ThreadPoolExecutor(4) as pool:
-        asked = [pool.submit(served.post, "/v1/completions", body) for _ in range(4)]
-        found = json.loads(CliRunner().invoke(app, ["watch", served.url, "--once", "--json", "--interval", "3"]).output)
-        assert [each.result()["usage"]["completion_tokens"] for each in asked] == [60] * 4
-    tokens = found["tokens_per_s"] * found["window_s"]
+        requests = [pool.submit(served.post, "/v1/completions", body) for _ in range(4)]
+        view = json.loads(CliRunner().invoke(app, ["watch", served.url, "--once", "--json", "--interval", "3"]).output)
+        assert [request.result()["usage"]["completion_tokens"] for request in requests] == [60] * 4
+    tokens = view["tokens_per_s"] * view["window_s"]
     assert 0 < tokens < 241  # the window is rounded
-    assert found["steps_acted_on"] > before
-    assert found["steps_acted_on_per_s"] > 0
+    assert view["steps_acted_on"] > before
+    assert view["steps_acted_on_per_s"] > 0
 
 
 def test_live_on_a_terminal_until_ctrl_c(served):
@@ -107,30 +109,30 @@ def test_live_on_a_terminal_until_ctrl_c(served):
             os._exit(end.code)
         finally:
             os._exit(1)
-    seen, stopped, end = b"", False, time.monotonic() + 60
+    output, stopped, end = b"", False, time.monotonic() + 60
     while time.monotonic() < end:
         try:
-            seen += os.read(terminal, 1 << 16) if select.select([terminal], [], [], 0.1)[0] else b""
+            output += os.read(terminal, 1 << 16) if select.select([terminal], [], [], 0.1)[0] else b""
         except OSError:  # it has ended
             break
-        if seen.count(b"acted on") >= 3 and not stopped:
+        if output.count(b"acted on") >= 3 and not stopped:
             stopped = True
             os.kill(child, signal.SIGINT)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 130, seen
-    assert seen.endswith(b"\x1b[?25h")  # the cursor is back
-    assert b"Traceback" not in seen
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 130, output
+    assert output.endswith(b"\x1b[?25h")  # the cursor is back
+    assert b"Traceback" not in output
 
 
 def test_what_the_dashboard_and_the_alarms_ask_for_is_there(served):
     page = served.client.get("/metrics").text
     there = set(re.findall(r"^([\w:]+)[ {]", page, flags=re.MULTILINE))
     dashboard = json.loads((MONITORING / "grafana/dashboards/xshare.json").read_text())
-    asked = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
-    asked.append(dashboard["templating"]["list"][0]["query"]["query"])
+    expressions = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
+    expressions.append(dashboard["templating"]["list"][0]["query"]["query"])
     (group,) = yaml.safe_load((MONITORING / "alarms.yml").read_text())["groups"]
-    asked += [rule["expr"] for rule in group["rules"]]
-    assert all(NAME.search(expression) for expression in asked)
-    names = {name for expression in asked for name in NAME.findall(expression)}
+    expressions += [rule["expr"] for rule in group["rules"]]
+    assert all(NAME.search(expression) for expression in expressions)
+    names = {name for expression in expressions for name in NAME.findall(expression)}
     assert names <= there
     assert {name for name in there if name.startswith("xshare:")} <= names  # nothing of ours is left out
 

@@ -13,7 +13,7 @@ pytestmark = [
     pytest.mark.skipif(monolithic(), reason="up to 0.29 vLLM hangs when an engine of several workers ends in process"),
 ]
 
-ASKED = prompts(12)
+PROMPTS = prompts(12)
 LENGTHS = [6 + i for i in range(12)]
 ALL = {"gates": {"bypass": False}, "metrics": {"every": 1}}
 
@@ -27,16 +27,16 @@ def start(checkpoint, started):
         stop()
         with pytest.MonkeyPatch.context() as patched:
             patched.setenv("VLLM_PP_LAYER_PARTITION", partition)
-            found = started(
+            llm = started(
                 checkpoint("partly_dense"),
                 None if xshare is None else ALL | xshare,
                 pipeline_parallel_size=2,
                 distributed_executor_backend="mp",
                 worker_extension_cls="expert_parallel_worker.Watched",
             )
-        running.append(found)
-        found.collective_rpc("make_room")
-        return found
+        running.append(llm)
+        llm.collective_rpc("make_room")
+        return llm
 
     def stop():
         while running:
@@ -55,12 +55,12 @@ def stats(llm):
 def test_a_policy_for_the_model_is_followed_by_every_stage(start):
     llm = start("2,1", {"policy": "k0=1,m=4,ml=2:1"})
     first, second = stats(llm)
-    assert [each["layers"] for each in (first, second)] == [
+    assert [stage["layers"] for stage in (first, second)] == [
         ["model.layers.1.mlp.experts"],
         ["model.layers.2.mlp.experts"],
     ]
     llm.collective_rpc("watch")
-    pruned = generate(llm, ASKED, LENGTHS)
+    pruned = generate(llm, PROMPTS, LENGTHS)
     decided = llm.collective_rpc("decisions")
     assert len(decided[0]) == len(decided[1]) > 10  # the same steps, each its own layer
     first, second = stats(llm)
@@ -75,14 +75,14 @@ def test_a_policy_for_the_model_is_followed_by_every_stage(start):
     # A change reaches all stages, or none.
     with pytest.raises(SettingsError, match="names layer 0, and the layers to act on are 1 to 2"):
         llm.collective_rpc("xshare_set", args=("k0=1,m=4,ml=0:1",))
-    assert [each["policy"] for each in stats(llm)] == [first["policy"]] * 2
+    assert [stage["policy"] for stage in stats(llm)] == [first["policy"]] * 2
     llm.collective_rpc("xshare_set", args=("k0=1,m=32",))
     llm.reset_prefix_cache()
-    everyone = generate(llm, ASKED, LENGTHS)
+    everyone = generate(llm, PROMPTS, LENGTHS)
     assert everyone != pruned
     llm.collective_rpc("xshare_switch", args=(False,))
-    assert generate(llm, ASKED, LENGTHS) == everyone
-    assert [each["on"] for each in stats(llm)] == [False, False]
+    assert generate(llm, PROMPTS, LENGTHS) == everyone
+    assert [stage["on"] for stage in stats(llm)] == [False, False]
     start.native = everyone
 
 
@@ -90,7 +90,7 @@ def test_a_stage_without_layers_to_act_on_sees_the_same_steps(start):
     llm = start("2,1", {"policy": "k0=1,m=2", "layers": [1]})  # vLLM itself refuses stages without experts
     first, second = stats(llm)
     assert (first["layers"], second["layers"]) == ([], ["model.layers.2.mlp.experts"])
-    assert generate(llm, ASKED, LENGTHS) != start.native
+    assert generate(llm, PROMPTS, LENGTHS) != start.native
     first, second = stats(llm)
     assert first["steps_pruned"] == second["steps_pruned"] > 10
     whole = over_workers([first, second])
@@ -99,4 +99,4 @@ def test_a_stage_without_layers_to_act_on_sees_the_same_steps(start):
 
 
 def test_tokens_are_those_of_the_same_layout_without_the_key(start):
-    assert generate(start("2,1", None), ASKED, LENGTHS) == start.native
+    assert generate(start("2,1", None), PROMPTS, LENGTHS) == start.native

@@ -1,4 +1,4 @@
-"""A staircase in the real engine: what so many experts cost decides how many are chosen, and can be switched live."""
+"""A staircase in the real engine: what each number of experts costs decides how many are chosen. It switches live."""
 
 import json
 import logging
@@ -20,7 +20,7 @@ from xshare.staircase import StairsError, read_stairs
 pytestmark = pytest.mark.engine
 
 EDGES = {4: (6, 11, 19), 8: (9, 15, 24), 12: (12, 18, 27)}  # steps of 13 and more rows have no table
-ASKED = [prompts(1, length=3 + 5 * i % 19, seed=i)[0] for i in range(20)]
+PROMPTS = [prompts(1, length=3 + 5 * i % 19, seed=i)[0] for i in range(20)]
 LENGTHS = [4 + 7 * i % 17 for i in range(20)]
 POLICIES = ["k0=0,lam=0.3,p=2", "k0=1,m=2", "k0=2,m=0", "k0=0,rho=0.7", "k0=1,tau=0.7"]
 
@@ -28,8 +28,8 @@ POLICIES = ["k0=0,lam=0.3,p=2", "k0=1,m=2", "k0=2,m=0", "k0=0,rho=0.7", "k0=1,ta
 def place_of(folder, **other):
     """Where the tiny Qwen3 runs in these tests."""
     config = json.loads((folder / "config.json").read_text())
-    found = {"engine": "vllm", "device": "cpu", "dtype": "float32", "experts": 32, "top_k": 4, "layers": 2}
-    return found | {"config": model_hash(config), "tensor_parallel": 1} | other
+    place = {"engine": "vllm", "device": "cpu", "dtype": "float32", "experts": 32, "top_k": 4, "layers": 2}
+    return place | {"config": model_hash(config), "tensor_parallel": 1} | other
 
 
 @pytest.fixture(scope="module")
@@ -49,15 +49,15 @@ class Served:
         self.stairs = read_stairs(file)
 
     def rpc(self, method, *values):
-        (found,) = self.llm.collective_rpc(method, args=values)
-        return found
+        (answer,) = self.llm.collective_rpc(method, args=values)
+        return answer
 
     def run(self, policy, cost):
         self.rpc("xshare_set", policy)
         self.rpc("xshare_cost", cost)
         self.llm.reset_prefix_cache()
         self.recorder.take()
-        return generate(self.llm, ASKED, LENGTHS), [step for step in self.recorder.take() if step.decoding]
+        return generate(self.llm, PROMPTS, LENGTHS), [step for step in self.recorder.take() if step.decoding]
 
     def cost_of(self, step):
         table = self.stairs.table_for(step.rows)
@@ -66,9 +66,9 @@ class Served:
 
 @pytest.fixture(scope="module")
 def served(checkpoint, started, file):
-    found = Served(checkpoint, started, file)
-    yield found
-    found.__dict__.clear()
+    serving = Served(checkpoint, started, file)
+    yield serving
+    serving.__dict__.clear()
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -80,9 +80,9 @@ def test_every_step_weighs_the_costs_of_its_rows(served, policy):
         for layer, routed in zip(served.recorder.state.layers, step.layers, strict=True):
             cost, layout = served.cost_of(step), xshare.BatchLayout(step.requests)
             check(step, layer, routed, policy, cost)
-            given = routed.logits, layer.site.router, policy
-            assert routed.keep == members(xshare.route(*given, layout=layout, cost=cost))
-            other += routed.keep != members(xshare.route(*given, layout=layout))
+            arguments = routed.logits, layer.site.router, policy
+            assert routed.keep == members(xshare.route(*arguments, layout=layout, cost=cost))
+            other += routed.keep != members(xshare.route(*arguments, layout=layout))
     assert other > 5  # or the tables would decide nothing
 
 
@@ -123,10 +123,10 @@ def test_the_figures_say_whether_it_counts(served, tmp_path):
     assert (by_cost["cost"], plain["cost"]) == (True, False)
     assert by_cost["stairs"] == plain["stairs"] == served.stairs.sha256
     assert sum(by_cost["experts_selected"]) > sum(plain["experts_selected"])  # counted anew, and filled up
-    for found in (by_cost, plain):
-        (tmp_path / "f.json").write_text(json.dumps(found))
-        values = {each.name: each.samples[0].value for each in Figures(tmp_path / "f.json", 0).collect()}
-        assert values["xshare:cost"] == found["cost"]
+    for stats in (by_cost, plain):
+        (tmp_path / "f.json").write_text(json.dumps(stats))
+        values = {family.name: family.samples[0].value for family in Figures(tmp_path / "f.json", 0).collect()}
+        assert values["xshare:cost"] == stats["cost"]
 
 
 def test_the_log_names_the_file_at_the_start(checkpoint, started, file, caplog, monkeypatch):
@@ -154,7 +154,7 @@ def test_a_compiled_graph_follows_the_switch(checkpoint, started, file, monkeypa
         tokens[eager] = []
         for cost in (True, False, True):
             llm.collective_rpc("xshare_cost", args=(cost,))
-            tokens[eager].append(generate(llm, ASKED[:12], LENGTHS[:12]))
+            tokens[eager].append(generate(llm, PROMPTS[:12], LENGTHS[:12]))
         del llm
     assert tokens[True] == tokens[False]
     assert tokens[True][0] == tokens[True][2] != tokens[True][1]

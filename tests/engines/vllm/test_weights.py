@@ -65,8 +65,8 @@ def test_mxfp4_swizzled_by_triton(wrapped):
     )
     if wrapped:
         method = SimpleNamespace(old_quant_method=method)
-    found = expert_bytes(layer(biases, method, weights))
-    assert found == WEIGHTS * 4.25 / 8 + 4 * (2 * WIDTH + HIDDEN)
+    size = expert_bytes(layer(biases, method, weights))
+    assert size == WEIGHTS * 4.25 / 8 + 4 * (2 * WIDTH + HIDDEN)
 
 
 def test_weights_that_are_elsewhere_or_there_twice_are_not_known():
