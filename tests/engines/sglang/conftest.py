@@ -15,5 +15,5 @@ def pytest_collection_modifyitems(items):
 
 @pytest.fixture(scope="session")
 def nano(tmp_path_factory):
-    """As SGLang can load it."""
+    """Nano, as SGLang can load it."""
     return write_untied_copy(models.folder("nano"), tmp_path_factory.mktemp("models") / "nano")

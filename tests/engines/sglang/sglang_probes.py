@@ -132,7 +132,7 @@ class InProcess:
             pass
 
     def answers(self, prompts, tokens=12, name="r", **custom):
-        """All at once, to the end."""
+        """Tokens of all prompts, added at once and run to the end."""
         rids = [f"{name}{place}" for place in range(len(prompts))]
         for rid, ids in zip(rids, prompts, strict=True):
             self.add(rid, ids, tokens, **custom)

@@ -1,4 +1,4 @@
-"""What refuses the start, told by its name; most of it without SGLang."""
+"""What is refused, each by its name; most of it without SGLang."""
 
 import json
 from types import SimpleNamespace

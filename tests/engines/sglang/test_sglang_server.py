@@ -103,7 +103,7 @@ def server(servers):
 
 @pytest.fixture(scope="module")
 def native(servers, prompts):
-    """Of a server in whose environment there is no XSHARE."""
+    """Answers of a server without XSHARE in its environment."""
     assert "xshare" not in json.dumps(servers[1].http.ask_json("/server_info"))
     return servers[1].answers(prompts)
 

@@ -45,7 +45,7 @@ def started():
 
 @pytest.fixture(scope="session")
 def stairs(small, tmp_path_factory):
-    """Of steps of one row, in which nothing is chosen: the other tests see nothing of it."""
+    """A staircase for steps of one row, in which nothing is selected: it does not affect the other tests."""
     config = model_hash(json.loads((small / "config.json").read_text()))
     where = {"engine": "vllm", "device": "cpu", "dtype": "float32", "experts": 16, "top_k": 4, "layers": 2}
     path = tmp_path_factory.mktemp("stairs") / "stairs.json"
@@ -65,7 +65,7 @@ def server(small, stairs, tmp_path_factory):
 
 @pytest.fixture
 def key(monkeypatch):
-    """The server's, where every client looks for it."""
+    """The server's key, where every client looks for it."""
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
 
 

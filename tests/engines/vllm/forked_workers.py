@@ -13,8 +13,8 @@ import torch
 
 @contextmanager
 def forked() -> Iterator[None]:
-    """An engine that is started here has forked workers, for as long as this lasts: in a new interpreter each would
-    import vLLM again, which takes longer than what it is asked."""
+    """Engines started inside this context have forked workers: in a new interpreter each worker would import vLLM
+    again, which takes longer than what the test asks of it."""
     # Each rank would compile how it looks up its part of the words. By torch's own means: a patch of pytest's leaves no
     # such setting behind, and nothing that is compiled later in this process would run.
     with torch._dynamo.config.patch(disable=True), pytest.MonkeyPatch.context() as patched:

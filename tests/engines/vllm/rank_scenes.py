@@ -80,7 +80,7 @@ def native(rank, model, options):
 
 
 def pruned(rank, model, options, policies=(PRUNED,)):
-    """With it: tokens and decisions of every scene, and what was counted."""
+    """With the key: tokens and decisions of every scene, and the counters."""
     stepped = started(model, ALL | {"policy": EVERYTHING}, options)
     outcomes, first = {}, first_scene(options)
     outcomes["everything"] = (

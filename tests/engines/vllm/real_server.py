@@ -42,7 +42,7 @@ class Server:
             free.bind(("127.0.0.1", 0))
             self.port = free.getsockname()[1]
         self.url, self.log, self.headers = f"http://127.0.0.1:{self.port}", log, {"Authorization": f"Bearer {KEY}"}
-        # One for all: each would read all certificates again.
+        # One client for all requests: each new one would read all certificates again.
         self.client = httpx.Client(base_url=self.url, timeout=60, headers=self.headers)
         with log.open("w") as out:
             self.process = subprocess.Popen(

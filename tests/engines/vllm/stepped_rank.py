@@ -113,6 +113,6 @@ class Rank:
                 return tokens
 
     def taken(self) -> list[Decided]:
-        """Since the last time."""
+        """The decisions since the last call."""
         decisions, self.decided = self.decided, []
         return decisions

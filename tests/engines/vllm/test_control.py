@@ -21,7 +21,7 @@ from xshare.policy import Policy
 
 
 def core(caching=True, connector=None, running=True, drafts=False, resets=(True,), answer=None):
-    """An engine core that tells what was asked of it."""
+    """An engine core that records its calls."""
 
     class Core:
         def __init__(self):

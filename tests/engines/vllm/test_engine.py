@@ -22,7 +22,7 @@ OPTIONS |= {"additional_config": {"xshare": {"metrics": {"every": 1}}}}
 
 @pytest.fixture(autouse=True)
 def few(monkeypatch):
-    """Of tune's grid one or two of every kind."""
+    """One or two policies of every kind from tune's grid."""
     texts = ["k0=0,rho=0.7", "k0=0,lam=0.04,p=2", "k0=1,m=0", "k0=1,m=2,p=3", "k0=1,m=4,p=3", "k0=1,m=4,score=full"]
     requested = ["k0=1,m=0,mr=2", "k0=1,m=0,mr=8"]
     kinds = lambda experts, top_k, drafts: [Policy.parse(text) for text in texts + (requested if drafts else [])]  # noqa: E731

@@ -49,7 +49,7 @@ async def abort(client, prompt, tokens, after):
 
 
 def together(server, make):
-    """Run what `make` makes of a client."""
+    """Run the coroutine that `make` returns for a client."""
     import httpx
 
     async def run():

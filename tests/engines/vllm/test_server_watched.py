@@ -28,7 +28,7 @@ NAME = re.compile(r"\b(?:xshare|vllm):\w+")
 
 @pytest.fixture(scope="module")
 def served(server):
-    """It, after eight requests at a time, one of them protected: every figure has been counted."""
+    """The server, after eight requests at a time, one of them protected: every figure has been counted."""
     import httpx
 
     async def ask():
@@ -83,7 +83,7 @@ def test_one_view_as_json(served):
 
 
 def test_tokens_and_steps_per_second_while_it_serves(served):
-    """One view over a whole run, in which it is known what was asked."""
+    """One view over a whole run, of which the number of tokens is known."""
     from concurrent.futures import ThreadPoolExecutor
 
     body = {"model": "tiny", "prompt": "w5 w6", "max_tokens": 60, "ignore_eos": True}

@@ -137,7 +137,7 @@ def test_with_everybody_protected_the_gate_is_closed():
 
 
 def test_rows_of_drafts_that_are_dealt_out_on_the_device():
-    """The host has believed three each."""
+    """The host assumed three rows per request."""
     control = Control("cpu", 256)
     serving_state = state(drafts=2, control=control, bypass=False)
     dealt = torch.tensor([0, 1, 4, 6, 9], dtype=torch.int32)
