@@ -42,7 +42,7 @@ class About:
     expert_bytes: int | None = None  # of one expert, in all layers together
     host_layers: int = 0  # whose experts a GPU reads from host memory
     backend: str | None = None  # the kernel that computes the experts; not in the record, which files of before lack
-    drafts: int | None = None  # a request and step
+    drafts: int | None = None  # per request and step
     drafter: str | None = None
     drafter_files: str | None = None
     vocab: int | None = None
@@ -53,15 +53,15 @@ class About:
     cost: bool | None = None  # whether such a server weighs sets by what they cost
 
     def record(self) -> dict[str, Any]:
-        """Flat, as it stands in files and must agree for a file to be gone on from: with what is known."""
-        # Of these files say, and always have said, that they are not known.
-        said = {"version", "drafter", "expert_bytes"} if self.engine == "vllm" else {"version"}
+        """Flat, as in result files, which can be continued only if it agrees. Unknown values are left out."""
+        # These are recorded even if unknown, as in all earlier files.
+        always = {"version", "drafter", "expert_bytes"} if self.engine == "vllm" else {"version"}
         sizes = {"experts", "top_k", "layers", "host_layers"}
-        values = {each.name: getattr(self, each.name) for each in fields(self) if each.name not in UNRECORDED}
+        values = {column.name: getattr(self, column.name) for column in fields(self) if column.name not in UNRECORDED}
         return {
             name: value
             for name, value in values.items()
-            if name in said or (value is not None and (value or name not in sizes))
+            if name in always or (value is not None and (value or name not in sizes))
         }
 
 
@@ -117,7 +117,11 @@ class Run:
 
     def record(self) -> dict[str, Any]:
         """All but the answers and single steps: `Run([], **record)`."""
-        return {each.name: getattr(self, each.name) for each in fields(self) if each.name not in ("answers", "timed")}
+        return {
+            column.name: getattr(self, column.name)
+            for column in fields(self)
+            if column.name not in ("answers", "timed")
+        }
 
 
 @dataclass
@@ -143,8 +147,8 @@ def leaving(answers: Callable[[BaseException], list[Answer | None]]) -> Iterator
 
 
 def left(error: BaseException) -> Sequence[Answer | None]:
-    found: Sequence[Answer | None] = vars(error).get("answers", ())
-    return found
+    answers: Sequence[Answer | None] = vars(error).get("answers", ())
+    return answers
 
 
 class Encodes(Protocol):
