@@ -100,7 +100,7 @@ class Http:
 
     @contextmanager
     def open(self, path: str, body: Any = None) -> Iterator[http.client.HTTPResponse]:
-        """GET, or POST where there is a body. What the block reads may fail, and is told in the same words."""
+        """GET, or POST where there is a body. Errors while the block reads are raised in the same words."""
         connection = self._connection()
         used: socket.socket | None = None
         try:

@@ -39,8 +39,8 @@ class ServerEngine:
         stairs: Stairs | None = None,
         access: Access | None = None,
     ) -> None:
-        """`model` is the served name, where the server has several. `timeout`: seconds without a word. `stairs`: what
-        it must have been started with."""
+        """`model` is the served name, where the server has several. `timeout`: seconds of silence before it gives up.
+        `stairs`: the staircase that the server must have been started with."""
         if not isinstance(timeout, int | float) or isinstance(timeout, bool) or not 0 < timeout < 1e6:
             raise ServerError(f"timeout must be a number of seconds above 0, not {timeout!r}")
         self.http = Http(url, timeout, access)
@@ -281,7 +281,7 @@ class ServerEngine:
         return ids
 
     def close(self) -> None:
-        """A server that others use goes on as it was found, if it still answers."""
+        """Restore the policy that the server ran at first, if it still answers: others may use it."""
         if not self.live:
             return
         try:
