@@ -36,7 +36,9 @@ def by_layer(what: str, example: str) -> Callable[[Any], Any]:
             value = {int(layer): number_or_text(text) for layer, _, text in pairs}
         if not isinstance(value, Mapping):
             raise ValueError(f"layer:{what} pairs as {example}, or a mapping of them")
-        by_number = {int(key) if isinstance(key, str) and key.isdecimal() else key: each for key, each in value.items()}
+        by_number = {
+            int(key) if isinstance(key, str) and key.isdecimal() else key: entry for key, entry in value.items()
+        }
         sortable = all(isinstance(key, int) for key in by_number)  # pydantic refuses any other key afterwards
         return dict(sorted(by_number.items())) if sortable else by_number
 

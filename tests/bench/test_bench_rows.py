@@ -15,24 +15,24 @@ from xshare.statistics import median_interval
 def test_figures_of_a_run_by_hand():
     early = Answer([1, 2, 3, 4], "", 0.0, [0.1, 0.2, 0.4, 0.4])  # the last two were accepted together
     late = Answer([1, 2, 3, 4], "", 0.5, [0.6, 0.7, 0.8, 1.0])
-    found = speed_figures(Run([early, late], decode_s=0.6, steps=5, rows=6, drafted=4, accepted=1))
-    assert found["otps"] == pytest.approx((3 / 0.3 + 3 / 0.4) / 2)
-    assert found["otps_total"] == pytest.approx(8 / 1.0)
-    assert (found["ttft_ms_p50"], found["ttft_ms_p99"]) == pytest.approx((100, 100))
-    assert found["itl_ms_p50"] == pytest.approx(100)  # of 100, 200, 100, 100, 200
-    assert found["itl_ms_p99"] == pytest.approx(200)
-    assert found["step_ms"] == pytest.approx(120)
-    assert found["rows_per_step"] == pytest.approx(1.2)
-    assert found["accepted_length"] == pytest.approx(6 / 5)
+    figures = speed_figures(Run([early, late], decode_s=0.6, steps=5, rows=6, drafted=4, accepted=1))
+    assert figures["otps"] == pytest.approx((3 / 0.3 + 3 / 0.4) / 2)
+    assert figures["otps_total"] == pytest.approx(8 / 1.0)
+    assert (figures["ttft_ms_p50"], figures["ttft_ms_p99"]) == pytest.approx((100, 100))
+    assert figures["itl_ms_p50"] == pytest.approx(100)  # of 100, 200, 100, 100, 200
+    assert figures["itl_ms_p99"] == pytest.approx(200)
+    assert figures["step_ms"] == pytest.approx(120)
+    assert figures["rows_per_step"] == pytest.approx(1.2)
+    assert figures["accepted_length"] == pytest.approx(6 / 5)
 
 
 def test_what_an_engine_does_not_tell_is_none():
-    found = speed_figures(Run([Answer([], "a", 0.0, [0.1])]))
-    assert found["otps"] is found["step_ms"] is found["itl_ms_p50"] is found["accepted_length"] is None
+    figures = speed_figures(Run([Answer([], "a", 0.0, [0.1])]))
+    assert figures["otps"] is figures["step_ms"] is figures["itl_ms_p50"] is figures["accepted_length"] is None
     nothing = selection_figures(Stats())
     assert set(nothing.values()) == {None}
-    some = selection_figures(Stats(3, {"prefill": 9, "within_budget": 1, "off": 0}))
-    assert (some["acted"], some["left_alone"]) == (0.75, "within_budget")
+    pruned = selection_figures(Stats(3, {"prefill": 9, "within_budget": 1, "off": 0}))
+    assert (pruned["acted"], pruned["left_alone"]) == (0.75, "within_budget")
 
 
 def test_steps_that_were_left_alone_are_spoken_of():
@@ -43,8 +43,8 @@ def test_steps_that_were_left_alone_are_spoken_of():
         {"policy": "k0=1,m=3", "identical": 0.5, "acted": 0.1, "left_alone": "many_rows"},
     ]
     about = About("vllm", None, "tiny", "cpu", drafter="xshare.engines.vllm.drafter.FixedDrafter")
-    found = notes(rows, about, "k0=1,m=8")
-    assert [note[:60] for note in found] == [
+    texts = notes(rows, about, "k0=1,m=8")
+    assert [note[:60] for note in texts] == [
         "k0=1,m=8 left 100% of its decode steps alone, mostly by with",
         "k0=1,m=3 left 90% of its decode steps alone, mostly by many_",
         "Drafts are made up: this measures speed, and what is accepte",
@@ -52,9 +52,9 @@ def test_steps_that_were_left_alone_are_spoken_of():
 
 
 def sample(policy, repeat, otps, step_ms=None, active=None):
-    found = dict.fromkeys((*RATES, *COUNTS))
+    columns = dict.fromkeys((*RATES, *COUNTS))
     counts = {"active": active, "active_native": None if active is None else 20.0}
-    return found | {"policy": policy, "repeat": repeat, "otps": otps, "step_ms": step_ms, **counts}
+    return columns | {"policy": policy, "repeat": repeat, "otps": otps, "step_ms": step_ms, **counts}
 
 
 def test_forms_of_one_policy_are_rows_of_their_own():

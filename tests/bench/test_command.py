@@ -33,8 +33,8 @@ def bench(small, tmp_path, monkeypatch, capsys):
 
 
 def options(small, path, repeats=2, tokens=6):
-    found = ["--engine", "transformers", "--model", small, "--policy", "k0=1,m=2", "--policy", "oea:k0=1"]
-    return [*found, "--batch", 3, "--prompt-tokens", 9, "--tokens", tokens, "--repeats", repeats, "--json", path]
+    arguments = ["--engine", "transformers", "--model", small, "--policy", "k0=1,m=2", "--policy", "oea:k0=1"]
+    return [*arguments, "--batch", 3, "--prompt-tokens", 9, "--tokens", tokens, "--repeats", repeats, "--json", path]
 
 
 def test_table_and_file(small, tmp_path, bench):
@@ -43,23 +43,23 @@ def test_table_and_file(small, tmp_path, bench):
     assert "cpu, float32, 16 experts, top-4, 2 layers" in out
     assert "3 requests, 3 at a time, prompts of 9 tokens, answers of 6" in out
     assert "k0=1,m=16 (control)" in out
-    found = json.loads((tmp_path / "b.json").read_text())
-    assert [row["policy"] for row in found["rows"]] == NAMES
-    assert [row["method"] for row in found["rows"]] == ["native", "noop", "xshare", "oea"]
-    assert all(set(row) >= COLUMNS for row in found["rows"])
-    check_columns("bench", found["rows"])
-    native, control, pruned, _ = found["rows"]
+    results = json.loads((tmp_path / "b.json").read_text())
+    assert [row["policy"] for row in results["rows"]] == NAMES
+    assert [row["method"] for row in results["rows"]] == ["native", "noop", "xshare", "oea"]
+    assert all(set(row) >= COLUMNS for row in results["rows"])
+    check_columns("bench", results["rows"])
+    native, control, pruned, _ = results["rows"]
     assert native["ratio"] == 1
     assert control["identical"] == 1  # a budget of N changes no token
     assert control["active"] == control["active_native"] == native["active"]
     assert pruned["active"] < pruned["active_native"]
     assert (control["acted"], pruned["accepted_length"]) == (1, None)
-    assert [(each["repeat"], each["place"], each["policy"]) for each in found["samples"]] == [
+    assert [(sample["repeat"], sample["place"], sample["policy"]) for sample in results["samples"]] == [
         *((0, place, name) for place, name in enumerate(NAMES)),
         *((1, 3 - place, name) for place, name in enumerate(NAMES)),  # the order alternates
     ]
-    assert found["provenance"]["fingerprint"]["tokens"] == 6
-    assert found["provenance"]["engine"] == "transformers"
+    assert results["provenance"]["fingerprint"]["tokens"] == 6
+    assert results["provenance"]["engine"] == "transformers"
 
 
 def test_more_repeats_go_on_from_the_file_and_other_settings_do_not(small, tmp_path, bench):
@@ -67,9 +67,9 @@ def test_more_repeats_go_on_from_the_file_and_other_settings_do_not(small, tmp_p
     assert bench(*options(small, path, repeats=1))[0] == 0
     first = json.loads(path.read_text())["samples"]
     assert bench(*options(small, path, repeats=2))[0] == 0
-    found = json.loads(path.read_text())
-    assert found["samples"][: len(first)] == first
-    assert [row["repeats"] for row in found["rows"]] == [2] * 4
+    results = json.loads(path.read_text())
+    assert results["samples"][: len(first)] == first
+    assert [row["repeats"] for row in results["rows"]] == [2] * 4
     written = path.read_bytes()
     code, _, err = bench(*options(small, path, tokens=7))
     assert code == 2
@@ -103,14 +103,14 @@ def test_a_stream_of_requests(small, bench):
 
 def test_killed_and_continued(small, tmp_path, bench):
     path = tmp_path / "b.json"
-    kept = killed(["bench", *options(small, path, repeats=1000)], path, lambda found: found["samples"])["samples"]
+    kept = killed(["bench", *options(small, path, repeats=1000)], path, lambda results: results["samples"])["samples"]
     repeats = len(kept) // len(NAMES)
     assert len(kept) == repeats * len(NAMES) > 0
     code, _, err = bench(*options(small, path, repeats=repeats + 1))
     assert code == 0, err
-    found = json.loads(path.read_text())
-    assert found["samples"][:-4] == kept
-    assert [row["repeats"] for row in found["rows"]] == [repeats + 1] * 4
+    results = json.loads(path.read_text())
+    assert results["samples"][:-4] == kept
+    assert [row["repeats"] for row in results["rows"]] == [repeats + 1] * 4
 
 
 @pytest.mark.parametrize(
@@ -175,10 +175,10 @@ def test_by_cost_beside_a_plain_policy_of_as_many_experts(small, tmp_path, bench
     assert by_cost["equal_ratio_low"] <= by_cost["equal_ratio"] <= by_cost["equal_ratio_high"]
     # Gone on with: the same plain policies, which are not looked for again.
     assert bench(*words, "--repeats", 2, "--out", path)[0] == 0
-    found = json.loads(path.read_text())
-    assert found["samples"][: len(first["samples"])] == first["samples"]
-    assert [(row["policy"], row.get("cost", False), row.get("equals")) for row in found["rows"]] == forms
-    assert [row["repeats"] for row in found["rows"]] == [2] * 9
+    results = json.loads(path.read_text())
+    assert results["samples"][: len(first["samples"])] == first["samples"]
+    assert [(row["policy"], row.get("cost", False), row.get("equals")) for row in results["rows"]] == forms
+    assert [row["repeats"] for row in results["rows"]] == [2] * 9
     code, _, err = bench(*words[:-2], "--repeats", 2, "--out", path)  # without costs it is another measurement
     assert code == 2
     assert "was measured with other settings, cost " in err
@@ -198,7 +198,7 @@ def test_costs_that_are_of_another_place_or_cannot_be_read(small, tmp_path, benc
 
 
 @pytest.mark.parametrize(
-    ("policy", "wanted", "found"),
+    ("policy", "wanted", "expected"),
     [
         ("k0=1,m=2", 12.0, "k0=1,m=4"),
         ("k0=1,m=2", 8.1, "k0=1,m=2"),  # as it is
@@ -211,7 +211,7 @@ def test_costs_that_are_of_another_place_or_cannot_be_read(small, tmp_path, benc
         ("k0=1,m=0,mg=3", 9.0, "k0=1,m=0,mg=3"),
     ],
 )
-def test_a_plain_policy_of_as_many_experts(policy, wanted, found):
+def test_a_plain_policy_of_as_many_experts(policy, wanted, expected):
     def count(policy):
         if policy.price is not None:
             return 1 / policy.price
@@ -219,7 +219,7 @@ def test_a_plain_policy_of_as_many_experts(policy, wanted, found):
             return 100 * policy.mass
         return 4 * policy.warmup + policy.batch_budget * (1 if policy.coverage else 2) + (4 if policy.coverage else 0)
 
-    assert str(find_equal_policy(Policy.parse(policy), wanted, 16, count)) == found
+    assert str(find_equal_policy(Policy.parse(policy), wanted, 16, count)) == expected
 
 
 def test_policies_of_both_scores_have_one_control(engine):
@@ -237,12 +237,12 @@ def test_what_protected_requests_cost(small, tmp_path, bench):
     assert "vs nobody" in out
     assert "k0=0,m=4, 100% protected left 100% of its decode steps alone, mostly by protected" in out
     rows = json.loads(path.read_text())["rows"]
-    native, _, nobody, some, half, everybody = rows
+    native, _, nobody, tenth, half, everybody = rows
     assert [row.get("protected") for row in rows] == [None, None, None, 0.1, 0.5, 1]
-    assert nobody["active"] < some["active"] < half["active"] < native["active"]
-    assert nobody["mass_shared"] == nobody["mass"] < some["mass_shared"] < some["mass"]
+    assert nobody["active"] < tenth["active"] < half["active"] < native["active"]
+    assert nobody["mass_shared"] == nobody["mass"] < tenth["mass_shared"] < tenth["mass"]
     assert everybody["identical"] == 1
-    for row in (some, half, everybody):
+    for row in (tenth, half, everybody):
         assert row["protected_identical"] == 1
         assert row["nobody_ratio_low"] <= row["nobody_ratio"] <= row["nobody_ratio_high"]
         assert row["ratio"] > 0

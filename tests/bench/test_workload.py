@@ -24,34 +24,34 @@ def workload(**changed):
 
 
 def test_prompts_have_their_length_and_end_with_a_question():
-    found = workload().prompts_of(Letters(), 0)
-    assert [len(prompt) for prompt in found] == [300] * 6
-    assert len({tuple(prompt) for prompt in found}) == 6
-    assert all("answer " in "".join(map(chr, prompt)) for prompt in found)  # worked ones before it
-    assert found == workload().prompts_of(Letters(), 0)
-    assert not any(prompt in found for prompt in workload().prompts_of(Letters(), 1))
-    assert not any(prompt in found for prompt in workload(seed=1).prompts_of(Letters(), 0))
+    prompts = workload().prompts_of(Letters(), 0)
+    assert [len(prompt) for prompt in prompts] == [300] * 6
+    assert len({tuple(prompt) for prompt in prompts}) == 6
+    assert all("answer " in "".join(map(chr, prompt)) for prompt in prompts)  # worked ones before it
+    assert prompts == workload().prompts_of(Letters(), 0)
+    assert not any(prompt in prompts for prompt in workload().prompts_of(Letters(), 1))
+    assert not any(prompt in prompts for prompt in workload(seed=1).prompts_of(Letters(), 0))
 
 
 def test_prompts_of_a_file_come_in_turn_as_they_are():
-    given = workload(requests=2, prompts="p.txt", prompt_tokens=None, texts=("one", "two", "three"))
-    spelled = [["".join(map(chr, each)) for each in given.prompts_of(Letters(), repeat)] for repeat in range(2)]
+    from_file = workload(requests=2, prompts="p.txt", prompt_tokens=None, texts=("one", "two", "three"))
+    spelled = [["".join(map(chr, prompt)) for prompt in from_file.prompts_of(Letters(), repeat)] for repeat in range(2)]
     assert spelled == [["one", "two"], ["three", "one"]]
     last = workload(requests=2, prompts="p.txt", prompt_tokens=2, texts=("one two three", "four"))
     assert last.prompts_of(Letters(prompt_form="text"), 0) == ["two three", "four"]
-    assert "texts" not in given.record()
-    assert given.record()["prompts"] == "p.txt"
+    assert "texts" not in from_file.record()
+    assert from_file.record()["prompts"] == "p.txt"
 
 
 def test_words_for_a_server_without_a_tokenizer():
-    found = workload(prompt_tokens=20).prompts_of(Letters(prompt_form="text"), 0)
-    assert [len(prompt.split(" ")) for prompt in found] == [20] * 6
+    prompts = workload(prompt_tokens=20).prompts_of(Letters(prompt_form="text"), 0)
+    assert [len(prompt.split(" ")) for prompt in prompts] == [20] * 6
 
 
 def test_random_tokens_need_a_vocabulary():
-    found = workload(prompts="random").prompts_of(Letters(vocab=7), 0)
-    assert [len(prompt) for prompt in found] == [300] * 6
-    assert {token for prompt in found for token in prompt} == set(range(7))
+    prompts = workload(prompts="random").prompts_of(Letters(vocab=7), 0)
+    assert [len(prompt) for prompt in prompts] == [300] * 6
+    assert {token for prompt in prompts for token in prompt} == set(range(7))
     with pytest.raises(XShareError, match="vocabulary"):
         workload(prompts="random").prompts_of(Letters(), 0)
 
@@ -59,10 +59,10 @@ def test_random_tokens_need_a_vocabulary():
 def test_arrivals_are_poisson_and_repeat():
     assert workload().arrivals_of(0) is None
     many = workload(requests=4001, rate=50.0)
-    found = many.arrivals_of(3)
-    assert found == many.arrivals_of(3) != many.arrivals_of(4)
-    assert found[0] == 0
-    gaps = [b - a for a, b in pairwise(found)]
+    arrivals = many.arrivals_of(3)
+    assert arrivals == many.arrivals_of(3) != many.arrivals_of(4)
+    assert arrivals[0] == 0
+    gaps = [b - a for a, b in pairwise(arrivals)]
     assert min(gaps) > 0
     assert sum(gaps) / len(gaps) == pytest.approx(1 / 50, rel=0.06)
     assert sum(gap > 1 / 50 for gap in gaps) / len(gaps) == pytest.approx(0.368, abs=0.03)  # e**-1

@@ -23,7 +23,7 @@ def lost(active):
     return ((NATIVE - active) / 50) ** 2
 
 
-def made(snapped_active=28.0, snapped_ms=None):
+def rows_by_point(snapped_active=28.0, snapped_ms=None):
     """Every policy on the law, k0=2,m=0 snapped where it is said to be."""
     sizes = {point: 22.0 + number % 9 for number, point in enumerate(cost_aware.POINTS)}
     sizes |= {("k0=2,m=0", False): 24.0, ("k0=2,m=3", False): 27.0, ("k0=2,m=8", False): 32.0}
@@ -31,7 +31,7 @@ def made(snapped_active=28.0, snapped_ms=None):
     step = {point: A + B * size for point, size in sizes.items()}
     if snapped_ms is not None:
         step["k0=2,m=0", True] = snapped_ms
-    ms = {point: [slow * each for slow in SLOW] for point, each in step.items()}
+    ms = {point: [slow * step_ms for slow in SLOW] for point, step_ms in step.items()}
     counted = {point: Counted(size, NATIVE, 1 - lost(size)) for point, size in sizes.items()}
     counted[cost_aware.NATIVE] = Counted()  # nothing is counted where nothing is selected
     rows = cost_aware.rows_of({"batch": 16}, ms, counted)
@@ -50,15 +50,15 @@ def test_a_curve_is_followed_between_its_points_and_nowhere_else():
 
 
 def test_a_gain_is_paired_and_at_equal_votes():
-    rows = made()
+    rows = rows_by_point()
     row = rows["k0=2,m=0", True]  # where the machine is a straight line there is nothing to gain
     assert row["gain_at_equal_votes"] == pytest.approx(1)
     assert row["gain_low"] == pytest.approx(row["gain_high"])  # slow spells are in both
     assert (row["votes_lost"], row["rounds"]) == (pytest.approx(lost(28)), 8)
     assert row["ms_low"] < row["ms"] <= row["ms_high"]
-    free = made(snapped_ms=A + B * 24)["k0=2,m=0", True]  # the next four cost nothing
+    free = rows_by_point(snapped_ms=A + B * 24)["k0=2,m=0", True]  # the next four cost nothing
     assert free["gain_at_equal_votes"] == pytest.approx((A + B * 28) / (A + B * 24))
-    assert made(snapped_active=39.0)["k0=2,m=0", True]["gain_at_equal_votes"] is None
+    assert rows_by_point(snapped_active=39.0)["k0=2,m=0", True]["gain_at_equal_votes"] is None
     assert rows["k0=2,m=0", False]["gain_at_equal_votes"] is None
     native = rows[cost_aware.NATIVE]
     assert (native["active"], native["votes_lost"]) == (NATIVE, 0.0)

@@ -18,8 +18,8 @@ FEW = {frontier.PLAIN: "rho=0.7 rho=0.9 k0=1,m=8 oea:k0=2"}
 
 
 def run(small, path, **options):
-    given = {"tasks": 48, "file": None, "forced": 12, "tokens": 6, "jobs": 1, "threads": 1, "together": 64}
-    frontier.main(str(small), '{"dtype": "float32"}', **(given | {"seconds": None} | options), json=path)
+    usual = {"tasks": 48, "file": None, "forced": 12, "tokens": 6, "jobs": 1, "threads": 1, "together": 64}
+    frontier.main(str(small), '{"dtype": "float32"}', **(usual | {"seconds": None} | options), json=path)
     return json.loads(path.read_text()) if path.exists() else None
 
 
@@ -27,9 +27,9 @@ def test_what_is_chosen_is_confirmed_on_other_questions(small, tmp_path, monkeyp
     monkeypatch.setattr(frontier, "PLAN", FEW)
     path = tmp_path / "frontier.json"
     assert run(small, path, seconds=0) is None  # no time for anything
-    found = run(small, path)
+    results = run(small, path)
     assert "no draft model" in capsys.readouterr().out
-    rows = found["rows"]
+    rows = results["rows"]
     assert all(set(COLUMNS.split()) <= set(row) for row in rows)
     choosing, confirming = ([row for row in rows if row["set"] == name] for name in ("choosing", "confirming"))
     assert {row["questions"] for row in choosing} == {16}  # a quarter of each kind, rounded up
@@ -68,14 +68,14 @@ def test_weights_tell_one_training_from_another(small, tmp_path, monkeypatch):
 def test_the_sets_share_no_question():
     tasks = cells.tasks_of(None, 800, 0)
     sets = frontier.divided(tasks)
-    prompts = {name: {task.prompt for task in some} for name, some in sets.items()}
-    assert [len(some) for some in prompts.values()] == [200, 600]
+    prompts = {name: {task.prompt for task in questions} for name, questions in sets.items()}
+    assert [len(texts) for texts in prompts.values()] == [200, 600]
     assert not prompts["choosing"] & prompts["confirming"]
 
 
 def row(policy, share, change, method="xshare", paper=""):
-    found = {"batch": 16, "drafts": 0, "mixed": True, "policy": str(Policy.parse(policy)), "method": method}
-    return found | {"active": share, "active_native": 1, "change": change, "paper": paper}
+    columns = {"batch": 16, "drafts": 0, "mixed": True, "policy": str(Policy.parse(policy)), "method": method}
+    return columns | {"active": share, "active_native": 1, "change": change, "paper": paper}
 
 
 def test_the_boldest_within_each_loss_are_chosen(monkeypatch):
@@ -92,8 +92,8 @@ def test_the_boldest_within_each_loss_are_chosen(monkeypatch):
         row("oea:k0=2", 0.59, -0.07, "oea"),
         row("oea:k0=3", 0.8, -0.01, "oea"),
     ]
-    found = [str(policy) for policy in frontier.chosen(rows, frontier.PLAIN)]
-    assert found == ["k0=0,lam=0.02", "k0=0,rho=0.9", "k0=0,rho=0.7,w=0:4", "k0=0,rho=0.8", "k0=0,rho=0.5", "oea:k0=2"]
+    names = [str(policy) for policy in frontier.chosen(rows, frontier.PLAIN)]
+    assert names == ["k0=0,lam=0.02", "k0=0,rho=0.9", "k0=0,rho=0.7,w=0:4", "k0=0,rho=0.8", "k0=0,rho=0.5", "oea:k0=2"]
 
 
 @pytest.mark.parametrize("experts", [64, 128])

@@ -23,12 +23,12 @@ def test_every_kind_of_policy_is_asked(small, tmp_path, monkeypatch):
     monkeypatch.setattr(further_quality, "DEVICE_BUDGETS", [1])
     monkeypatch.setattr(further_quality, "THRESHOLDS", {"full": [0.5], "topk": [0.8]})
     path = tmp_path / "further.json"
-    asked = {"tasks": 8, "file": None, "forced": 8, "tokens": 4, "jobs": 1, "threads": 1, "seconds": None, "seed": 0}
-    further_quality.main(str(small), '{"dtype": "float32"}', devices=2, together=64, **asked, json=path)
-    found = json.loads(path.read_text())
-    assert found["provenance"]["complete"]
-    assert found["provenance"]["devices"] == 2
-    at = {(row["batch"], row["policy"]): row for row in found["rows"]}
+    options = {"tasks": 8, "file": None, "forced": 8, "tokens": 4, "jobs": 1, "threads": 1, "seconds": None, "seed": 0}
+    further_quality.main(str(small), '{"dtype": "float32"}', devices=2, together=64, **options, json=path)
+    results = json.loads(path.read_text())
+    assert results["provenance"]["complete"]
+    assert results["provenance"]["devices"] == 2
+    at = {(row["batch"], row["policy"]): row for row in results["rows"]}
     assert {batch for batch, _ in at} == {16, 32, 64}
     assert {policy for batch, policy in at if batch == 16} >= {"k0=1,m=0,mg=1", "k0=1,tau=0.5,score=full"}
     assert at[64, "k0=0,rho=0.7"]["active"] <= at[64, "k0=0,rho=0.7"]["active_native"]

@@ -30,14 +30,14 @@ def measured(path, model, *runs):
 def test_every_record_keeps_its_run(tmp_path):
     a, b = measured(tmp_path / "a.json", "nano", "a1", "a2"), measured(tmp_path / "b.json", "lab", "b1", "b2", "b3")
     before = as_text(a), as_text(b)
-    found = joined([a, b])
+    results = joined([a, b])
     assert (as_text(a), as_text(b)) == before
-    runs = [found["provenance"], *found["stamps"]]
-    assert [row["of"] for row in found["rows"]] == ["a1", "a2", "b1", "b2", "b3"]
-    assert all(runs[row.get("stamp", 0)]["run"] == row["of"] for row in found["rows"])
-    assert all(runs[sample.get("stamp", 0)]["run"] == sample["sample"] for sample in found["samples"])
+    runs = [results["provenance"], *results["stamps"]]
+    assert [row["of"] for row in results["rows"]] == ["a1", "a2", "b1", "b2", "b3"]
+    assert all(runs[row.get("stamp", 0)]["run"] == row["of"] for row in results["rows"])
+    assert all(runs[sample.get("stamp", 0)]["run"] == sample["sample"] for sample in results["samples"])
     path = tmp_path / "joined.json"
-    path.write_text(as_text(found))
+    path.write_text(as_text(results))
     again = measured(path, "nano", "c")  # gone on from
     assert [run["run"] for run in [again["provenance"], *again["stamps"]]] == ["a1", "a2", "b1", "b2", "b3", "c"]
     assert again["rows"][-1] == {"model": "nano", "of": "c", "stamp": 5}

@@ -14,10 +14,10 @@ neighbours, plots, quality_tables = map(importlib.import_module, ("neighbours", 
 
 
 def test_every_order_has_every_prompt():
-    found = neighbours.orders(40, 4, seed=0)
-    assert found[0] == list(range(40))
-    assert len({tuple(order) for order in found}) == 4
-    assert all(sorted(order) == found[0] for order in found)
+    orders = neighbours.orders(40, 4, seed=0)
+    assert orders[0] == list(range(40))
+    assert len({tuple(order) for order in orders}) == 4
+    assert all(sorted(order) == orders[0] for order in orders)
 
 
 def test_spread_over_mates():
@@ -58,4 +58,4 @@ def test_only_shared_sets_follow_the_mates(small, tmp_path, monkeypatch, capsys)
     titles, cells = quality_tables.neighbours(json.loads(path.read_text()))
     assert cells[0][0] == "`native`"
     assert all(len(line) == len(titles) for line in cells)
-    assert [each.stem for each in plots.draw([path], tmp_path)] == ["neighbours"]
+    assert [plot.stem for plot in plots.draw([path], tmp_path)] == ["neighbours"]

@@ -34,10 +34,10 @@ def native_experts(row, bias):
 @pytest.mark.parametrize("regime", ["independent", "skewed"])
 def test_counts_are_those_of_route(regime):
     logits, router = paper_ep.draw(regime, 3, 16)
-    found = paper_ep.route_all(logits, router)
+    routings = paper_ep.route_all(logits, router)
     placement = xshare.Placement.contiguous(256, 8)
-    for point, at in zip(paper_ep.CHOICES, found, strict=True):
-        row = paper_ep.counts(at, found[0], None)
+    for point, at in zip(paper_ep.CHOICES, routings, strict=True):
+        row = paper_ep.counts(at, routings[0], None)
         routes = [xshare.route(step, router, point.policy, placement=placement) for step in logits]
         loads = [by_device(route.ids.flatten().tolist()) for route in routes]
         assert at.loads.tolist() == loads
@@ -75,16 +75,16 @@ def most_in_set(method, mg, favourites):
 @pytest.mark.parametrize("rows", [8, 32])
 def test_level_is_never_above_rounds(rows):
     for regime in paper_ep.SKEW:
-        found = paper_ep.route_all(*paper_ep.draw(regime, 20, rows))
-        favourites = found[0].ids[..., 0].tolist()
-        for point, at in zip(paper_ep.CHOICES, found, strict=True):
+        routings = paper_ep.route_all(*paper_ep.draw(regime, 20, rows))
+        favourites = routings[0].ids[..., 0].tolist()
+        for point, at in zip(paper_ep.CHOICES, routings, strict=True):
             assert at.peak.tolist() == [max(by_device(step.flatten().tolist())) for step in at.ids]
             if point.method != "native":
                 assert at.max_load.tolist() == [most_in_set(point.method, point.mg, step) for step in favourites]
                 assert (at.peak <= at.max_load).all()  # rows use S and nothing else
         for number, point in enumerate(paper_ep.CHOICES):
             if point.method == "level":
-                level, rounds = found[number], found[number + 1]
+                level, rounds = routings[number], routings[number + 1]
                 assert paper_ep.CHOICES[number + 1][:2] == ("rounds", point.mg)
                 assert (level.max_load <= rounds.max_load).all()
                 assert level.peak.sum() <= rounds.peak.sum()
@@ -178,8 +178,8 @@ def test_the_command_writes_a_row_per_cell(tmp_path, monkeypatch, capsys):
         (32, "level", 43.4, 8.64),
         (32, "rounds", 43.4, 8.64),
     }
-    said = capsys.readouterr().out
-    assert "level's mean peak and MaxLoad are not above rounds' at equal mg: holds" in said
+    output = capsys.readouterr().out
+    assert "level's mean peak and MaxLoad are not above rounds' at equal mg: holds" in output
     if not torch.cuda.is_available():
         assert all(row[name] is None for row in rows for name in paper_ep.TIMES)
 

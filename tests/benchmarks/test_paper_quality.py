@@ -53,8 +53,8 @@ def few(monkeypatch):
 
 def run(small, drafter, path, **options):
     arguments = json.dumps({"dtype": "float32"} | ({"draft": str(drafter)} if drafter else {}))
-    given = {"tasks": 24, "file": None, "forced": 24, "tokens": 8, "jobs": 1, "threads": 1, "seconds": None, "seed": 0}
-    paper_quality.main(str(small), arguments, **(given | options), json=path)
+    usual = {"tasks": 24, "file": None, "forced": 24, "tokens": 8, "jobs": 1, "threads": 1, "seconds": None, "seed": 0}
+    paper_quality.main(str(small), arguments, **(usual | options), json=path)
     return json.loads(path.read_text()) if path.exists() else None
 
 
@@ -87,13 +87,13 @@ def test_the_plan_has_all_of_the_paper_and_the_main_policies_first():
 
 def test_rivals_come_from_the_fewest_experts_to_the_most(trace):
     reference = Policy.parse("k0=1,m=2,score=full")
-    found = paper_policies.rivals(reference, 16, 4)
-    assert set(found) == {"oea", "lynx", "skip", "topk", "logit-sum", "random", "score=topk"}
-    assert [str(policy) for policy in found["score=topk"]] == ["k0=1,m=2"]
-    for name, policies in found.items():
+    rivals = paper_policies.rivals(reference, 16, 4)
+    assert set(rivals) == {"oea", "lynx", "skip", "topk", "logit-sum", "random", "score=topk"}
+    assert [str(policy) for policy in rivals["score=topk"]] == ["k0=1,m=2"]
+    for name, policies in rivals.items():
         row = cells.nearest(trace, Setting(8, 0, True), reference, policies)
         assert row["reference"] == "k0=1,m=2,score=full"
-        every = [cells.nearest(trace, Setting(8, 0, True), reference, [each])["replayed"] for each in policies[::5]]
+        every = [cells.nearest(trace, Setting(8, 0, True), reference, [policy])["replayed"] for policy in policies[::5]]
         assert every == sorted(every), name
         if name in ("lynx", "skip", "random", "logit-sum"):  # these have a fine knob
             assert abs(row["replayed"] - row["replayed_reference"]) < 1.1, name
@@ -113,8 +113,8 @@ def trace():
 
 def test_every_cell_has_its_row_and_the_controls_hold(small, drafter, tmp_path, few, capsys):
     path = tmp_path / "paper_quality.json"
-    found = run(small, drafter, path)
-    rows = found["rows"]
+    results = run(small, drafter, path)
+    rows = results["rows"]
     assert all(set(COLUMNS.split()) <= set(row) for row in rows)
     settings = {(row["batch"], row["drafts"], row["mixed"]) for row in rows}
     assert settings == {(16, 0, True), (16, 0, False), (4, 3, True), (4, 3, False)}
@@ -128,43 +128,43 @@ def test_every_cell_has_its_row_and_the_controls_hold(small, drafter, tmp_path, 
         assert row["kl_low"] <= row["kl"] <= row["kl_high"]
         assert row["active"] == pytest.approx(row["active_native"]) if still else row["active"] < row["active_native"]
     assert all(1 < row["accepted"] < 4 for row in rows if row["drafts"])
-    assert [each["same"] for each in found["undrafted"]] == [1, 1]
-    assert all(row["low"] <= row["change"] <= row["high"] for row in found["matched"])
-    *pairs, scores = found["matched"]
+    assert [row["same"] for row in results["undrafted"]] == [1, 1]
+    assert all(row["low"] <= row["change"] <= row["high"] for row in results["matched"])
+    *pairs, scores = results["matched"]
     assert len({(row["rival"], row["mixed"]) for row in pairs}) == len(pairs) == 14
     assert {row["reference"] for row in pairs} == {"k0=1,m=3,score=full"}
     assert [scores[name] for name in ("reference", "policy")] == ["k0=1,m=0,mr=4,score=full", "k0=1,m=0,mr=4"]
     assert scores["drafts"] == 3
-    assert found["provenance"]["complete"]
+    assert results["provenance"]["complete"]
     assert not path.with_suffix(".native.json").exists()
     assert "k0=1,m=0,mr=4" in capsys.readouterr().out
     before = path.read_bytes()
     run(small, drafter, path)  # nothing is left to do
     assert path.read_bytes() == before
-    check_pages(found, path)
+    check_pages(results, path)
 
 
-def check_pages(found, path):
+def check_pages(results, path):
     """Its tables and plots."""
     for name, (file, table) in quality_tables.tables().items():
         if file == "paper_quality":
-            titles, cells = table(found)
+            titles, cells = table(results)
             assert all(len(line) == len(titles) for line in cells)
             assert bool(cells) == (name != "paper_matched_drafts_alike"), name  # no references there, above
-    lines = quality_tables.policies(found, (16, 0, True))[1]
+    lines = quality_tables.policies(results, (16, 0, True))[1]
     assert [line[0] for line in lines[:2]] == ["`native`", "`k0=1,m=16,score=full`"]
-    made = plots.draw([path, path.with_name("none.json")], path.parent)
+    plot_files = plots.draw([path, path.with_name("none.json")], path.parent)
     names = {"pareto_accuracy", "pareto_kl"}
-    assert {each.stem for each in made} == {f"{name}{alike}" for name in names for alike in ("", "_alike")}
-    more = [row | {"drafts": 3, "batch": 4} for row in found["rows"] if not row["drafts"]]
-    drawn = plots.plots({"rows": [row for row in found["rows"] if not row["drafts"]] + more})
+    assert {plot.stem for plot in plot_files} == {f"{name}{alike}" for name in names for alike in ("", "_alike")}
+    more = [row | {"drafts": 3, "batch": 4} for row in results["rows"] if not row["drafts"]]
+    drawn = plots.plots({"rows": [row for row in results["rows"] if not row["drafts"]] + more})
     assert set(drawn) == {
         f"{name}{drafts}{alike}" for name in names for drafts in ("", "_drafts") for alike in ("", "_alike")
     }
-    assert all(each.stat().st_size < 100_000 for each in made)
-    drawn = made[0].read_bytes()
+    assert all(plot.stat().st_size < 100_000 for plot in plot_files)
+    drawn = plot_files[0].read_bytes()
     plots.draw([path], path.parent)
-    assert made[0].read_bytes() == drawn  # the same when nothing has changed
+    assert plot_files[0].read_bytes() == drawn  # the same when nothing has changed
 
 
 def test_a_killed_run_leaves_a_valid_file_and_goes_on(small, tmp_path, few, monkeypatch):
@@ -182,20 +182,20 @@ def test_a_killed_run_leaves_a_valid_file_and_goes_on(small, tmp_path, few, monk
     monkeypatch.setattr(answer_bench.Bench, "cell", dying)
     with pytest.raises(KeyboardInterrupt):
         run(small, None, path)
-    kept = json.loads(path.read_text())
-    assert len(kept["rows"]) == 4
+    interrupted = json.loads(path.read_text())
+    assert len(interrupted["rows"]) == 4
     assert path.with_suffix(".native.json").exists()
-    found = run(small, None, path)
+    results = run(small, None, path)
     assert len(calls) == 5 + len(whole["rows"]) - 4  # what was there is not measured again
-    assert found["rows"][:4] == kept["rows"]
-    assert [row.get("stamp") for row in found["rows"]] == [None] * 4 + [1] * (len(whole["rows"]) - 4)
-    assert (found["provenance"] | {"complete": False}, len(found["stamps"])) == (kept["provenance"], 1)
+    assert results["rows"][:4] == interrupted["rows"]
+    assert [row.get("stamp") for row in results["rows"]] == [None] * 4 + [1] * (len(whole["rows"]) - 4)
+    assert (results["provenance"] | {"complete": False}, len(results["stamps"])) == (interrupted["provenance"], 1)
 
     def timeless(rows, but=("tokens_per_s", "stamp")):
         return [{name: value for name, value in row.items() if name not in but} for row in rows]
 
-    assert timeless(found["rows"]) == timeless(whole["rows"])
-    assert timeless(found["matched"], but=("stamp",)) == whole["matched"]
+    assert timeless(results["rows"]) == timeless(whole["rows"])
+    assert timeless(results["matched"], but=("stamp",)) == whole["matched"]
     with pytest.raises(XShareError, match="was measured with other settings, tokens 8 instead of 9"):
         run(small, None, path, tokens=9)
 
@@ -203,8 +203,8 @@ def test_a_killed_run_leaves_a_valid_file_and_goes_on(small, tmp_path, few, monk
 def test_a_file_gives_as_many_of_each_kind(tmp_path):
     lines = [json.dumps({"question": f"{kind} {i}", "answer": "x", "kind": kind}) for kind in "abc" for i in range(5)]
     (tmp_path / "tasks.jsonl").write_text("\n".join(lines))
-    found = cells.tasks_of(tmp_path / "tasks.jsonl", 6, 0)
-    assert [task.prompt for task in found] == ["a 0", "a 1", "b 0", "b 1", "c 0", "c 1"]
+    tasks = cells.tasks_of(tmp_path / "tasks.jsonl", 6, 0)
+    assert [task.prompt for task in tasks] == ["a 0", "a 1", "b 0", "b 1", "c 0", "c 1"]
 
 
 def test_it_ends_in_time(small, tmp_path, few, capsys):

@@ -43,17 +43,17 @@ def test_independent_rows_reach_the_closed_form(simulation):
 
 
 def test_a_fit_finds_what_the_statistics_were_made_with(simulation):
-    made = {batch: fit_routing.ratio_of(simulation, 0.6, batch) for batch in (4, 8, 16, 32)}
-    skew, correlation = fit_routing.fit(made, simulation.overlap(0.6, 0.4), simulation)
+    ratios = {batch: fit_routing.ratio_of(simulation, 0.6, batch) for batch in (4, 8, 16, 32)}
+    skew, correlation = fit_routing.fit(ratios, simulation.overlap(0.6, 0.4), simulation)
     assert skew == pytest.approx(0.6, abs=0.01)
     assert correlation == pytest.approx(0.4, abs=0.01)
 
 
 def test_the_stored_fits_reproduce_the_trace():
-    found = json.loads((ROOT / "evidence" / "fit_routing.json").read_text())
-    stored, fits = found["rows"], routing_fits.fits()
+    evidence = json.loads((ROOT / "evidence" / "fit_routing.json").read_text())
+    stored, fits = evidence["rows"], routing_fits.fits()
     assert list(fits) == ["fitted", "carried"]
-    draws, seed = found["provenance"]["draws"], found["provenance"]["seed"] + 1  # checked on draws of their own
+    draws, seed = evidence["provenance"]["draws"], evidence["provenance"]["seed"] + 1  # checked on draws of their own
     both = [fit_routing.Simulation(experts, draws, seed) for experts in (fit_routing.EXPERTS, fit_routing.THERE)]
     again = [row for regime, at in fits.items() for row in fit_routing.rows_of(regime, tuple(at.values()), *both)]
     assert [row | {"reached": None} for row in stored] == [row | {"reached": None} for row in again]
@@ -68,8 +68,8 @@ def test_the_stored_fits_reproduce_the_trace():
         for row in fit:
             assert row["reached"] == pytest.approx(row["target"], abs=0.03)
         # Not fitted: what a step with drafts loads in the trace.
-        (seen,) = [row for row in rows if row["target"] == drafted]
-        assert seen["reached"] == pytest.approx(drafted, rel=0.02)
+        (drafted_row,) = [row for row in rows if row["target"] == drafted]
+        assert drafted_row["reached"] == pytest.approx(drafted, rel=0.02)
 
 
 # The law and the rows
@@ -83,7 +83,7 @@ def sample(ms, steps=64):
     return {"seconds": ms * steps / 1000, "steps": steps, "tokens": 16 * steps, "short": 0}
 
 
-def made(drift=(1.0, 1.1, 0.9, 1.3, 1.0), **setting):
+def law_rows(drift=(1.0, 1.1, 0.9, 1.3, 1.0), **setting):
     """Pairs on a machine that gets faster and slower, and follows the law exactly."""
     active = {NOOP: NATIVE} | ACTIVE
     native = A + B * NATIVE
@@ -96,7 +96,7 @@ def made(drift=(1.0, 1.1, 0.9, 1.3, 1.0), **setting):
 
 
 def test_a_prediction_is_the_law_without_the_cost_of_selecting():
-    rows = made()
+    rows = law_rows()
     for name, active in ACTIVE.items():
         row = rows[name]
         assert row["predicted"] == pytest.approx((A + B * NATIVE) / (A + B * active))
@@ -138,7 +138,7 @@ def test_without_different_sizes_there_is_no_prediction():
 
 
 def test_the_floor_is_bytes_over_bandwidth():
-    rows = made()
+    rows = law_rows()
     assert rows["k0=1,m=0"]["floor_ms"] == pytest.approx(1000 * 15 * 24 * 13.2e6 / 4e12)
     assert rows["native"]["law_gb_s"] == pytest.approx(24 * 13.2e6 / (B / 1000) / 1e9)
     config = model_shapes.gpt_oss_120b(24)
@@ -163,7 +163,7 @@ def test_where_the_papers_gain_is_small_its_range_is_enough():
 
 
 def test_the_pull_requests_rows_borrow_law_and_native_experts_from_the_plain_ones():
-    plain = list(made().values())
+    plain = list(law_rows().values())
     pairs = {LOGIT_SUM: [(sample(A + B * NATIVE), sample(A + B * 23 + 0.3))]}
     setting = SETTING | {"piece": "logit-sum"}
     row = rows_of(setting, pairs, {LOGIT_SUM: Counted(23.0, None)}, Bytes(1.0, None), plain)[1]
@@ -174,7 +174,7 @@ def test_the_pull_requests_rows_borrow_law_and_native_experts_from_the_plain_one
 
 
 def test_totals_count_what_holds():
-    rows = list(made().values())
+    rows = list(law_rows().values())
     assert speed_rows.totals(rows) == [
         "lower bound at least 95 % of predicted, as a ratio: 4 of 4",
         "lower bound at least 95 % of predicted, as a share of the gain: 3 of 4",
@@ -185,11 +185,11 @@ def test_totals_count_what_holds():
 
 
 def test_counts_are_weighted_by_their_samples():
-    found = [{"samples": 3, "active": 10.0, "native": 20.0}, {"samples": 1, "active": 14.0, "native": 24.0}]
-    assert Counted.of([*found, {"samples": 0, "active": None, "native": None}]) == Counted(11.0, 21.0)
+    counts = [{"samples": 3, "active": 10.0, "native": 20.0}, {"samples": 1, "active": 14.0, "native": 24.0}]
+    assert Counted.of([*counts, {"samples": 0, "active": None, "native": None}]) == Counted(11.0, 21.0)
     assert Counted.of([{"samples": 1, "active": 5.0, "native": None}]) == Counted(5.0, None)
-    told = {"samples": 0, "active": None, "native": None, "pruned": 4, "decoded": 5}
-    assert Counted.of([told, told]).steps() == {"steps_pruned": 8, "steps_decoded": 10}
+    steps_only = {"samples": 0, "active": None, "native": None, "pruned": 4, "decoded": 5}
+    assert Counted.of([steps_only, steps_only]).steps() == {"steps_pruned": 8, "steps_decoded": 10}
 
 
 # What is measured
@@ -227,21 +227,21 @@ def test_long_prompts_are_measured_as_far_as_they_fit(capsys):
     piece = paper_speed.PIECES["contexts"]
     whole = paper_speed.fitting(piece, piece.cells(), 16, 8, 36, False)
     assert whole == [("carried", 16, 1024), ("carried", 4, 1024), ("carried", 64, 1024), ("carried", 4, 8192)]
-    told = capsys.readouterr().out.splitlines()
-    assert [line.partition(": ")[2].partition(":")[0] for line in told] == [
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.partition(": ")[2].partition(":")[0] for line in lines] == [
         "left out, 16 prompts of 8192 tokens", "left out, 64 prompts of 8192 tokens",
     ]  # fmt: skip
     assert paper_speed.fitting(piece, piece.cells(), 16, 8, 18, False) == piece.cells()
     shape = model_shapes.gpt_oss_120b()
     assert model_shapes.cache_bytes(shape, 8192) == 18 * (8192 + 128) * 2 * 8 * 64 * 2
     long = paper_speed.Long.of(("carried", 4, 8192), 4, 16, 8, 36, False)
-    each = 4 * (1 + paper_speed.WARM + 16)  # steps of a round
-    assert long.rounds == 8 < 8192 // 4 // each  # they are read once
-    assert long.decoded > long.rounds * each + 4 * 8192 // paper_speed.CHUNK
-    assert long.bytes > 4 * model_shapes.cache_bytes(shape, 8192 + long.rounds * each)
+    round_steps = 4 * (1 + paper_speed.WARM + 16)  # steps of a round
+    assert long.rounds == 8 < 8192 // 4 // round_steps  # they are read once
+    assert long.decoded > long.rounds * round_steps + 4 * 8192 // paper_speed.CHUNK
+    assert long.bytes > 4 * model_shapes.cache_bytes(shape, 8192 + long.rounds * round_steps)
 
 
-class Asked:
+class RecordingEngine:
     """In place of an engine: keeps what it was asked."""
 
     def __init__(self):
@@ -257,7 +257,7 @@ class Asked:
 
 
 def measured(name, cell, repeats=8):
-    native, second = Asked(), Asked()
+    native, second = RecordingEngine(), RecordingEngine()
     pair = paper_speed.Pair(native, second, "k0=1,m=128", cell[0])
     return native, second, *pair.measure(paper_speed.PIECES[name], cell, 16, repeats, 36, False)
 
@@ -277,13 +277,14 @@ def test_pieces_that_want_the_same_engines_share_one_start():
 def test_pairs_are_of_one_set_of_requests():
     native, second, pairs, counted = measured("presets", ("carried", 16, 8))
     twice = {NOOP: 16}  # the control has two pairs a round
-    assert {policy: len(each) for policy, each in pairs.items()} == dict.fromkeys(paper_speed.PRESETS, 8) | twice
+    lengths = {policy: len(policy_pairs) for policy, policy_pairs in pairs.items()}
+    assert lengths == dict.fromkeys(paper_speed.PRESETS, 8) | twice
     assert native.decodes == second.decodes
     assert sorted({how["seed"] for how in second.decodes}) == [0, *range(2, 10)]
     assert second.policies[:4] == ["k0=1,m=128", *paper_speed.PRESETS]
     assert counted[NOOP].steps() == {"steps_pruned": 16 * 21, "steps_decoded": 16 * 21}
     _, _, pairs, _ = measured("plain", ("carried", 4, 8), repeats=2)
-    assert {len(each) for policy, each in pairs.items() if policy != NOOP} == {2}
+    assert {len(policy_pairs) for policy, policy_pairs in pairs.items() if policy != NOOP} == {2}
     assert len(pairs[NOOP]) == 2 * paper_speed.CONTROLS
 
 
@@ -317,20 +318,20 @@ SETTINGS = {"tiny": True, "regimes": {"fitted": {"skew": 0.3, "correlation": 0.7
 
 def test_a_cell_is_kept_replaced_and_known(tmp_path):
     path = tmp_path / "speed.json"
-    kept = paper_speed.SpeedResults(path, SETTINGS)
-    kept.add([RUN | {"policy": "native", "step_ms": 1.0}], RUN)
-    kept.add([RUN | {"batch": 4, "policy": "native"}], RUN | {"batch": 4})
-    kept.add([RUN | {"regime": "independent", "policy": "native"}], RUN | {"regime": "independent"})
+    results = paper_speed.SpeedResults(path, SETTINGS)
+    results.add([RUN | {"policy": "native", "step_ms": 1.0}], RUN)
+    results.add([RUN | {"batch": 4, "policy": "native"}], RUN | {"batch": 4})
+    results.add([RUN | {"regime": "independent", "policy": "native"}], RUN | {"regime": "independent"})
     again = paper_speed.SpeedResults(path, SETTINGS)
     cells = (("plain", "fitted", 16), ("plain", "fitted", 4), ("plain", "independent", 16))
     assert again.done() == {(*cell, 4, paper_speed.PROMPT, 1) for cell in cells}
     again.add([RUN | {"policy": name, "step_ms": 2.0} for name in ("native", "noop")], RUN)
-    found = json.loads(path.read_text())
-    assert len(found["runs"]) == 3
-    assert [(row["regime"], row["batch"], row["policy"]) for row in found["rows"]] == [
+    written = json.loads(path.read_text())
+    assert len(written["runs"]) == 3
+    assert [(row["regime"], row["batch"], row["policy"]) for row in written["rows"]] == [
         ("independent", 16, "native"), ("fitted", 16, "native"), ("fitted", 16, "noop"), ("fitted", 4, "native"),
     ]  # fmt: skip
-    assert [row.get("step_ms") for row in found["rows"]] == [None, 2.0, 2.0, None]
+    assert [row.get("step_ms") for row in written["rows"]] == [None, 2.0, 2.0, None]
 
 
 def test_pairs_of_several_starts_are_pooled(tmp_path):
@@ -338,23 +339,23 @@ def test_pairs_of_several_starts_are_pooled(tmp_path):
     where = RUN | {"piece": "presets"}
     native, faster = [8.0, 8.0, 4.0, 4.0], [8.0, 8.0, 2.0, 2.0]  # ms and the median step of both engines
     for start, decodes in ((1, [native] * 3), (2, [faster] * 5)):
-        made = {NOOP: [(sample(a), sample(b)) for a, _, b, _ in decodes]}
+        pairs = {NOOP: [(sample(a), sample(b)) for a, _, b, _ in decodes]}
         counted = {NOOP: Counted(20.0 + start, 30.0)}
         setting = where | {"drafts": 0, "drafter": "none", "start": start}
-        rows = rows_of(setting, made, counted, Bytes(1.0, None))
+        rows = rows_of(setting, pairs, counted, Bytes(1.0, None))
         rows = [row | Counted(pruned=4, decoded=4 + start).steps() for row in rows]
-        kept = paper_speed.SpeedResults(path, SETTINGS)  # each start goes on from the file of the other
-        kept.add(rows, where | {"start": start, "prompt_tokens": paper_speed.PROMPT, "decodes": {NOOP: decodes}})
-    found = json.loads(path.read_text())
-    assert len(found["rows"]) == 4
-    assert len(found["runs"]) == 2
-    row = next(row for row in found["pooled"] if row["policy"] == NOOP)
+        results = paper_speed.SpeedResults(path, SETTINGS)  # each start goes on from the file of the other
+        results.add(rows, where | {"start": start, "prompt_tokens": paper_speed.PROMPT, "decodes": {NOOP: decodes}})
+    written = json.loads(path.read_text())
+    assert len(written["rows"]) == 4
+    assert len(written["runs"]) == 2
+    row = next(row for row in written["pooled"] if row["policy"] == NOOP)
     assert (row["starts"], row["pairs"], row["ratio"]) == (2, 8, 4.0)  # five of eight pairs
     assert (row["steps_pruned"], row["steps_decoded"]) == (8, 11)
     assert row["step_ms"] == pytest.approx((3 * 4 + 5 * 2) / 8)
     assert "NOT in all" in speed_rows.row_text(row)
     assert {"start"} & row.keys() == set()
-    assert ("presets", "fitted", 16, 4, 8, 2) in kept.done()
+    assert ("presets", "fitted", 16, 4, 8, 2) in results.done()
 
 
 def test_a_file_of_other_settings_is_refused(tmp_path):

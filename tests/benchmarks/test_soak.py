@@ -116,10 +116,10 @@ def test_a_load_that_breaks_off_is_told():
 
 
 def test_tracebacks_of_bodies_that_vllm_refuses_are_its_own(tmp_path):
-    found = SimpleNamespace(log=tmp_path / "log")
+    server = SimpleNamespace(log=tmp_path / "log")
     kinds_of_it = ("(APIServer pid=1) ERROR [validation.py:151] ", "(Worker pid=2) ERROR [multiproc_executor.py:1063] ")
-    found.log.write_text("".join(f"{begin}Traceback (most recent call last):\n" for begin in kinds_of_it))
-    assert Server.tracebacks(found) == (1, 1)
+    server.log.write_text("".join(f"{begin}Traceback (most recent call last):\n" for begin in kinds_of_it))
+    assert Server.tracebacks(server) == (1, 1)
 
 
 def test_without_xshare_nobody_refuses_what_it_alone_would():
@@ -136,10 +136,10 @@ def test_a_few_seconds_of_it(tmp_path, monkeypatch):
     monkeypatch.setattr(soak, "PROMPTS", 1)
     for name in ("TRITON_INTERPRET", "VLLM_ENABLE_V1_MULTIPROCESSING"):  # of other tests' engines, in this process
         monkeypatch.delenv(name, raising=False)
-    found = soak.soak(models.folder(), 3.0, soak.KEY, [], tmp_path / "log")
-    assert [row for row in found["checks"] if not row["passed"]] == [], found["examples"]
-    assert len(found["checks"]) == 11
-    asked = {row["kind"]: row for row in found["requests"]}
-    assert {*ANSWERED, *REFUSED, "control: another policy", "control: refused"} <= set(asked)
-    assert all(row["right"] == row["sent"] > 0 for row in asked.values())
-    assert {"APIServer", "EngineCore", "Worker"} <= {row["process"] for row in found["memory"]}
+    campaign = soak.soak(models.folder(), 3.0, soak.KEY, [], tmp_path / "log")
+    assert [row for row in campaign["checks"] if not row["passed"]] == [], campaign["examples"]
+    assert len(campaign["checks"]) == 11
+    by_kind = {row["kind"]: row for row in campaign["requests"]}
+    assert {*ANSWERED, *REFUSED, "control: another policy", "control: refused"} <= set(by_kind)
+    assert all(row["right"] == row["sent"] > 0 for row in by_kind.values())
+    assert {"APIServer", "EngineCore", "Worker"} <= {row["process"] for row in campaign["memory"]}

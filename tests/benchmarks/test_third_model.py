@@ -77,6 +77,6 @@ def test_texts_questions_and_routers_are_measured(measured):
     assert "no-op control" in {line[1] for line in setting[1]}
     assert third_tables.questions(measured)[1]
     files, health = tables["third_routers"]
-    given = [json.loads((ROOT / "evidence" / f"{name}.json").read_text()) for name in files.split()[1:]]
-    lines = {line[0]: line for line in health(measured, *given)[1]}
+    evidence = [json.loads((ROOT / "evidence" / f"{name}.json").read_text()) for name in files.split()[1:]]
+    lines = {line[0]: line for line in health(measured, *evidence)[1]}
     assert {"smol", "nano", "lab", "gpt-oss-20b"} == set(lines)

@@ -14,14 +14,14 @@ def test_the_record_has_what_is_known_and_not_the_layers_numbers():
 
 
 def test_files_of_vllm_say_that_there_is_no_drafter():
-    found = About("vllm", "0.26", "nano", "cpu", expert_parallel=False, drafts=0).record()
-    assert (found["drafter"], found["expert_bytes"], found["expert_parallel"]) == (None, None, False)
-    assert "experts" not in found
+    record = About("vllm", "0.26", "nano", "cpu", expert_parallel=False, drafts=0).record()
+    assert (record["drafter"], record["expert_bytes"], record["expert_parallel"]) == (None, None, False)
+    assert "experts" not in record
 
 
 def test_a_servers_record_has_no_version_where_none_is_known():
-    found = About("server", None, "tiny", "http://here", prompt_form="text", policy="native").record()
-    assert found == {
+    record = About("server", None, "tiny", "http://here", prompt_form="text", policy="native").record()
+    assert record == {
         "engine": "server", "version": None, "model": "tiny", "device": "http://here", "prompt_form": "text",
         "policy": "native",
     }  # fmt: skip

@@ -114,11 +114,11 @@ def test_the_systems_certificates_are_trusted_beside_ones_own(certificate):  # n
 
 def test_a_page_of_metrics_and_one_that_is_none():
     page = '# HELP a b\na:b{c="d\\"e\\\\f",g="h"} 1.5\nplain 2 1700000000\nbad value\n<p>1 2</p>\nn NaN\n'
-    found = list(samples(page))
-    assert [(each.name, each.labels) for each in found] == [
+    metrics = list(samples(page))
+    assert [(sample.name, sample.labels) for sample in metrics] == [
         ("a:b", {"c": 'd"e\\f', "g": "h"}),
         ("plain", {}),
         ("n", {}),
     ]
-    assert [each.value for each in found[:2]] == [1.5, 2]
+    assert [sample.value for sample in metrics[:2]] == [1.5, 2]
     assert not list(samples("<html>hello world</html>"))

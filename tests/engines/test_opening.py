@@ -10,8 +10,8 @@ from xshare.errors import ModelError
 def test_vllm_on_a_cpu_starts_without_a_memory_setting(monkeypatch):
     monkeypatch.delenv("VLLM_CPU_KVCACHE_SPACE", raising=False)
     assert for_device({"seed": 0}, "cpu") == {"seed": 0, "kv_cache_memory_bytes": CPU_CACHE}
-    for given in ({"kv_cache_memory_bytes": 1 << 26}, {"gpu_memory_utilization": 0.5}):
-        assert for_device(given, "cpu") == given
+    for options in ({"kv_cache_memory_bytes": 1 << 26}, {"gpu_memory_utilization": 0.5}):
+        assert for_device(options, "cpu") == options
     assert for_device({"device": "cuda"}, "cuda") == {}
     monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "4")
     assert for_device({}, "cpu") == {}

@@ -79,10 +79,10 @@ def test_metrics_say_what_runs(played):  # noqa: F811
     engine.use(POLICY)
     with pytest.raises(ServerError, match="runs k0=1,m=2 and cannot be changed to native"):
         engine.use(None)
-    found = engine.stats()
-    assert found.steps_pruned == 12
-    assert found.steps_bypassed == {"prefill": 3}
-    assert found.mean == {"experts_native": 11, "experts_active": 5}
+    stats = engine.stats()
+    assert stats.steps_pruned == 12
+    assert stats.steps_bypassed == {"prefill": 3}
+    assert stats.mean == {"experts_native": 11, "experts_active": 5}
 
 
 @pytest.mark.parametrize(
@@ -137,16 +137,16 @@ def test_a_timeout_is_a_number_of_seconds(timeout):
 
 
 def test_a_server_that_cannot_be_set_back_is_told_and_not_left_on_what_was_tried(played, monkeypatch, capsys):  # noqa: F811
-    engine, asked = ServerEngine(played.url), []
+    engine, calls = ServerEngine(played.url), []
 
     def refuses(method, value):
-        asked.append((method, value))
+        calls.append((method, value))
         return method != "xshare_set"
 
     monkeypatch.setattr(engine.remote, "call", refuses)
     engine.live, engine._found = True, {"policy": "k0=1,m=24", "on": True}
     engine.close()
-    assert asked == [("xshare_set", "k0=1,m=24"), ("xshare_switch", False)]
+    assert calls == [("xshare_set", "k0=1,m=24"), ("xshare_switch", False)]
     assert "could not be set back to k0=1,m=24, on" in capsys.readouterr().err
 
 

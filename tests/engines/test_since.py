@@ -13,20 +13,20 @@ NOW = {"steps_pruned": 16, "steps_bypassed": {"off": 3, "prefill": 5, "many_rows
 
 
 def test_steps_and_figures_since_then():
-    found = since(BEFORE, NOW)
-    assert found.steps_pruned == 6
-    assert found.steps_bypassed == {"prefill": 3, "many_rows": 1}
-    assert found.samples == 4
-    assert found.by_layer["experts_native"] == pytest.approx([13, 20])  # (12 * 6 - 10 * 2) / 4
-    assert found.mean["experts_native"] == pytest.approx(16.5)
-    assert found.mean["mass_kept"] == pytest.approx((0.65 + 0.7) / 2)
+    stats = since(BEFORE, NOW)
+    assert stats.steps_pruned == 6
+    assert stats.steps_bypassed == {"prefill": 3, "many_rows": 1}
+    assert stats.samples == 4
+    assert stats.by_layer["experts_native"] == pytest.approx([13, 20])  # (12 * 6 - 10 * 2) / 4
+    assert stats.mean["experts_native"] == pytest.approx(16.5)
+    assert stats.mean["mass_kept"] == pytest.approx((0.65 + 0.7) / 2)
 
 
 def test_a_change_of_policy_has_cleared_the_figures():
-    found = since(NOW | {"steps_pruned": 16}, BEFORE | {"steps_pruned": 20})
-    assert found.steps_pruned == 4
-    assert found.samples == 2
-    assert found.by_layer["experts_active"] == [4, 6]
+    stats = since(NOW | {"steps_pruned": 16}, BEFORE | {"steps_pruned": 20})
+    assert stats.steps_pruned == 4
+    assert stats.samples == 2
+    assert stats.by_layer["experts_active"] == [4, 6]
 
 
 def test_nothing_sampled_nothing_said():
@@ -37,9 +37,9 @@ def test_nothing_sampled_nothing_said():
 
 def stage(*numbers, **more):
     """What a worker answers whose pipeline stage has these layers."""
-    found = {"layers": [f"model.layers.{number}.mlp" for number in numbers], "experts": 8 + len(numbers), "top_k": 2}
-    found |= {"expert_bytes": 10 * len(numbers), "host_layers": 0, "routed_layers": len(numbers), "backend": "A"}
-    return found | {"steps_pruned": 5, "experts_active": [number / 2 for number in numbers]} | more
+    stats = {"layers": [f"model.layers.{number}.mlp" for number in numbers], "experts": 8 + len(numbers), "top_k": 2}
+    stats |= {"expert_bytes": 10 * len(numbers), "host_layers": 0, "routed_layers": len(numbers), "backend": "A"}
+    return stats | {"steps_pruned": 5, "experts_active": [number / 2 for number in numbers]} | more
 
 
 def test_workers_of_one_stage_have_counted_the_same():

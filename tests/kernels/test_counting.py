@@ -33,14 +33,14 @@ def test_counts_equal_the_report(router):
         if step == 1:
             logits[1, 2] = torch.nan  # a row that cannot vote
         layout = BatchLayout.one_per_row(rows)
-        found = [
+        routings = [
             route(logits[i, :rows], router, Policy.parse("k0=0,m=2"), layout=layout, placement=placement)
             for i in range(3)
         ]
-        keep = torch.stack([each.selected for each in found])
-        for i, each in enumerate(found):
-            counts = (each.active_native.sum(), each.selected.sum(), each.active.sum(), each.mass)
-            counts += (each.below_half, each.smallest_kept, each.max_load)
+        keep = torch.stack([routing.selected for routing in routings])
+        for i, routing in enumerate(routings):
+            counts = (routing.active_native.sum(), routing.selected.sum(), routing.active.sum(), routing.mass)
+            counts += (routing.below_half, routing.smallest_kept, routing.max_load)
             want[:, i] += torch.stack([count.double() for count in counts])
         sampled = Sampled(
             seen=logits.to(DEVICE),

@@ -46,16 +46,16 @@ def test_compiled_routing_equals_the_reference_in_random_cases(block):
     """10,000 of them were compared once; those of the oracle in test_routing go through the compiled steps as well."""
     for seed in range(150 * block, 150 * (block + 1)):
         case = random_cases.make(seed)
-        given = (case.tensor(), case.spec(), case.xshare_policy())
-        assert_same(compiled(*given, **case.keywords()), reference(*given, **case.keywords()), f"seed {seed}")
+        arguments = (case.tensor(), case.spec(), case.xshare_policy())
+        assert_same(compiled(*arguments, **case.keywords()), reference(*arguments, **case.keywords()), f"seed {seed}")
 
 
 @pytest.mark.parametrize("policy", ["oea:k0=1", "native"])
 def test_rivals_know_no_costs(policy):
     torch.manual_seed(0)
-    given = torch.randn(6, 16, dtype=torch.float64), xshare.RouterSpec.softmax(4), xshare.Policy.parse(policy)
+    arguments = torch.randn(6, 16, dtype=torch.float64), xshare.RouterSpec.softmax(4), xshare.Policy.parse(policy)
     flat = [0.0] * 17  # all experts for nothing
-    assert_same(compiled(*given, cost=flat), reference(*given))
+    assert_same(compiled(*arguments, cost=flat), reference(*arguments))
 
 
 def test_many_steps_each_by_itself():
@@ -67,27 +67,27 @@ def test_many_steps_each_by_itself():
     devices = xshare.Placement(torch.randint(0, 4, (3, 16)), 4)
     router = xshare.RouterSpec.sigmoid(4, correction_bias=torch.randn(3, 16), n_group=4, topk_group=2)
     for text in ("rho=0.6,mr=2", "k0=1,mg=3,fill=rounds,score=full", "k0=1,tau=0.7", "lam=0.3,p=2"):
-        given = (logits, router, xshare.Policy.parse(text))
-        assert_same(compiled(*given, layout, devices), reference(*given, layout, devices), text)
-        assert_same(compiled(*given), reference(*given), text)
+        arguments = (logits, router, xshare.Policy.parse(text))
+        assert_same(compiled(*arguments, layout, devices), reference(*arguments, layout, devices), text)
+        assert_same(compiled(*arguments), reference(*arguments), text)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 def test_any_type_of_logits(dtype):
     torch.manual_seed(1)
     logits = (torch.randn(16, 64) * 2).to(dtype)
-    given = (logits, xshare.RouterSpec.softmax(4), xshare.Policy.parse("rho=0.7"))
-    ours = route(*given)
+    arguments = (logits, xshare.RouterSpec.softmax(4), xshare.Policy.parse("rho=0.7"))
+    ours = route(*arguments)
     assert ours.weights.dtype == torch.float32
-    theirs = reference(*given, dtype=torch.float32)
+    theirs = reference(*arguments, dtype=torch.float32)
     assert all(torch.equal(getattr(ours, name), getattr(theirs, name)) for name in SAME)
     torch.testing.assert_close(ours.weights, theirs.weights)
 
 
 def test_oea_renormalises_whatever_the_model_does():
     logits = torch.randn(8, 32, dtype=torch.float64)
-    given = (logits, xshare.RouterSpec.softmax(4, renormalize=False), xshare.Policy.parse("oea:rho=0.5"))
-    assert_same(compiled(*given), reference(*given))
+    arguments = (logits, xshare.RouterSpec.softmax(4, renormalize=False), xshare.Policy.parse("oea:rho=0.5"))
+    assert_same(compiled(*arguments), reference(*arguments))
 
 
 def test_native_routing_too():
@@ -101,12 +101,14 @@ def test_native_routing_too():
         xshare.RouterSpec.softmax(4, renormalize=False),
         xshare.RouterSpec.sigmoid(4, correction_bias=torch.randn(16), n_group=4, topk_group=2),
     ):
-        given = (logits, router, xshare.Policy.parse("native"))
-        assert_same(compiled(*given, layout), reference(*given, layout))
+        arguments = (logits, router, xshare.Policy.parse("native"))
+        assert_same(compiled(*arguments, layout), reference(*arguments, layout))
         everything = route(logits, router, "k0=1,m=16", layout=layout)
         readable = ~logits.isnan().any(-1)
         for name in ("ids", "weights"):
-            ours, theirs = (getattr(each, name)[readable] for each in (everything, route(*given, layout=layout)))
+            ours, theirs = (
+                getattr(routing, name)[readable] for routing in (everything, route(*arguments, layout=layout))
+            )
             assert torch.equal(ours, theirs), name
 
 
@@ -123,12 +125,12 @@ def test_without_numba_the_reference_runs_and_one_line_says_so(monkeypatch, capl
     call.installed.cache_clear()
     logits, router = torch.randn(8, 32), xshare.RouterSpec.softmax(4)
     with caplog.at_level(logging.WARNING, "xshare"):
-        found = [route(logits, router, xshare.Policy.parse("rho=0.7")) for _ in range(3)]
+        routings = [route(logits, router, xshare.Policy.parse("rho=0.7")) for _ in range(3)]
     assert [record.message for record in caplog.records].count(caplog.records[0].message) == 1
     assert "pip install numba" in caplog.records[0].message
     monkeypatch.undo()
     call.installed.cache_clear()
-    assert torch.equal(found[0].ids, route(logits, router, xshare.Policy.parse("rho=0.7")).ids)
+    assert torch.equal(routings[0].ids, route(logits, router, xshare.Policy.parse("rho=0.7")).ids)
 
 
 def best_of(call, repeats):
@@ -167,9 +169,9 @@ def test_rows_settle_as_the_reference_has_them():
         theirs = settle(reference(logits, router, policy), weights, ids)
         steps = cpu.Steps(router, policy)
         ours = steps.settle(steps(logits), weights.unsqueeze(0), ids.unsqueeze(0))
-        for mine, other in zip(ours, theirs, strict=True):
-            assert mine.dtype == other.dtype
-            assert torch.equal(mine.squeeze(0), other)
+        for tensor, other in zip(ours, theirs, strict=True):
+            assert tensor.dtype == other.dtype
+            assert torch.equal(tensor.squeeze(0), other)
 
 
 @pytest.mark.parametrize("seed", range(60))
@@ -189,23 +191,23 @@ def test_a_step_in_one_call_is_the_same(seed):
     if seed % 3:
         layout = xshare.BatchLayout(requests)
     steps, sums = cpu.Steps(router, policy), np.zeros(call.FIGURES)
-    found = steps(logits[None], layout)
-    wanted = steps.settle(found, weights[None], ids[None])
+    routed = steps(logits[None], layout)
+    wanted = steps.settle(routed, weights[None], ids[None])
     for turn in (1, 2):
         figures = np.zeros((call.FIGURES, 1))
         ours = steps.route_single(logits, weights, ids, layout, figures, sums)
-        assert all(torch.equal(mine, other[0]) for mine, other in zip(ours, wanted, strict=True))
-        assert np.array_equal(figures, found.figures)
-        assert np.array_equal(sums, turn * found.figures[:, 0])
-        assert np.array_equal(steps.sets[0], found.selected)
+        assert all(torch.equal(tensor, other[0]) for tensor, other in zip(ours, wanted, strict=True))
+        assert np.array_equal(figures, routed.figures)
+        assert np.array_equal(sums, turn * routed.figures[:, 0])
+        assert np.array_equal(steps.sets[0], routed.selected)
     assert (
         steps.route_single(logits.bfloat16(), weights, ids, layout, figures, sums) is None
     )  # not of a type that it takes
     assert steps.route_single(logits, weights.clone().requires_grad_(), ids, layout, figures, sums) is None
     if n > 1 and k > 1:
         assert steps.route_single(logits, weights.t().contiguous().t(), ids, layout, figures, sums) is None
-    learning = steps.settle(found, weights[None].clone().requires_grad_(), ids[None])  # a model outside no_grad
-    assert all(torch.equal(mine, other) for mine, other in zip(learning, wanted, strict=True))
+    learning = steps.settle(routed, weights[None].clone().requires_grad_(), ids[None])  # a model outside no_grad
+    assert all(torch.equal(tensor, other) for tensor, other in zip(learning, wanted, strict=True))
 
 
 def test_llvmlite_has_a_dictionary_for_those_who_look_into_all_modules():
@@ -223,4 +225,4 @@ def test_all_of_it_can_be_compiled_ahead():
     main()
     from xshare.kernels.cpu import experts, steps
 
-    assert all(each.signatures for each in (steps.route_steps, steps.route_one, experts.add_expert_outputs))
+    assert all(kernel.signatures for kernel in (steps.route_steps, steps.route_one, experts.add_expert_outputs))

@@ -27,11 +27,11 @@ def control_of(policy, starts, gate=True, number=7, only_votes=False, **group):
 
 def together(selections, controls, logits):
     """Every rank's launch, twice: to learn what each says, and with the sum of it. -> what is left of the logits"""
-    said = []
+    messages = []
     for turn in range(2):
         left = [rows.to(DEVICE, copy=True) for rows in logits]
         for selection, control, rows in zip(selections, controls, left, strict=True):
-            selection.across = (lambda message: said.append(message.clone())) if turn == 0 else add(said)
+            selection.across = (lambda message: messages.append(message.clone())) if turn == 0 else add(messages)
             if len(rows):
                 selection.launch(rows, control)
             else:
@@ -39,11 +39,11 @@ def together(selections, controls, logits):
     return [rows.cpu() for rows in left]
 
 
-def add(said):
-    return lambda message: message.copy_(torch.stack(said).sum(0))
+def add(messages):
+    return lambda message: message.copy_(torch.stack(messages).sum(0))
 
 
-def made(router=TOP_4, num_experts=N, rows=ROWS, **options):
+def rank_selections(router=TOP_4, num_experts=N, rows=ROWS, **options):
     return [of_shape(num_experts, max(1, n), router, across=lambda message: None, **options) for n in rows]
 
 
@@ -55,36 +55,37 @@ def random_rows(num_experts=N, rows=ROWS, seed=0):
 @pytest.mark.parametrize("text", ["k0=1,m=8", "k0=1,mr=2", "k0=1,mg=3", "k0=0,tau=0.8", "k0=0,rho=0.7", "k0=0,lam=0.4"])
 def test_the_set_is_that_of_all_rows(text):
     policy, placement, logits = Policy.parse(text), Placement.contiguous(N, 4), random_rows()
-    each = 2 if policy.request_budget else 0
-    starts = [[*range(0, n, 2), n] if each and n else list(range(n + 1)) for n in ROWS]
+    rows_per_request = 2 if policy.request_budget else 0
+    starts = [[*range(0, n, 2), n] if rows_per_request and n else list(range(n + 1)) for n in ROWS]
     spread = None if policy.device_budget is None else placement
-    selections = made(rows_per_request=each, placement=spread)
-    left = together(selections, [control_of(policy, mine) for mine in starts], logits)
+    selections = rank_selections(rows_per_request=rows_per_request, placement=spread)
+    left = together(selections, [control_of(policy, rank_starts) for rank_starts in starts], logits)
     ends = [0, *torch.tensor(ROWS).cumsum(0).tolist()]
-    joined = sorted({ends[rank] + start for rank, mine in enumerate(starts) for start in mine})
+    joined = sorted({ends[rank] + start for rank, rank_starts in enumerate(starts) for start in rank_starts})
     want = xshare.route(
         torch.cat(logits), TOP_4, policy, layout=layout_of(sum(ROWS), joined), placement=placement
     ).selected
     assert not want.all()
-    for selection, mine, n in zip(selections, zip(logits, left, strict=True), ROWS, strict=True):
+    for selection, (before, after), n in zip(selections, zip(logits, left, strict=True), ROWS, strict=True):
         if n:
             assert torch.equal(selection.keep.cpu(), want)
-            assert torch.equal(mine[1], mine[0].masked_fill(~want, LOWEST))
+            assert torch.equal(after, before.masked_fill(~want, LOWEST))
 
 
 def test_groups_and_one_rank_alone():
     logits = random_rows(32, (12,))
     policy = Policy.parse("k0=1,m=5")
-    (selection,) = made(GROUPS, 32, (12,), mask_logits=False)
+    (selection,) = rank_selections(GROUPS, 32, (12,), mask_logits=False)
     together([selection], [control_of(policy, list(range(13)))], logits)
     assert torch.equal(selection.keep.cpu(), xshare.route(logits[0], GROUPS, policy).selected)
 
 
 def test_a_rank_whose_gate_is_closed_brings_nothing_and_is_left_alone():
     policy, logits = Policy.parse("k0=1,m=8"), random_rows(rows=(6, 20))
-    selections = made(rows=(6, 20))
+    selections = rank_selections(rows=(6, 20))
     starts = [list(range(7)), list(range(21))]
-    together(selections, [control_of(policy, mine) for mine in starts], logits)  # leaves votes in its memory
+    controls = [control_of(policy, rank_starts) for rank_starts in starts]
+    together(selections, controls, logits)  # leaves votes in its memory
     left = together(selections, [control_of(policy, starts[0]), control_of(policy, starts[1], gate=False)], logits)
     assert torch.equal(selections[0].keep.cpu(), xshare.route(logits[0], TOP_4, policy).selected)
     assert selections[1].keep.all()
@@ -93,7 +94,7 @@ def test_a_rank_whose_gate_is_closed_brings_nothing_and_is_left_alone():
 
 def test_a_rank_that_only_votes_brings_its_rows_and_is_left_alone():
     policy, logits, starts = Policy.parse("k0=1,m=8"), random_rows(rows=(6, 9)), [list(range(7)), list(range(10))]
-    selections = made(rows=(6, 9))
+    selections = rank_selections(rows=(6, 9))
     left = together(selections, [control_of(policy, starts[0]), control_of(policy, starts[1], only_votes=True)], logits)
     want = xshare.route(torch.cat(logits), TOP_4, policy).selected
     assert torch.equal(selections[0].keep.cpu(), want)
@@ -110,7 +111,7 @@ def test_one_rank_alone_leaves_what_one_launch_does():
     )
     sigmoid = RouterSpec.sigmoid(4, correction_bias=torch.linspace(-0.2, 0.2, N))
     for router in (softmax, sigmoid):
-        found = []
+        outputs = []
         for across in (None, lambda message: None):
             selection, control = of_shape(N, 12, router, protects=True, across=across), Control(DEVICE)
             control.set_policy(policy)
@@ -120,10 +121,10 @@ def test_one_rank_alone_leaves_what_one_launch_does():
             control.push()
             rows = logits[0].to(DEVICE, copy=True)
             selection.launch(rows, control)
-            found.append((rows.cpu(), selection.keep.cpu(), selection.share.cpu(), selection.masked_bias.cpu()))
-        for one, halves in zip(*found, strict=True):
+            outputs.append((rows.cpu(), selection.keep.cpu(), selection.share.cpu(), selection.masked_bias.cpu()))
+        for one, halves in zip(*outputs, strict=True):
             assert torch.equal(one, halves)
-        assert not found[0][1].all()
+        assert not outputs[0][1].all()
 
 
 @pytest.mark.parametrize(
@@ -133,9 +134,9 @@ def test_one_rank_alone_leaves_what_one_launch_does():
 )
 def test_gates_look_at_all_ranks_and_close_for_all(group):
     policy, logits = Policy.parse("k0=1,m=8"), random_rows(rows=(6, 9))
-    selections, starts = made(rows=(6, 9)), [list(range(7)), list(range(10))]
+    selections, starts = rank_selections(rows=(6, 9)), [list(range(7)), list(range(10))]
     acts = {"least_rows": 15, "most_rows": 15, "most_requests": 15}
-    controls = [control_of(policy, mine, **acts) for mine in starts]
+    controls = [control_of(policy, rank_starts, **acts) for rank_starts in starts]
     together(selections, controls, logits)
     assert not selections[0].keep.all()
     other = {} if "number" in group else group

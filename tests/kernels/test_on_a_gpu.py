@@ -48,7 +48,7 @@ def test_layers_in_a_graph_wait_for_one_another(n):
     noise = torch.Generator(DEVICE).manual_seed(11)
     # Small whole numbers over 16: no GEMM rounds them, whichever is chosen inside a graph and outside.
     weights = [torch.randint(-2, 3, (hidden, N), device=DEVICE, generator=noise).bfloat16() / 16 for _ in range(12)]
-    given, logits = torch.zeros(n, hidden, device=DEVICE).bfloat16(), torch.empty(n, N, device=DEVICE).bfloat16()
+    inputs, logits = torch.zeros(n, hidden, device=DEVICE).bfloat16(), torch.empty(n, N, device=DEVICE).bfloat16()
     control, first = Control(DEVICE), None
     layers = []
     for _ in weights:
@@ -58,7 +58,7 @@ def test_layers_in_a_graph_wait_for_one_another(n):
 
     def step():
         for weight, layer, out in zip(weights, layers, left, strict=True):
-            torch.mm(given, weight, out=logits)
+            torch.mm(inputs, weight, out=logits)
             layer.launch(logits, control)
             torch.add(logits, 0, out=out)
 
@@ -69,7 +69,7 @@ def test_layers_in_a_graph_wait_for_one_another(n):
         step()
     alone = of_shape(N, n)
     for turn in range(CASES // 5):
-        given.random_(-2, 3, generator=noise)
+        inputs.random_(-2, 3, generator=noise)
         control.set_policy(
             Policy.parse(["k0=1,m=8,score=full", "k0=0,rho=0.6", "k0=0,m=64", "k0=1,tau=0.7", "lam=0.9,p=2"][turn % 5])
         )
@@ -79,7 +79,7 @@ def test_layers_in_a_graph_wait_for_one_another(n):
         graph.replay()
         torch.cuda.synchronize()
         for weight, layer, out in zip(weights, layers, left, strict=True):
-            torch.mm(given, weight, out=logits)
+            torch.mm(inputs, weight, out=logits)
             torch.cuda.synchronize()
             alone.launch(logits, control)
             assert torch.equal(out, logits), turn
@@ -89,18 +89,18 @@ def test_layers_in_a_graph_wait_for_one_another(n):
 @pytest.mark.parametrize("n", [8, 64])
 def test_two_ranks_in_a_graph_choose_from_the_votes_of_both(n):
     """The first leaves what it says, the second adds it to its own; either may be closed, and rows may differ."""
-    N, said = 128, []
+    N, messages = 128, []
     controls = [Control(DEVICE), Control(DEVICE)]
     rows = [torch.zeros(size, N, device=DEVICE).bfloat16() for size in (n, 5)]
 
     def adds(message):
-        message.add_(said[0])
+        message.add_(messages[0])
 
     def leaves(message):
-        said[:] = said or [torch.zeros_like(message)]
-        said[0].copy_(message)
+        messages[:] = messages or [torch.zeros_like(message)]
+        messages[0].copy_(message)
 
-    ranks = [of_shape(N, len(mine), across=across) for mine, across in zip(rows, (adds, leaves), strict=True)]
+    ranks = [of_shape(N, len(rank_rows), across=across) for rank_rows, across in zip(rows, (adds, leaves), strict=True)]
 
     def step():
         for rank in (1, 0):
@@ -116,7 +116,7 @@ def test_two_ranks_in_a_graph_choose_from_the_votes_of_both(n):
     noise = torch.Generator().manual_seed(5)
     for turn in range(CASES // 5):
         policy = Policy.parse(["k0=1,m=8", "k0=0,rho=0.6", "k0=1,tau=0.7"][turn % 3])
-        logits = [(torch.randn(len(mine), N, generator=noise) * 2).bfloat16() for mine in rows]
+        logits = [(torch.randn(len(rank_rows), N, generator=noise) * 2).bfloat16() for rank_rows in rows]
         for rank, control in enumerate(controls):
             rows[rank].copy_(logits[rank])
             control.set_policy(policy)
@@ -125,7 +125,7 @@ def test_two_ranks_in_a_graph_choose_from_the_votes_of_both(n):
             control.set_group(7)
             control.push()
         graph.replay()
-        voting = [mine for rank, mine in enumerate(logits) if (turn + rank) % 4 != 0]
+        voting = [rank_logits for rank, rank_logits in enumerate(logits) if (turn + rank) % 4 != 0]
         want = xshare.route(torch.cat(voting), RouterSpec.softmax(4), policy).selected if turn % 4 else None
         assert torch.equal(ranks[0].keep.cpu(), torch.ones(N, dtype=torch.bool) if want is None else want), turn
 
@@ -150,10 +150,10 @@ def test_select_and_route_on_a_gpu_equal_the_cpu(text):
     logits = torch.randn(16, 64, generator=torch.Generator().manual_seed(8))
     policy, placement = Policy.parse(text), Placement.contiguous(64, 4)
     layout = BatchLayout([0, 0, 0, 1, 1, 1, 1, 2, 2, 3, 3, 3, -1, -1, -1, -1])
-    here = xshare.route(logits, RouterSpec.softmax(4), policy, layout=layout, placement=placement)
-    there = xshare.route(logits.cuda(), RouterSpec.softmax(4), policy, layout=layout, placement=placement)
-    assert torch.equal(here.selected, there.selected.cpu())
-    assert torch.equal(here.ids, there.ids.cpu())
+    on_cpu = xshare.route(logits, RouterSpec.softmax(4), policy, layout=layout, placement=placement)
+    on_gpu = xshare.route(logits.cuda(), RouterSpec.softmax(4), policy, layout=layout, placement=placement)
+    assert torch.equal(on_cpu.selected, on_gpu.selected.cpu())
+    assert torch.equal(on_cpu.ids, on_gpu.ids.cpu())
     scores = logits.softmax(-1)
-    mine = xshare.select(scores, policy, layout=layout, placement=placement)
-    assert torch.equal(mine, xshare.select(scores.cuda(), policy, layout=layout, placement=placement).cpu())
+    selected = xshare.select(scores, policy, layout=layout, placement=placement)
+    assert torch.equal(selected, xshare.select(scores.cuda(), policy, layout=layout, placement=placement).cpu())

@@ -30,10 +30,12 @@ def test_as_many_launches(shape, monkeypatch):
     counts, sets = [], []
     for protects, protected in ((False, ()), (True, ()), (True, (1, 3))):
         launches.clear()
-        made = make(TOP_4, logits, protects=protects)
-        found, _ = fused(TOP_4, Policy.parse("k0=0,m=4"), logits, range(shape[0] + 1), made, protected=protected)
+        selection = make(TOP_4, logits, protects=protects)
+        launched, _ = fused(
+            TOP_4, Policy.parse("k0=0,m=4"), logits, range(shape[0] + 1), selection, protected=protected
+        )
         counts.append(len(launches))
-        sets.append(set(found.keep.nonzero().flatten().tolist()))
+        sets.append(set(launched.keep.nonzero().flatten().tolist()))
     assert counts[0] > 0
     assert counts == counts[:1] * 3
     assert sets[0] == sets[1] < sets[2]

@@ -133,11 +133,11 @@ def left_out_of(kernel):
             devices = placement if kernel.devices else None
             options = {"placement": devices, "rows_per_request": kernel.each, "cost": tables, "protects": True}
             by_thresholds[thresholds] = make(router, logits, **options, thresholds=thresholds)
-        made = by_thresholds[thresholds]
+        selection = by_thresholds[thresholds]
         if cost is not None:
-            made.cost[1] = torch.tensor(cost, dtype=torch.float64)
+            selection.cost[1] = torch.tensor(cost, dtype=torch.float64)
         table = None if cost is None else 1
-        got, masked = fused(router, policy, logits, starts, made, protected=protected, table=table)
+        got, masked = fused(router, policy, logits, starts, selection, protected=protected, table=table)
         if not torch.equal(got.keep.cpu(), want.selected):
             assert in_doubt(router, policy, logits, layout, placement, cost), (seed, str(policy))
             left_out.append(seed)

@@ -16,7 +16,7 @@ from xshare.kernels.control import Control
 from xshare.kernels.routing_tables import Tables, most_tiles
 
 
-def made(N, rows, k=4, dtype=torch.bfloat16, **options):
+def routing_selection(N, rows, k=4, dtype=torch.bfloat16, **options):
     """A selection that routes."""
     selection = of_shape(N, rows, RouterSpec.softmax(k), mask_logits=True, **options)
     selection.tables = Tables(selection.plan, N, k, dtype, DEVICE)
@@ -28,7 +28,7 @@ def check(selection, logits, N, k):
     tables, n = selection.tables, len(logits)
     S = selection.keep.cpu().tolist()
     routed = [chosen(row, S, k) for row in logits]
-    ids = [each for each, _ in routed]
+    ids = [row_ids for row_ids, _ in routed]
     hist, offsets, tiles, gathers, scatters = tables_of(ids, N, k)
     assert tables.hist.tolist() == hist
     assert tables.offsets[:, : N + 1].tolist() == offsets
@@ -51,7 +51,9 @@ def test_rows_are_sorted_by_expert(n, N, k):
     for seed, policy in enumerate(("k0=1,m=6", "rho=0.6", f"k0=1,m={N}")):
         logits = torch.randn(n, N, generator=torch.Generator().manual_seed(seed)).bfloat16()
         voting = n if seed else max(1, n - 3)  # and padding after
-        selection, left = fused(RouterSpec.softmax(k), Policy.parse(policy), logits, range(voting + 1), made(N, n, k))
+        selection, left = fused(
+            RouterSpec.softmax(k), Policy.parse(policy), logits, range(voting + 1), routing_selection(N, n, k)
+        )
         assert torch.equal(left, logits)  # nothing is masked
         layout = BatchLayout([*range(voting), *[-1] * (n - voting)])
         want = xshare.route(logits.float(), RouterSpec.softmax(k), Policy.parse(policy), layout=layout)
@@ -62,7 +64,7 @@ def test_rows_are_sorted_by_expert(n, N, k):
 
 def test_requests_of_several_rows():
     logits = torch.randn(24, 64, generator=torch.Generator().manual_seed(3)).bfloat16()
-    selection = made(64, 24, rows_per_request=4)
+    selection = routing_selection(64, 24, rows_per_request=4)
     fused(None, Policy.parse("k0=1,mr=3"), logits, [0, 4, 6, 10, 14, 15, 19, 22], selection)
     check(selection, logits, 64, 4)
 
@@ -70,7 +72,7 @@ def test_requests_of_several_rows():
 def test_a_closed_gate_routes_natively():
     for n in (16, 48):
         logits = torch.randn(n, 64, generator=torch.Generator().manual_seed(4)).bfloat16()
-        selection, control = made(64, n), Control(DEVICE)
+        selection, control = routing_selection(64, n), Control(DEVICE)
         control.set_policy(Policy.parse("k0=1,m=0"))
         control.push()
         assert selection.launch(logits.to(DEVICE), control)
@@ -80,7 +82,7 @@ def test_a_closed_gate_routes_natively():
 
 def test_fewer_rows_than_it_was_made_for():
     for rows, n in ((32, 9), (64, 41)):
-        selection = made(128, rows)
+        selection = routing_selection(128, rows)
         for seed in range(2):  # the second finds what the first left
             logits = torch.randn(n + seed, 128, generator=torch.Generator().manual_seed(seed)).bfloat16()
             fused(None, Policy.parse("k0=1,m=4"), logits, range(n + seed + 1), selection)
@@ -97,7 +99,7 @@ def test_ties_zeros_infinities_and_nan():
     logits[5] = -math.inf
     logits[6, 4:8] = 1.0
     for policy in ("k0=1,m=2", "k0=1,m=32"):
-        selection = made(32, 8)
+        selection = routing_selection(32, 8)
         fused(None, Policy.parse(policy), logits, range(9), selection)
         check(selection, logits, 32, 4)
 
@@ -107,22 +109,22 @@ def test_one_expert_takes_every_row():
     logits = torch.full((n, 16), -4.0).bfloat16()
     logits[:, 3] = 5.0
     logits[:, 7:10] = 1.0
-    selection = made(16, n)
+    selection = routing_selection(16, n)
     fused(None, Policy.parse("k0=1,m=16"), logits, range(n + 1), selection)
     ids = check(selection, logits, 16, 4)
-    assert all(each == [3, 7, 8, 9] for each in ids)
+    assert all(row_ids == [3, 7, 8, 9] for row_ids in ids)
 
 
 def test_logits_of_another_type_are_masked():
     logits = torch.randn(8, 32, generator=torch.Generator().manual_seed(5))
-    selection, left = fused(None, Policy.parse("k0=1,m=0"), logits, range(9), made(32, 8))
+    selection, left = fused(None, Policy.parse("k0=1,m=0"), logits, range(9), routing_selection(32, 8))
     assert (left[:, ~selection.keep.cpu()] == torch.finfo(torch.float32).min).all()
     assert not selection.tables.hist.any()
 
 
 def test_whoever_is_told_not_to_route_masks():
     logits = torch.randn(8, 32, generator=torch.Generator().manual_seed(6)).bfloat16().to(DEVICE)
-    selection, control = made(32, 8), Control(DEVICE)
+    selection, control = routing_selection(32, 8), Control(DEVICE)
     control.set_policy(Policy.parse("k0=1,m=0"))
     control.set_step(8)
     control.set_gate(True)
@@ -148,7 +150,7 @@ def test_to_the_bit_as_vllm_routes(n):
     from xshare.engines.vllm.one_launch import random_logits, route_both, same_bits
 
     dice = torch.Generator("cuda").manual_seed(n)
-    selection, control = made(128, n), Control("cuda")
+    selection, control = routing_selection(128, n), Control("cuda")
     control.set_policy(Policy.parse("k0=1,m=8"))
     control.set_step(n)
     for batch in range(CASES):

@@ -54,7 +54,7 @@ def demo(
     if out is not None:
         check_writable(out)
     models.check_files(models.folder("nano"))
-    with says_what_is_kept(out, lambda found: f"{len(found['rows'])} of {len(policies)} policies", goes_on=False):
+    with says_what_is_kept(out, lambda results: f"{len(results['rows'])} of {len(policies)} policies", goes_on=False):
         rows, timed = measure(policies, questions, batch, tokens, jobs, speed, out)
     if out is not None:
         wide_console().print(f"results: {out}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Annotated, Literal
@@ -28,7 +29,7 @@ from xshare.engines.client import Access
 from xshare.errors import XShareError
 from xshare.files import is_file, quoted_path
 from xshare.policy import Policy
-from xshare.quality.answering import ordered
+from xshare.quality.answering import Outcome, ordered
 from xshare.quality.comparison import Study
 from xshare.quality.harness import harness_tasks, is_harness, task_fingerprint
 from xshare.quality.protected import ProtectedStudy
@@ -123,10 +124,7 @@ def quality(
         record = opened.about.record()
         try:
             results = Results(out, record | setting, record | {"seed": seed})
-            if protect is None:
-                measure(opened, question_sets, policies, setting, mix, neighbours, against, results)
-            else:
-                measure_protected(opened, question_sets, named_policies, setting, mix, protect, results)
+            measure(opened, question_sets, policies, setting, mix, neighbours, against, protect, results)
         finally:
             opened.close()
 
@@ -175,62 +173,46 @@ def measure(
     mix: Mix,
     neighbours: bool,
     against: Path | None,
+    protect: float | None,
     results: Results,
 ) -> None:
-    """Measure all policies, in mixed batches or batches of one kind. Shows what was measured even after an error."""
+    """Measure all policies, in mixed batches or batches of one kind. With `protect`, that share of the requests is
+    protected. Shows what was measured even after an error."""
     rows: list[Row] = []
+    key = ("policy", "mixed") if protect is None else ("policy", "mixed", "control")
     try:
         for question_set, mixed in product(question_sets, mixes(mix)):
             shuffled = replace(question_set, tasks=ordered(question_set.tasks, mixed, setting["seed"]))
-            study = Study(engine, shuffled, mixed, setting["batch"], neighbours, results)
-            native = (
-                None
-                if against is None
-                else Samples(native_samples(against, setting), mixed, question_set.name).answers(None, 0)
-            )
-            if against is not None and native is None:
-                raise XShareError(f"{str(against)!r} holds no answers of native routing to these questions")
-            with progress_bar(question_set.name or "answers", study.answers(len(policies))) as advance:
-                for row in study.run(policies, native, advance):
+            if protect is None:
+                study = Study(engine, shuffled, mixed, setting["batch"], neighbours, results)
+                native = None if against is None else native_answers(against, setting, mixed, question_set.name)
+                answers, run = study.answers(len(policies)), partial(study.run, policies, native)
+            else:
+                guarded = ProtectedStudy(engine, shuffled, mixed, setting["batch"], protect, results)
+                pruned = [policy for policy in policies if policy is not None]
+                answers, run = guarded.answers(len(pruned)), partial(guarded.run, pruned)
+            with progress_bar(question_set.name or "answers", answers) as advance:
+                for row in run(advance=advance):
                     rows.append(row)
-                    results.put([row], by=("policy", "mixed", *(["task"] if "task" in row else [])))
+                    results.put([row], by=(*key, *(["task"] if "task" in row else [])))
                     results.write()
     finally:
         if rows:
-            show(rows, engine.about, setting)
-            if results.path is not None:
-                wide_console().print(f"results: {results.path}")
-
-
-def measure_protected(
-    engine: Engine,
-    question_sets: list[QuestionSet],
-    policies: list[Policy],
-    setting: Row,
-    mix: Mix,
-    share: float,
-    results: Results,
-) -> None:
-    """Measure all policies with some requests protected, in fixed batches, mixed or of one kind."""
-    rows: list[Row] = []
-    try:
-        for question_set, mixed in product(question_sets, mixes(mix)):
-            shuffled = replace(question_set, tasks=ordered(question_set.tasks, mixed, setting["seed"]))
-            study = ProtectedStudy(engine, shuffled, mixed, setting["batch"], share, results)
-            with progress_bar(question_set.name or "answers", study.answers(len(policies))) as advance:
-                for row in study.run(policies, advance):
-                    rows.append(row)
-                    results.put([row], by=("policy", "mixed", "control", *(["task"] if "task" in row else [])))
-                    results.write()
-    finally:
-        if rows:
-            show_protected(rows, engine.about, setting)
+            (show if protect is None else show_protected)(rows, engine.about, setting)
             if results.path is not None:
                 wide_console().print(f"results: {results.path}")
 
 
 def mixes(mix: Mix) -> list[bool]:
     return [True, False] if mix == "both" else [mix == "mixed"]
+
+
+def native_answers(path: Path, setting: Row, mixed: bool, task: str | None) -> Outcome:
+    """The answers of native routing in another result file."""
+    answers = Samples(native_samples(path, setting), mixed, task).answers(None, 0)
+    if answers is None:
+        raise XShareError(f"{str(path)!r} holds no answers of native routing to these questions")
+    return answers
 
 
 def native_samples(path: Path, setting: Row) -> list[Row]:

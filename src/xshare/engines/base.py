@@ -22,7 +22,7 @@ UNRECORDED = ("layer_numbers", "backend")  # of About
 
 @dataclass
 class About:
-    """The regime of an engine's answers and times. None, or 0 of a size, is what an engine does not tell."""
+    """The regime of an engine's answers and times. None, or 0 for a size: the engine does not say."""
 
     engine: str
     version: str | None
@@ -41,8 +41,8 @@ class About:
     layer_numbers: tuple[int, ...] = ()  # the model's own, of those layers; not in the record
     expert_bytes: int | None = None  # of one expert, in all layers together
     host_layers: int = 0  # whose experts a GPU reads from host memory
-    backend: str | None = None  # the kernel that computes the experts; not in the record, which files of before lack
-    drafts: int | None = None  # a request and step
+    backend: str | None = None  # the kernel that computes the experts; not in the record, as earlier files lack it
+    drafts: int | None = None  # per request and step
     drafter: str | None = None
     drafter_files: str | None = None
     vocab: int | None = None
@@ -53,15 +53,15 @@ class About:
     cost: bool | None = None  # whether such a server weighs sets by what they cost
 
     def record(self) -> dict[str, Any]:
-        """Flat, as it stands in files and must agree for a file to be gone on from: with what is known."""
-        # Of these files say, and always have said, that they are not known.
-        said = {"version", "drafter", "expert_bytes"} if self.engine == "vllm" else {"version"}
+        """Flat, as in result files, which can be continued only if it agrees. Unknown values are left out."""
+        # These are recorded even if unknown, as in all earlier files.
+        always = {"version", "drafter", "expert_bytes"} if self.engine == "vllm" else {"version"}
         sizes = {"experts", "top_k", "layers", "host_layers"}
-        values = {each.name: getattr(self, each.name) for each in fields(self) if each.name not in UNRECORDED}
+        values = {column.name: getattr(self, column.name) for column in fields(self) if column.name not in UNRECORDED}
         return {
             name: value
             for name, value in values.items()
-            if name in said or (value is not None and (value or name not in sizes))
+            if name in always or (value is not None and (value or name not in sizes))
         }
 
 
@@ -89,7 +89,7 @@ class StepTime:
     requests: int  # that were decoded in it
 
 
-BeforeStep = Callable[[int], None]  # is told how many pure decode steps of the run there have been
+BeforeStep = Callable[[int], None]  # gets the number of pure decode steps so far in the run
 
 
 @dataclass
@@ -117,7 +117,11 @@ class Run:
 
     def record(self) -> dict[str, Any]:
         """All but the answers and single steps: `Run([], **record)`."""
-        return {each.name: getattr(self, each.name) for each in fields(self) if each.name not in ("answers", "timed")}
+        return {
+            column.name: getattr(self, column.name)
+            for column in fields(self)
+            if column.name not in ("answers", "timed")
+        }
 
 
 @dataclass
@@ -143,8 +147,8 @@ def leaving(answers: Callable[[BaseException], list[Answer | None]]) -> Iterator
 
 
 def left(error: BaseException) -> Sequence[Answer | None]:
-    found: Sequence[Answer | None] = vars(error).get("answers", ())
-    return found
+    answers: Sequence[Answer | None] = vars(error).get("answers", ())
+    return answers
 
 
 class Encodes(Protocol):
@@ -157,7 +161,7 @@ class Encodes(Protocol):
 
 class Engine(Encodes, Protocol):
     forces: bool  # whether it can `diverge`: not behind a server, nor with drafts in vLLM
-    serves: Policy | None  # what a server that can be changed was found with
+    serves: Policy | None  # the policy that a server with live control ran at first
     room: int | None  # tokens that a prompt and its answer may have together, where there is a limit
 
     def use(self, policy: Policy | None, timed: bool = False, cost: bool | None = None) -> None:
@@ -204,7 +208,7 @@ class Engine(Encodes, Protocol):
         together and are decoded side by side. Refused where `forces` is not set."""
 
     def encode_chat(self, messages: Messages) -> list[int]:
-        """By the model's own chat template, ready for its answer; a last message of the model's is gone on with."""
+        """By the model's own chat template, ready for its answer; a last message of the model's is continued."""
 
     def stats(self) -> Stats:
         """Since `use`."""

@@ -40,7 +40,7 @@ def open_engine(
     """`transformers`, `vllm`, or the address of a server.
 
     model     a folder, or a model in the box; of a server, the name of one of its models
-    drafts    drafted tokens a request and step
+    drafts    drafted tokens per request and step
     policies  those that will be used: vLLM compiles selection for them from the start; for any, where there are none
     options   device and dtype, and arguments of the engine's own: vLLM's LLM; the draft model's folder, lanes (batches
               that go through one pass) and devices (over which experts are taken to be spread, for policies with mg)
@@ -99,9 +99,9 @@ def open_engine(
 
 def moe_backends() -> list[str]:
     """Kernels for experts that vLLM may be asked for: values of its argument moe_backend."""
-    from xshare.engines.vllm.backends import moe_backends as known
+    from xshare.engines.vllm.backends import moe_backends as vllm_moe_backends
 
-    return known()
+    return vllm_moe_backends()
 
 
 def open_large(texts: Sequence[str], steps: int, **size: int) -> Engine:
@@ -111,10 +111,10 @@ def open_large(texts: Sequence[str], steps: int, **size: int) -> Engine:
     return large_engine(texts, steps, **size)
 
 
-def _count(given: object, what: str) -> int:
-    if not isinstance(given, int) or isinstance(given, bool) or given < 1:
-        raise ModelError(f"{what} must be a whole number from 1 up, not {given!r}")
-    return given
+def _count(value: object, what: str) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise ModelError(f"{what} must be a whole number from 1 up, not {value!r}")
+    return value
 
 
 def _tried(engine: Engine, policies: Sequence[Policy]) -> Engine:

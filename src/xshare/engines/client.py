@@ -100,7 +100,7 @@ class Http:
 
     @contextmanager
     def open(self, path: str, body: Any = None) -> Iterator[http.client.HTTPResponse]:
-        """GET, or POST where there is a body. What the block reads may fail, and is told in the same words."""
+        """GET, or POST where there is a body. Errors while the block reads are raised in the same words."""
         connection = self._connection()
         used: socket.socket | None = None
         try:
@@ -150,8 +150,8 @@ class Http:
     def check_let_in(self, status: int) -> None:
         """Refuse an answer which says that the key is missing or wrong."""
         if status in (401, 403):
-            given = "does not accept the key that was given" if "Authorization" in self._headers else "asks for a key"
-            raise ServerError(f"the server at {self.url} {given} (HTTP {status}): --api-key or {KEY} names it")
+            problem = "does not accept the key that was given" if "Authorization" in self._headers else "asks for a key"
+            raise ServerError(f"the server at {self.url} {problem} (HTTP {status}): --api-key or {KEY} names it")
 
 
 def _bearer(key: str | None) -> dict[str, str]:

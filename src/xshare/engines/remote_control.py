@@ -55,13 +55,13 @@ class Sglang:
     def stats(self) -> dict[str, Any] | None:
         states = (self.http.ask_json("/server_info") or {}).get("internal_states")
         first = states[0] if isinstance(states, list) and states else None
-        found = first.get("xshare") if isinstance(first, dict) else None
-        return found if isinstance(found, dict) else None
+        stats = first.get("xshare") if isinstance(first, dict) else None
+        return stats if isinstance(stats, dict) else None
 
     def call(self, method: str, value: Any) -> bool:
         name, number = (f"{method} {value}", 1) if isinstance(value, str) else (method, int(value))
-        found = self.http.ask_json("/set_internal_state", {"server_args": {name: number}})
-        answers = found if isinstance(found, list) else [found]
+        response = self.http.ask_json("/set_internal_state", {"server_args": {name: number}})
+        answers = response if isinstance(response, list) else [response]
         done = bool(answers) and all(answer is True or _updated(answer) for answer in answers)
         self.refusal = None if done else (self.stats() or {}).get("refused")
         return done
@@ -73,6 +73,6 @@ def _updated(answer: Any) -> bool:
 
 def sglang_version(http: Http) -> str | None:
     """None where the server is none of SGLang's."""
-    found = http.ask_json("/server_info")
-    known = isinstance(found, dict) and "internal_states" in found
-    return str(found.get("version")) if known else None
+    info = http.ask_json("/server_info")
+    is_sglang = isinstance(info, dict) and "internal_states" in info
+    return str(info.get("version")) if is_sglang else None

@@ -39,8 +39,8 @@ class ServerEngine:
         stairs: Stairs | None = None,
         access: Access | None = None,
     ) -> None:
-        """`model` is the served name, where the server has several. `timeout`: seconds without a word. `stairs`: what
-        it must have been started with."""
+        """`model` is the served name, where the server has several. `timeout`: seconds of silence before it gives up.
+        `stairs`: the staircase that the server must have been started with."""
         if not isinstance(timeout, int | float) or isinstance(timeout, bool) or not 0 < timeout < 1e6:
             raise ServerError(f"timeout must be a number of seconds above 0, not {timeout!r}")
         self.http = Http(url, timeout, access)
@@ -50,16 +50,16 @@ class ServerEngine:
         listed = answer.get("data") if isinstance(answer, dict) else None
         names = [entry["id"] for entry in listed or [] if isinstance(entry, dict) and "id" in entry]
         if not names or (model is not None and model not in names):
-            known = f"it serves {', '.join(names)}" if names else "it lists no model at /v1/models"
-            raise ServerError(f"the server at {self.http.url} does not serve {model or 'anything'}: {known}")
+            served = f"it serves {', '.join(names)}" if names else "it lists no model at /v1/models"
+            raise ServerError(f"the server at {self.http.url} does not serve {model or 'anything'}: {served}")
         self.model = model or names[0]
         version = self.http.ask_json("/version")  # of vLLM's
         self._vllm = isinstance(version, dict) and "version" in version
         sglang = None if self._vllm else remote.sglang_version(self.http)
         self.remote: remote.Remote = remote.Vllm(self.http) if sglang is None else remote.Sglang(self.http)
         tokenized = self.http.ask_json("/tokenize", {"model": self.model, "prompt": "a"})
-        found = self.remote.stats()
-        self.live = found is not None
+        stats = self.remote.stats()
+        self.live = stats is not None
         kind = "vllm server" if self._vllm else "server" if sglang is None else "sglang server"
         self.about = About(
             engine=kind,
@@ -69,14 +69,14 @@ class ServerEngine:
             prompt_form="ids" if isinstance(tokenized, dict) and "tokens" in tokenized else "text",
         )
         self._before: dict[str, Any] = {}
-        self._found: dict[str, Any] = found or {}  # what it did before anyone changed it
+        self._found: dict[str, Any] = stats or {}  # what it did before anyone changed it
         self.serves = Policy.parse(self._found["policy"]) if self.live and self._found["on"] else None
-        if found is not None:
-            self.about.experts, self.about.top_k = found["experts"], found["top_k"]
-            self.about.layers = len(found["layers"])
-            self.about.backend = found.get("backend")
-            self.about.layer_numbers = layer_numbers(found["layers"])
-            self._before = found
+        if stats is not None:
+            self.about.experts, self.about.top_k = stats["experts"], stats["top_k"]
+            self.about.layers = len(stats["layers"])
+            self.about.backend = stats.get("backend")
+            self.about.layer_numbers = layer_numbers(stats["layers"])
+            self._before = stats
         else:
             self.about.policy, self.about.cost = self._running(), self._weighs() or None
         self._cost = bool(self._found.get("cost"))  # as it is now
@@ -118,11 +118,11 @@ class ServerEngine:
         raise ServerError("a server's policy cannot change between two steps, which are its own: measure in process")
 
     def _read_stats(self) -> dict[str, Any]:
-        found = self.remote.stats()
-        if found is None:
+        stats = self.remote.stats()
+        if stats is None:
             why = self.remote.refusal or "its log may say why"
             raise ServerError(f"the server at {self.http.url} no longer answers xshare_stats: {why}")
-        return found
+        return stats
 
     def _running(self) -> str:
         """The policy that the server runs, as far as its metrics say."""
@@ -141,16 +141,16 @@ class ServerEngine:
         """With live control since `use`; otherwise what /metrics holds since the server started."""
         if self.live:
             return since(self._before, self._read_stats())
-        found = Stats()
-        for each in self._metrics():
-            if each.name == "xshare:steps_pruned_total":
-                found.steps_pruned = int(each.value)
-            elif each.name == "xshare:steps_bypassed_total" and "reason" in each.labels:
-                found.steps_bypassed[each.labels["reason"]] = int(each.value)
-            elif (figure := each.name.removeprefix("xshare:")) in FIGURES:
-                found.by_layer.setdefault(figure, []).append(each.value)
-        found.mean = {name: sum(values) / len(values) for name, values in found.by_layer.items()}
-        return found
+        stats = Stats()
+        for sample in self._metrics():
+            if sample.name == "xshare:steps_pruned_total":
+                stats.steps_pruned = int(sample.value)
+            elif sample.name == "xshare:steps_bypassed_total" and "reason" in sample.labels:
+                stats.steps_bypassed[sample.labels["reason"]] = int(sample.value)
+            elif (figure := sample.name.removeprefix("xshare:")) in FIGURES:
+                stats.by_layer.setdefault(figure, []).append(sample.value)
+        stats.mean = {name: sum(values) / len(values) for name, values in stats.by_layer.items()}
+        return stats
 
     def count_all(self, on: bool) -> None:
         raise ServerError("how often a server counts is its own setting: metrics.every in its xshare key")
@@ -250,38 +250,38 @@ class ServerEngine:
 
     def _read(self, text: bytes) -> dict[str, Any]:
         try:
-            found = json.loads(text)
+            chunk = json.loads(text)
         except (ValueError, RecursionError):
-            found = None
-        if not isinstance(found, dict):
-            said = text.decode(errors="replace").strip()[:80]
-            raise ServerError(f"the server at {self.http.url} streams what is no JSON object: {said!r}")
-        return found
+            chunk = None
+        if not isinstance(chunk, dict):
+            excerpt = text.decode(errors="replace").strip()[:80]
+            raise ServerError(f"the server at {self.http.url} streams what is no JSON object: {excerpt!r}")
+        return chunk
 
     def _draft_counters(self) -> tuple[float, float]:
-        found = self._metrics() if self._vllm else []
-        drafted, accepted = (sum(each.value for each in found if each.name == counter) for counter in COUNTERS)
+        metrics = self._metrics() if self._vllm else []
+        drafted, accepted = (sum(sample.value for sample in metrics if sample.name == counter) for counter in COUNTERS)
         return drafted, accepted
 
     def encode(self, text: str) -> list[int]:
-        found = self.http.ask_json("/tokenize", {"model": self.model, "prompt": text})
-        if not isinstance(found, dict) or "tokens" not in found:
+        response = self.http.ask_json("/tokenize", {"model": self.model, "prompt": text})
+        if not isinstance(response, dict) or "tokens" not in response:
             raise ServerError(f"the server at {self.http.url} has no /tokenize: give it prompts as text")
-        ids: list[int] = found["tokens"]
+        ids: list[int] = response["tokens"]
         return ids
 
     def encode_chat(self, messages: Messages) -> list[int]:
-        chat = {"model": self.model, "messages": [dict(each) for each in messages]} | turn(messages)
-        found = self.http.ask_json("/tokenize", chat)
-        if not isinstance(found, dict) or "tokens" not in found:
+        chat = {"model": self.model, "messages": [dict(message) for message in messages]} | turn(messages)
+        response = self.http.ask_json("/tokenize", chat)
+        if not isinstance(response, dict) or "tokens" not in response:
             raise ServerError(
                 f"the server at {self.http.url} makes no prompt of a chat: its model has no chat template"
             )
-        ids: list[int] = found["tokens"]
+        ids: list[int] = response["tokens"]
         return ids
 
     def close(self) -> None:
-        """A server that others use goes on as it was found, if it still answers."""
+        """Restore the policy that the server ran at first, if it still answers: others may use it."""
         if not self.live:
             return
         try:
@@ -300,8 +300,8 @@ class ServerEngine:
 def _error_sentence(answer: bytes) -> str:
     """The sentence in a server's error."""
     try:
-        found = json.loads(answer)
-        found = found.get("error", found)
-        return str(found.get("message", found) if isinstance(found, dict) else found)
+        error = json.loads(answer)
+        error = error.get("error", error)
+        return str(error.get("message", error) if isinstance(error, dict) else error)
     except (ValueError, AttributeError, RecursionError):
         return answer.decode(errors="replace").strip()[:200] or "it does not say why"

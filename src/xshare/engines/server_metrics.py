@@ -36,10 +36,10 @@ class Reading:
 def read(http: Http) -> Reading:
     status, page = http.ask("/metrics")
     http.check_let_in(status)
-    found = list(samples(page)) if status == 200 else []
-    if not any(each.name.startswith("vllm:") for each in found):
+    metrics = list(samples(page)) if status == 200 else []
+    if not any(sample.name.startswith("vllm:") for sample in metrics):
         raise ServerError(f"the server at {http.url} is no vLLM server: its /metrics holds none of vLLM's figures")
-    on = next((each for each in found if each.name == "xshare:on"), None)
+    on = next((sample for sample in metrics if sample.name == "xshare:on"), None)
     if on is None:
         raise ServerError(
             f"the vLLM server at {http.url} shows no figures of xshare: start it with an xshare key in "
@@ -47,15 +47,15 @@ def read(http: Http) -> Reading:
         )
 
     def total(name: str) -> float:
-        return sum(each.value for each in found if each.name == f"vllm:{name}")
+        return sum(sample.value for sample in metrics if sample.name == f"vllm:{name}")
 
-    named = (each.labels.get("model_name") for each in found if each.name.startswith("vllm:"))
+    named = (sample.labels.get("model_name") for sample in metrics if sample.name.startswith("vllm:"))
     return Reading(
         model=next(filter(None, named), ""),
         policy=on.labels.get("policy", ""),
         on=on.value == 1,
-        cost=any(each.name == "xshare:cost" and each.value == 1 for each in found),
-        counted=counted(found),
+        cost=any(sample.name == "xshare:cost" and sample.value == 1 for sample in metrics),
+        counted=counted(metrics),
         tokens=total("generation_tokens_total"),
         prompt_tokens=total("prompt_tokens_total"),
         running=int(total("num_requests_running")),
@@ -63,18 +63,18 @@ def read(http: Http) -> Reading:
     )
 
 
-def counted(found: list[Sample]) -> dict[str, Any]:
+def counted(metrics: list[Sample]) -> dict[str, Any]:
     """What xshare has counted, as `since` takes it. Every figure is a list, by layer."""
-    ours = [each for each in found if each.name.startswith("xshare:")]
+    ours = [sample for sample in metrics if sample.name.startswith("xshare:")]
     answer: dict[str, Any] = NOTHING | {"steps_bypassed": {}}
-    for each in sorted(ours, key=lambda each: int(each.labels.get("layer", 0))):
-        name = each.name.removeprefix("xshare:").removesuffix("_total")
+    for sample in sorted(ours, key=lambda sample: int(sample.labels.get("layer", 0))):
+        name = sample.name.removeprefix("xshare:").removesuffix("_total")
         if name == "steps_bypassed":
-            answer[name][each.labels.get("reason", "")] = int(each.value)
+            answer[name][sample.labels.get("reason", "")] = int(sample.value)
         elif name in ("steps_pruned", "samples"):
-            answer[name] = int(each.value)
+            answer[name] = int(sample.value)
         elif name in SHOWN:
-            answer.setdefault(name, []).append(each.value)
+            answer.setdefault(name, []).append(sample.value)
     return answer
 
 
@@ -109,8 +109,8 @@ class Between:
     @property
     def experts(self) -> Stats:
         """The same where a step was sampled in between; otherwise since the last change of policy."""
-        found = self.stats
-        return found if found.samples else since(NOTHING, self.last.counted, SHOWN)
+        stats = self.stats
+        return stats if stats.samples else since(NOTHING, self.last.counted, SHOWN)
 
     def _rate(self, count: float) -> float | None:
         return count / self.seconds if self.seconds > 0 else None

@@ -43,20 +43,20 @@ class Plan:
         block_n = max(16, triton.next_power_of_2(num_experts))
         # All rows of a request are read at once, as far as they fit the registers.
         fit = max(1, 512 // block_n)
-        each = min(fit, triton.next_power_of_2(rows_per_request)) if rows_per_request else 0
+        rows_at_once = min(fit, triton.next_power_of_2(rows_per_request)) if rows_per_request else 0
         # One expert per thread where experts are ranked, one row per warp where rows are read.
         warps = min(16, max(1, block_n // 32))
         block_q = min(max(4, warps), triton.next_power_of_2(rows))
         # Measured: at 24 rows, several programs are faster by a third.
-        one_tile = not each and rows <= FEW_ROWS and not in_halves
+        one_tile = not rows_at_once and rows <= FEW_ROWS and not in_halves
         # With few rows one program takes all requests, of which there may be one per row.
-        quota = rows if one_tile or (each and rows <= FEW_ROWS) else block_q
+        quota = rows if one_tile or (rows_at_once and rows <= FEW_ROWS) else block_q
         blocks = triton.cdiv(rows, quota)
         on_gpu = torch.device(device).type == "cuda"
         return cls(
             rows=rows,
             block_n=block_n,
-            each=each,
+            each=rows_at_once,
             warps=warps,
             block_q=block_q,
             one_tile=one_tile,

@@ -59,8 +59,8 @@ class QuestionSet:
 
 
 def _exact(text: str, answer: str) -> bool:
-    given = extract_answer(text)
-    if (text.strip() if given is None else given) == answer.strip():
+    extracted = extract_answer(text)
+    if (text.strip() if extracted is None else extracted) == answer.strip():
         return True
     stated = re.split(r"\banswer\b(?: is\b)?[ :=]*", text, flags=re.IGNORECASE)[-1]
     return stated.strip().removesuffix(".") == answer.strip()
@@ -89,9 +89,9 @@ def nano_prompt(question: Question) -> str:
     return f"<|question|>{question.text}<|answer|>"
 
 
-def built_in(each: int, seed: int = 0) -> list[Task]:
-    """Held-out questions for nano, `each` of every kind, kind by kind."""
-    questions = [question for kind in ASKED for question in held_out_questions(kind, each, seed)]
+def built_in(per_kind: int, seed: int = 0) -> list[Task]:
+    """Held-out questions for nano, `per_kind` of every kind, kind by kind."""
+    questions = [question for kind in ASKED for question in held_out_questions(kind, per_kind, seed)]
     return [Task(nano_prompt(question), question.answer, question.kind) for question in questions]
 
 

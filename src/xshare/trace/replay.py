@@ -110,12 +110,12 @@ class Rows:
 def replay_policy(rows: Rows, policy: Policy) -> Report:
     """The report of a policy that may differ by layer."""
     layer_policies = policy.by_layer(rows.trace.header.layers)
-    reports = {each: replay_uniform(rows, each) for each in dict.fromkeys(layer_policies)}
+    reports = {layer_policy: replay_uniform(rows, layer_policy) for layer_policy in dict.fromkeys(layer_policies)}
     if len(reports) == 1:
         return reports[layer_policies[0]]
 
     def pick(name: str) -> torch.Tensor:  # [batches, layers, ...]
-        values = [getattr(reports[each], name)[:, layer] for layer, each in enumerate(layer_policies)]
+        values = [getattr(reports[layer_policy], name)[:, layer] for layer, layer_policy in enumerate(layer_policies)]
         return torch.stack(values, dim=1)
 
     return Report(**{field.name: pick(field.name) for field in fields(Report)})

@@ -82,8 +82,8 @@ def rank_batches(batches: Batches, rank: int, ranks: int) -> Batches:
 def selected_set(rows: Rows, policy: Policy) -> Tensor:
     """S under a policy that may differ by layer, bool [batches, layers, N]."""
     layer_policies = policy.by_layer(rows.trace.header.layers)
-    sets = {each: _uniform_set(rows, each) for each in dict.fromkeys(layer_policies)}
-    return torch.stack([sets[each][:, layer] for layer, each in enumerate(layer_policies)], dim=1)
+    sets = {layer_policy: _uniform_set(rows, layer_policy) for layer_policy in dict.fromkeys(layer_policies)}
+    return torch.stack([sets[layer_policy][:, layer] for layer, layer_policy in enumerate(layer_policies)], dim=1)
 
 
 def _uniform_set(rows: Rows, policy: Policy) -> Tensor:

@@ -10,5 +10,5 @@ else:
     @pytest.fixture(scope="session")
     def tiny():
         """A function from a kind of model to a tiny one, the same for all tests: whoever applies must remove."""
-        made = {}
-        return lambda kind: made.get(kind) or made.setdefault(kind, make(kind))
+        models = {}
+        return lambda kind: models.get(kind) or models.setdefault(kind, make(kind))

@@ -61,18 +61,18 @@ def watched(model):
         return routing
 
     def selecting_compiled(*args, **kwargs):
-        found = call(*args, **kwargs)
-        steps[-1].layers[-1].selected = [set(S.nonzero()[0].tolist()) for S in found.selected]
-        return found
+        routing = call(*args, **kwargs)
+        steps[-1].layers[-1].selected = [set(S.nonzero()[0].tolist()) for S in routing.selected]
+        return routing
 
     def selecting_at_once(compiled, *args):
-        found = one(compiled, *args)
-        if found is not None:
+        routing = one(compiled, *args)
+        if routing is not None:
             steps[-1].layers[-1].selected = [set(compiled.sets[0, 0].nonzero()[0].tolist())]
-        return found
+        return routing
 
     hooks.append(decoder.register_forward_pre_hook(begin, with_kwargs=True))
-    for block in (each.mlp for each in decoder.layers):
+    for block in (layer.mlp for layer in decoder.layers):
         router = getattr(block, "router", None) or getattr(block, "gate", None)
         if router is not None:
             hooks.append(router.register_forward_hook(routed))
@@ -94,14 +94,14 @@ def dense(ids, weights, num_experts):
 
 def check(model, step, requests, policy, cost=None):
     """Set, ids and weights of every layer in one step are the oracle's, which has the logits alone."""
-    asked = xshare.Policy.parse(policy)
+    parsed = xshare.Policy.parse(policy)
     for number, routed in enumerate(step.layers):
         wanted = oracle.route(
             routed.logits.double().tolist(),
             rule(model, number),
             requests=requests,
-            score=asked.score,
-            policy=as_oracle(asked),
+            score=parsed.score,
+            policy=as_oracle(parsed),
             cost=cost,
         )
         assert routed.selected == [wanted["selected"]]

@@ -19,15 +19,15 @@ POLICY = "k0=1,m=2"
 @pytest.fixture
 def native(tiny):
     """A model and its tokens without xshare; afterwards it must be as it was."""
-    made = []
+    models = []
 
     def get(kind):
         model = tiny(kind)
-        made.append((model, hooks(model)))
+        models.append((model, hooks(model)))
         return model, generate(model, prompts(ROWS))
 
     yield get
-    for model, before in made:
+    for model, before in models:
         assert hooks(model) == before
         assert "generate" not in vars(model)
 

@@ -20,18 +20,18 @@ def model():
 
 
 def logits(model, cache, new):
-    """Three sequences, two of them padded, `new` tokens a pass."""
+    """Three sequences, two of them padded, `new` tokens per pass."""
     tokens = torch.randint(0, 97, (3, 10 + 3 * ROOM), generator=torch.Generator().manual_seed(1))
     mask = torch.ones_like(tokens)
     mask[1, :4], mask[2, :7], mask[0, 12:14] = 0, 0, 0  # on the left, and two holes
-    found, start = [], 0
+    passes, start = [], 0
     for end in range(10, tokens.shape[1] + 1, new):
         now = slice(start, end)
         at = (mask.cumsum(1) - 1).clamp(min=0)[:, now]
         options = {"attention_mask": mask[:, :end], "position_ids": at, "past_key_values": cache}
-        found.append(model(tokens[:, now], **options).logits)
+        passes.append(model(tokens[:, now], **options).logits)
         start = end
-    return torch.cat(found, dim=1)[mask[:, :start] == 1]
+    return torch.cat(passes, dim=1)[mask[:, :start] == 1]
 
 
 @pytest.mark.parametrize("new", [1, 3])
@@ -47,12 +47,12 @@ def test_all_is_as_transformers_has_it(model, new):
 
 
 def test_an_engine_gives_a_model_back_as_it_was(model, tiny):
-    for each in (model, tiny("gpt_oss")):  # which has attention of another kind
-        before = each.config._attn_implementation
-        engine = TransformersEngine(each, None, "tiny")
-        assert (each.config._attn_implementation == OURS) == (before == "sdpa")
+    for subject in (model, tiny("gpt_oss")):  # which has attention of another kind
+        before = subject.config._attn_implementation
+        engine = TransformersEngine(subject, None, "tiny")
+        assert (subject.config._attn_implementation == OURS) == (before == "sdpa")
         engine.close()
-        assert each.config._attn_implementation == before
+        assert subject.config._attn_implementation == before
 
 
 @pytest.mark.parametrize("new", [1, 4])

@@ -1,4 +1,4 @@
-"""A staircase at work on a live model: every step weighs what so many experts cost in steps of its rows."""
+"""A staircase at work on a live model: every step takes the costs measured for its number of rows."""
 
 import pytest
 import staircase_files
@@ -55,14 +55,14 @@ def test_a_step_takes_the_table_of_its_rows(tiny, file, both, policy, batch):
 
 def test_what_was_read_will_do_and_without_one_nothing_is_weighed(tiny, file):
     model, stairs = tiny("qwen3"), read_stairs(file)
-    found = {}
+    selected = {}
     for cost in (None, file, stairs):
         attached = xshare.apply(model, "k0=1,m=1", cost=cost, bypass=False)
         generate(model, prompts(6), new=5)
-        found[str(type(cost))] = attached.stats()["experts_selected"]
+        selected[str(type(cost))] = attached.stats()["experts_selected"]
         assert attached.stats()["cost"] == (cost is not None)
         xshare.remove(model)
-    plain, path, read = found.values()
+    plain, path, read = selected.values()
     assert path == read
     assert sum(path) > sum(plain)
 
@@ -95,13 +95,13 @@ def test_steps_of_one_pass_take_each_its_own(tiny, file, both, policy):
 
 def test_the_staircase_of_another_place_is_refused(tiny, file, tmp_path):
     model = tiny("qwen3")
-    for other, said in (
+    for other, message in (
         ({"engine": "vllm"}, "was measured with engine 'vllm', and here it is 'transformers'"),
         ({"device": "cuda:0"}, "was measured with device 'cuda:0', and here it is 'cpu'"),
         ({"config": "another"}, "was measured with config 'another'"),
     ):
         path = staircase_files.write(tmp_path / "other.json", staircase_conditions(*with_routers(model)) | other, EDGES)
-        with pytest.raises(StairsError, match=said):
+        with pytest.raises(StairsError, match=message):
             xshare.apply(model, "k0=1", cost=path)
     with pytest.raises(StairsError, match="was measured with layers 2, and here it is 1"):
         xshare.apply(model, "k0=1", cost=file, layers=[0])

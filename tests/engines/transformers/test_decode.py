@@ -17,12 +17,12 @@ def model():
         vocab_size=97, hidden_size=64, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1, head_dim=32,
         num_experts=8, num_experts_per_tok=2, moe_intermediate_size=32, intermediate_size=64,
     )  # fmt: skip
-    made = transformers.Qwen3MoeForCausalLM(config).eval()
+    qwen = transformers.Qwen3MoeForCausalLM(config).eval()
     with torch.no_grad():
-        for parameter in made.parameters():
+        for parameter in qwen.parameters():
             if parameter.dim() > 1:
                 parameter.mul_(4)
-    return made
+    return qwen
 
 
 @pytest.fixture(scope="module")
@@ -45,14 +45,14 @@ def test_answers_are_those_of_each_prompt_alone(model, alone, batch, slack, monk
     ends = next(iter(alone.values()))[7]  # some token that sequences do reach, at different times
     wanted = [answer[: answer.index(ends) + 1] if ends in answer else answer for answer in alone.values()]
     ended = []
-    found = decode(model, list(alone), ends=ends, limit=24, batch=batch, advance=ended.append)
-    assert found.tokens == wanted
+    decoded = decode(model, list(alone), ends=ends, limit=24, batch=batch, advance=ended.append)
+    assert decoded.tokens == wanted
     assert sum(ended) == pytest.approx(len(alone))
-    assert len(ended) > found.steps  # it moves within an answer
-    assert found.rows == sum(map(len, wanted)) - len(wanted)  # the first token of each comes from its prompt
-    assert found.steps >= -(-found.rows // batch)
+    assert len(ended) > decoded.steps  # it moves within an answer
+    assert decoded.rows == sum(map(len, wanted)) - len(wanted)  # the first token of each comes from its prompt
+    assert decoded.steps >= -(-decoded.rows // batch)
 
 
 def test_a_batch_stays_full_while_prompts_wait(model, alone):
-    found = decode(model, list(alone), ends=-1, limit=10, batch=7)
-    assert found.rows == found.steps * 7
+    decoded = decode(model, list(alone), ends=-1, limit=10, batch=7)
+    assert decoded.rows == decoded.steps * 7

@@ -27,12 +27,12 @@ def loaded(small):
 @pytest.fixture(scope="module")
 def drafter(loaded):
     """The model with some noise: it is right about the next token now and then."""
-    found = copy.deepcopy(loaded[0])
+    noisy = copy.deepcopy(loaded[0])
     generator = torch.Generator().manual_seed(2)
     with torch.no_grad():
-        for parameter in found.parameters():
+        for parameter in noisy.parameters():
             parameter.add_(torch.randn(parameter.shape, generator=generator) * parameter.std() * 0.1)
-    return found
+    return noisy
 
 
 @pytest.fixture(scope="module")
@@ -56,15 +56,15 @@ def test_drafts_change_no_token(loaded, drafter, prompts, plain, batch):
     ends = plain[0][7]
     wanted = [tokens[: tokens.index(ends) + 1] if ends in tokens else tokens for tokens in plain]
     ended = []
-    found = decode(
+    decoded = decode(
         loaded[0], prompts, ends=ends, limit=30, batch=batch, drafter=drafter, drafts=DRAFTS, advance=ended.append
     )
-    assert found.tokens == wanted
+    assert decoded.tokens == wanted
     assert sum(ended) == pytest.approx(len(prompts))
-    assert list(map(len, found.times_s)) == list(map(len, wanted))
-    assert found.rows == sum(map(len, wanted)) - len(wanted)  # the first token of each comes from its prompt
-    assert 0 < found.accepted < found.drafted
-    assert found.rows == found.accepted + found.drafted // DRAFTS  # one of the model's own a request and step
+    assert list(map(len, decoded.times_s)) == list(map(len, wanted))
+    assert decoded.rows == sum(map(len, wanted)) - len(wanted)  # the first token of each comes from its prompt
+    assert 0 < decoded.accepted < decoded.drafted
+    assert decoded.rows == decoded.accepted + decoded.drafted // DRAFTS  # one of the model's own per request and step
 
 
 @pytest.mark.parametrize("kind", ["gpt_oss", "deepseek"])
@@ -78,17 +78,17 @@ def test_drafts_change_no_token_whatever_the_cache_holds(tiny, prompts, kind):
     with torch.no_grad():
         for ours, other in zip(noisy.parameters(), drafter.parameters(), strict=True):
             ours.lerp_(other, 0.05)
-    found = decode(model, short, **options, drafter=noisy, drafts=DRAFTS)
-    assert found.tokens == plain
-    assert 0 < found.accepted < found.drafted
+    decoded = decode(model, short, **options, drafter=noisy, drafts=DRAFTS)
+    assert decoded.tokens == plain
+    assert 0 < decoded.accepted < decoded.drafted
 
 
 def test_a_drafter_that_knows_all_is_always_accepted(loaded, prompts, plain):
     model = loaded[0]
-    found = decode(model, prompts, ends=-1, limit=29, batch=4, drafter=model, drafts=DRAFTS)
-    assert found.tokens == [tokens[:29] for tokens in plain]
-    assert found.accepted == found.drafted  # 28 tokens after the first: seven steps of four
-    assert found.drafted == 7 * DRAFTS * len(prompts)
+    decoded = decode(model, prompts, ends=-1, limit=29, batch=4, drafter=model, drafts=DRAFTS)
+    assert decoded.tokens == [tokens[:29] for tokens in plain]
+    assert decoded.accepted == decoded.drafted  # 28 tokens after the first: seven steps of four
+    assert decoded.drafted == 7 * DRAFTS * len(prompts)
 
 
 def test_the_engine_drafts(engine, prompts, plain):
@@ -107,13 +107,15 @@ def test_the_engine_drafts(engine, prompts, plain):
 def test_the_drafts_of_a_request_are_one_request(engine, prompts):
     """k0=0,mr=4 gives each of two requests four experts, whatever its four rows want."""
     engine.use(Policy(request_budget=4))
-    seen = []
+    layouts = []
     watch = engine.attached.layers[0].router.module.register_forward_hook(
-        lambda *_: seen.append(engine.attached.state.layout.requests.tolist()) if engine.attached.state.gate else None
+        lambda *_: (
+            layouts.append(engine.attached.state.layout.requests.tolist()) if engine.attached.state.gate else None
+        )
     )
     engine.run(prompts[:2], limit=9, batch=2, to_the_end=True)
     watch.remove()
-    assert seen[0] == [[0, 0, 0, 0, 1, 1, 1, 1]]
+    assert layouts[0] == [[0, 0, 0, 0, 1, 1, 1, 1]]
     assert max(engine.attached.stats()["experts_selected"]) <= 8
     assert engine.stats().mean["experts_active"] < engine.stats().mean["experts_native"]
 
@@ -141,10 +143,10 @@ def test_forced_steps_read_several_tokens_of_each(engine, prompts, plain):
 
 def test_forced_with_drafts_natively_nothing_diverges(engine, prompts, plain):
     engine.use(None)
-    found = engine.diverge(prompts, plain, batch=4)
-    assert found.tokens == 29 * len(prompts)
-    assert found.kl == pytest.approx(0, abs=1e-9)
-    assert found.same == found.tokens
+    divergence = engine.diverge(prompts, plain, batch=4)
+    assert divergence.tokens == 29 * len(prompts)
+    assert divergence.kl == pytest.approx(0, abs=1e-9)
+    assert divergence.same == divergence.tokens
     engine.use(Policy(warmup=1))
     assert engine.diverge(prompts, plain, batch=4).kl > 0
 

@@ -44,8 +44,8 @@ def test_each_batch_is_as_if_alone(drafts, policy):
 def test_ranks_close_when_a_sequence_ends():
     engine = open_engine("transformers", "nano", options={"lanes": 4})
     # As small as nano knows them: answers end before the limit, of many lengths.
-    asked = [question for kind in ASKED for question in held_out_questions(kind, 3, size=TRAINED[kind][0])]
-    prompts = [engine.encode(nano_prompt(question)) for question in asked]
+    questions = [question for kind in ASKED for question in held_out_questions(kind, 3, size=TRAINED[kind][0])]
+    prompts = [engine.encode(nano_prompt(question)) for question in questions]
     run = engine.run(prompts, limit=240, batch=4)
     assert run.decode_s == 0  # of one batch, that is not known
     tokens = [len(answer.tokens) for answer in run.answers]
@@ -92,9 +92,9 @@ def test_no_batch_has_two_kinds(drafts, policy):
     alone, steps = {}, 0
     for kind in range(3):
         engine.use(Policy.parse(policy))
-        mine = [number for number in range(11) if kinds[number] == kind]
-        run = engine.run([prompts[number] for number in mine], limit=24, batch=4, to_the_end=True)
-        alone |= {number: answer.tokens[:same] for number, answer in zip(mine, run.answers, strict=True)}
+        of_kind = [number for number in range(11) if kinds[number] == kind]
+        run = engine.run([prompts[number] for number in of_kind], limit=24, batch=4, to_the_end=True)
+        alone |= {number: answer.tokens[:same] for number, answer in zip(of_kind, run.answers, strict=True)}
         steps += run.steps
     engine.use(Policy.parse(policy))
     engine.lanes = 3

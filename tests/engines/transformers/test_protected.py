@@ -25,10 +25,10 @@ def run(model, policy, sequences, tokens, **options):
     with watched(model) as steps:
         handle = xshare.apply(model, policy)
         with xshare.protect(model, sequences):
-            said = generate(model, tokens, **options)
+            output = generate(model, tokens, **options)
         stats = handle.stats()
         xshare.remove(model)
-    return said, steps, stats
+    return output, steps, stats
 
 
 def assert_native(step, rows):
@@ -36,10 +36,10 @@ def assert_native(step, rows):
         (ids, weights), (used, used_weights) = routed.native, routed.used
         assert [set(row) for row in used[rows].tolist()] == [set(row) for row in ids[rows].tolist()]
         N = routed.logits.shape[-1]
-        native, mine = (
+        native, actual = (
             torch.zeros(len(i), N).scatter_add_(1, i, w.float()) for i, w in ((ids, weights), (used, used_weights))
         )
-        torch.testing.assert_close(mine[rows], native[rows], rtol=0, atol=1e-6)
+        torch.testing.assert_close(actual[rows], native[rows], rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("kind", ["qwen3", "olmoe", "deepseek"])
@@ -48,8 +48,8 @@ def assert_native(step, rows):
 def test_protected_sequences_are_routed_as_natively(tiny, kind, policy):
     model, tokens = tiny(kind), prompts(SEQUENCES)
     native = generate(model, tokens)
-    said, steps, stats = run(model, policy, [0, 3], tokens)
-    assert torch.equal(said[[0, 3]], native[[0, 3]])
+    output, steps, stats = run(model, policy, [0, 3], tokens)
+    assert torch.equal(output[[0, 3]], native[[0, 3]])
     assert stats["steps_pruned"] > 5
     decoding = steps[1:]
     for step in decoding:
@@ -60,8 +60,8 @@ def test_protected_sequences_are_routed_as_natively(tiny, kind, policy):
 def test_all_protected_is_native(tiny):
     model, tokens = tiny("olmoe"), prompts(4)
     native = generate(model, tokens)
-    said, steps, stats = run(model, "k0=0,m=4", range(4), tokens)
-    assert torch.equal(said, native)
+    output, steps, stats = run(model, "k0=0,m=4", range(4), tokens)
+    assert torch.equal(output, native)
     assert all(routed.untouched for step in steps for routed in step.layers)
     assert stats["steps_pruned"] == 0
     assert stats["steps_bypassed"]["protected"] == len(steps) - 1
@@ -83,9 +83,9 @@ def test_padding_and_sequences_that_end_beside_protected_ones(tiny):
     ends = generate(model, tokens, attention_mask=mask)[2, 8].item()
     options = {"attention_mask": mask, "eos_token_id": [1, ends], "pad_token_id": 2}
     native = generate(model, tokens, **options)
-    said, steps, _ = run(model, "k0=0,m=4", [2, 5], tokens, **options)
-    width = min(said.shape[1], native.shape[1])
-    assert torch.equal(said[[2, 5], :width], native[[2, 5], :width])
+    output, steps, _ = run(model, "k0=0,m=4", [2, 5], tokens, **options)
+    width = min(output.shape[1], native.shape[1])
+    assert torch.equal(output[[2, 5], :width], native[[2, 5], :width])
     assert any(step.acted for step in steps)
 
 

@@ -54,7 +54,7 @@ def test_the_logits_are_those_of_the_text_that_was_decoded(tiny, kind):
     del model.generate
     assert done == [2, 2, 1]
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
-    sequences = [(mask, row) for given, out in texts for mask, row in zip(given["attention_mask"], out, strict=True)]
+    sequences = [(mask, row) for inputs, out in texts for mask, row in zip(inputs["attention_mask"], out, strict=True)]
     start = number = 0
     for mask, row in sequences:
         first, fed = int(mask.argmax()), row[:-1]  # the last token is not fed any more
@@ -76,9 +76,11 @@ def test_record_show_replay(folder, tmp_path, command):
     lines = [{"prompt": line, "domain": "even" if number % 2 else "odd"} for number, line in enumerate(LINES) if line]
     prompts.write_text("\n".join(json.dumps(line) for line in lines) + "\n\n")
     out = tmp_path / "t.safetensors"
-    code, said, _ = command("trace", "record", folder, "--prompts", prompts, "--out", out, "--tokens", 6, "--batch", 3)
+    code, output, _ = command(
+        "trace", "record", folder, "--prompts", prompts, "--out", out, "--tokens", 6, "--batch", 3
+    )
     assert code == 0
-    assert "tiny-deepseek" in said
+    assert "tiny-deepseek" in output
     trace = Trace.load(out)
     assert trace.header.score == "full"
     assert trace.header.provenance["source"] == "p.jsonl"
@@ -89,17 +91,17 @@ def test_record_show_replay(folder, tmp_path, command):
     native, pruned = replay(trace, [xshare.Policy.parse(p) for p in ("native", "k0=1,m=1")], one_pass(trace, 4))
     assert pruned.metrics["active"].mean() < native.metrics["active"].mean()
     assert command("trace", "show", out)[0] == 0
-    code, said, _ = command("replay", out, "--policy", "k0=1,m=2", "--batch", 3)
+    code, output, _ = command("replay", out, "--policy", "k0=1,m=2", "--batch", 3)
     assert code == 0
-    assert "k0=1,m=2" in said
+    assert "k0=1,m=2" in output
 
 
 @pytest.mark.parametrize("prompts", ["questions", "random"])
 def test_prompts_by_a_keyword(small, tmp_path, command, prompts):
     out = tmp_path / "t.trace.xz"
     words = ["--prompts", prompts, "--prompt-tokens", 5, "--requests", 3, "--tokens", 4, "--batch", 2]
-    code, _, said = command("trace", "record", "--model", small, *words, "--dtype", "float32", "--out", out)
-    assert code == 0, said
+    code, _, errors = command("trace", "record", "--model", small, *words, "--dtype", "float32", "--out", out)
+    assert code == 0, errors
     trace = Trace.load(out)
     assert trace.header.domains == [prompts] * len(trace.lengths)
     assert trace.header.provenance["source"] == prompts
@@ -127,11 +129,11 @@ def test_mistakes_end_with_a_sentence_and_leave_no_file(folder, tmp_path, comman
     before = sorted(tmp_path.rglob("*"))
     model = tmp_path / words["model"] if "model" in words else folder
     prompts, output = (tmp_path / words.get(key, name) for key, name in (("prompts", "p.txt"), ("output", "t")))
-    code, _, said = command("trace", "record", model, "--prompts", prompts, "--out", output, *words.get("more", []))
+    code, _, errors = command("trace", "record", model, "--prompts", prompts, "--out", output, *words.get("more", []))
     assert code == 2
-    assert message in said
-    assert said.splitlines()[-1].startswith("error: ")  # after Transformers' own bar, if it came to loading
-    assert "Traceback" not in said
+    assert message in errors
+    assert errors.splitlines()[-1].startswith("error: ")  # after Transformers' own bar, if it came to loading
+    assert "Traceback" not in errors
     assert sorted(tmp_path.rglob("*")) == before
 
 

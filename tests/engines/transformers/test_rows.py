@@ -110,7 +110,7 @@ def test_drafts_of_assisted_generation_are_one_request(applied, kind):
     drafter.generation_config.update(num_assistant_tokens=4, assistant_confidence_threshold=0)
     drafter.generation_config.num_assistant_tokens_schedule = "constant"
     drafted = []
-    hook = drafter.model.layers[1].mlp.gate.register_forward_hook(lambda *seen: drafted.append(seen))
+    hook = drafter.model.layers[1].mlp.gate.register_forward_hook(lambda *call: drafted.append(call))
     generate(model, prompts(1), new=12, assistant_model=drafter)
     hook.remove()
     assert drafted

@@ -16,7 +16,7 @@ def test_natively_nothing_is_attached_and_nothing_counted(engine):
     engine.use(None, timed=True)
     assert not hooked(engine)
     alone = engine.run(PROMPTS, limit=6, batch=2)
-    assert [each.tokens for each in alone.answers] == [each.tokens for each in counted.answers]
+    assert [answer.tokens for answer in alone.answers] == [answer.tokens for answer in counted.answers]
     assert (alone.steps, alone.rows) == (counted.steps, counted.rows)
     assert engine.stats().mean == {}
     engine.use(Policy.parse("k0=1,m=1"), timed=True)
@@ -24,7 +24,7 @@ def test_natively_nothing_is_attached_and_nothing_counted(engine):
     assert 0 < engine.stats().mean["experts_active"] <= engine.stats().mean["experts_native"]
     engine.use(None, timed=True)
     engine.use(None, timed=True)
-    answers = [each.tokens for each in alone.answers]
+    answers = [answer.tokens for answer in alone.answers]
     assert engine.diverge(PROMPTS, answers, batch=2).kl == 0
     engine.close()
     assert not hooked(engine)
