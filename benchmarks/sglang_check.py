@@ -222,8 +222,8 @@ def main(
         for row in rows_of(name, seconds):
             print("ok  " if row["passed"] else "FAIL", row["check"], "|", row["detail"], flush=True)
             passed.append(row["passed"])
-            mine = {"sglang": sglang.__version__, "device": device, **row}
-            results.put([mine], ("sglang", "device", "check"))
+            record = {"sglang": sglang.__version__, "device": device, **row}
+            results.put([record], ("sglang", "device", "check"))
             results.write()
     raise typer.Exit(0 if passed and all(passed) else 1)
 

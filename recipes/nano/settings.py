@@ -116,8 +116,8 @@ def sizes(model: str, short: bool = False) -> dict[str, range]:
     return {kind: range(trained[0], longest.get(kind, trained[-1]) + 1) for kind, trained in TRAINED.items()}
 
 
-def asked(model: str) -> dict[str, int]:
-    """The size at which it is asked."""
+def asked_at(model: str) -> dict[str, int]:
+    """By kind of question: the size at which the model is asked."""
     return HARD if model.startswith("lab") else SHORT if model.startswith("smol") else ASKED
 
 
