@@ -38,7 +38,7 @@ BYTES = 2  # of a weight, in bfloat16
 
 
 def ways(engine: Engine) -> dict[str, Policy | None]:
-    """By name."""
+    """The policies that are compared, by name."""
     return {"native": None, "noop": noop_control(engine)} | {name: Policy.parse(name) for name in RECOMMENDED}
 
 
@@ -58,7 +58,7 @@ def round_of(
 
 
 def rows_of(rounds: list[dict[str, tuple[Outcome, Row]]]) -> list[Row]:
-    """Of each way: answers of all rounds together, and ratios round by round."""
+    """One row per policy: the answers of all rounds together, and ratios round by round."""
     rows = []
     for name in rounds[0]:
         outcomes, native = ([results[policy_name][0] for results in rounds] for policy_name in (name, "native"))

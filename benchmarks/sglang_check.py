@@ -50,7 +50,7 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 def arguments(case: dict[str, Any]) -> dict[str, Any]:
-    """Of sglang.Engine."""
+    """Arguments for sglang.Engine."""
     options: dict[str, Any] = {
         "max_running_requests": 64,
         "max_total_tokens": 32768,
@@ -125,7 +125,7 @@ def run_case(name: str) -> None:
             return [tuple(answer["output_ids"]) for answer in outputs]
 
         def answers(count: int) -> list[set[tuple[int, ...]]]:
-            """Of each prompt, all that were given in a few tries."""
+            """Per prompt, the different answers of a few tries."""
             return [set(texts) for texts in zip(*(generate(count) for _ in range(TRIES)), strict=True)]
 
         def witnessed(what: str, count: int, kinds: list[str] | None = None) -> None:

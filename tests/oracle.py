@@ -200,7 +200,7 @@ def route(logits, router, *, requests, score="topk", devices=None, G=1, policy, 
     devices = devices or [0] * N
 
     def share(i):
-        """Of row i's native weight that it keeps."""
+        """The share of its native weight that row i keeps."""
         whole = math.fsum(native[i][1])
         return math.fsum(w for j, w in zip(*native[i], strict=True) if j in S) / whole if whole else 1.0
 

@@ -16,7 +16,7 @@ def content(path):
 
 
 def stamps_of(results):
-    """By number, None for the provenance: the stamps that records are judged by."""
+    """The stamps that records are judged by: by number, with None for the provenance."""
     return {None: results["provenance"]} | dict(enumerate(results.get("stamps", []), 1))
 
 

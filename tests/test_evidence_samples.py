@@ -198,7 +198,7 @@ def line_through(points):
 
 @pytest.mark.parametrize("name", ["paper_speed", "paper_speed_slow_host"])
 def test_laws_and_what_they_predict(name):
-    """Of a policy from the control and the other policies."""
+    """A policy is predicted from the control and the other policies."""
     looked_at = 0
     for _, rows in cells(content(name)):
         native = rows["native"]

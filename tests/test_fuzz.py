@@ -53,7 +53,7 @@ def held():
 
 
 def read(reader, *args):
-    """What it reads, or None where it refuses; any other error is one."""
+    """What the reader returns, or None where it refuses the input; any other error fails the test."""
     begun, before = time.process_time(), held()
     try:
         result = reader(*args)
@@ -84,7 +84,7 @@ def spelled_policies(draw):
 
 
 def served(policy):
-    """What is done with one that was read: spelled, read again, asked by layer."""
+    """Use a policy that was read: write it, read it again, split it by layer."""
     assert Policy.parse(str(policy)) == policy
     assert Policy.of(policy.to_dict()) == policy
     read(policy.by_layer, [0, 1, 2])
@@ -119,7 +119,7 @@ def test_any_settings_are_read_or_refused(options):
 
 
 def encoded(value):
-    """As a writer of no scruples has it: NaN, and half of a surrogate pair, escaped."""
+    """JSON as a careless program writes it: with NaN, and with half of a surrogate pair, escaped."""
     return json.dumps(value).encode()
 
 

@@ -54,7 +54,7 @@ def test_the_file_and_what_is_said(small, tmp_path):
         visits = [sample["experts"] for sample in content["samples"] if sample["batch"] == rows_of_a_step]
         assert sorted(visits) == sorted(4 * sizes)
     assert read_result(path).kind == "time of a step by the size of its set"
-    # Times that grow are a staircase; those of this small machine do as they like.
+    # Only times that grow are a staircase, and the times of this small machine need not grow.
     for row in rows:
         row["ms"] = row["experts"]
     path.write_text(json.dumps(content))

@@ -137,7 +137,7 @@ def test_fewer_questions_than_a_first_round_are_refused_at_once(words, tmp_path,
 
 
 def test_speed_as_the_objective(tmp_path, model, task_file):
-    """By the law of this machine, on which it may well be that nothing gets faster."""
+    """By the law of this machine, on which perhaps no policy is faster."""
     files = ["--json", str(tmp_path / "tune.json"), "--profile", str(tmp_path / "profile.yaml")]
     words = ["--tasks", str(task_file), "--max-drop", "60%", "--questions", "16"]
     result = CliRunner().invoke(app, ["tune", "--objective", "otps", *model, *files, *words])

@@ -59,7 +59,7 @@ def test_before_any_step_was_sampled(played):  # noqa: F811
 
 
 def figures(samples, *values):
-    """By layer, each of so many steps."""
+    """Metrics with one value per layer, over `samples` steps."""
     names = ("experts_native", "experts_active", "mass_kept", "smallest_kept")
     lines = [f'xshare:{name}{{engine="0",layer="{n}"}} {v}' for name in names for n, v in enumerate(values)]
     return "\n".join([*lines, f'xshare:rows_protected{{engine="0"}} 1.5\nxshare:samples{{engine="0"}} {samples}\n'])

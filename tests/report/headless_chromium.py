@@ -80,13 +80,13 @@ class Browser:
         self.ask("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
 
     def value(self, expression):
-        """What a JavaScript expression is in the page."""
+        """The value of a JavaScript expression in the page."""
         reply = self.ask("Runtime.evaluate", expression=expression, returnByValue=True)
         assert "exceptionDetails" not in reply, reply
         return reply["result"].get("value")
 
     def requests(self):
-        """Addresses that were asked for, but the page's own and what lies in it."""
+        """Addresses that the page requested, without its own and `data:` ones."""
         urls = [e["params"]["request"]["url"] for e in self.events if e["method"] == "Network.requestWillBeSent"]
         return [url for url in urls[1:] if not url.startswith("data:")]
 

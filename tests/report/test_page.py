@@ -129,7 +129,7 @@ def test_colours_can_be_told_from_the_paper_in_light_and_in_dark():
 
 
 def contrast(a, b):
-    """As WCAG has it."""
+    """The contrast ratio as WCAG defines it."""
 
     def light(colour):
         parts = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]

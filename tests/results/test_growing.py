@@ -141,7 +141,7 @@ def test_a_run_that_is_killed_leaves_a_whole_file(tmp_path, run, monkeypatch):
 
 
 def test_policies_of_a_file_of_before_keep_their_meaning(tmp_path, run):
-    """Without a format: when a policy that named no score summed all of them. What is added today is told apart."""
+    """One without a format is from when a policy without a score summed all scores. New rows have today's meaning."""
     path = tmp_path / "r.json"
     results = run(path, "first")
     results.rows += [{"policy": "k0=1,m=8"}, {"policy": "k0=1,m=8,score=topk"}, {"policy": "native"}]

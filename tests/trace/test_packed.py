@@ -19,7 +19,7 @@ from xshare.trace import compressed as packed
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """Where traces lie; what is unpacked lies beside it and has to be gone in the end."""
+    """The folder of the traces. Unpacked files go to a folder beside it, which must be empty in the end."""
     (tmp_path / "traces").mkdir()
     (tmp_path / "unpacked").mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "unpacked"))

@@ -41,7 +41,7 @@ def test_no_question_twice_and_none_in_both_sets():
 
 
 class Known(Search):
-    """Answers that are known beforehand: of 400 questions so many are lost, the more the bolder."""
+    """A search with known answers: a candidate loses 40 - m of 400 questions, so more with a smaller budget."""
 
     def judge(self, candidate, trial):
         lost = 40 - candidate.policy.batch_budget
