@@ -72,7 +72,7 @@ def spelled_times(name: str) -> str:
 
 
 def processor() -> str:
-    """As Linux calls it."""
+    """The processor's name as Linux has it, or as Python's platform module does."""
     info = Path("/proc/cpuinfo")
     lines = info.read_text().splitlines() if info.exists() else []
     return next((line.partition(": ")[2] for line in lines if line.startswith("model name")), platform.processor())

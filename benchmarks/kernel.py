@@ -64,9 +64,9 @@ class Shape:
         self.policy = Policy.parse(policy)
         self.bias = torch.randn(experts, device="cuda") * 0.1
         self.spec = RouterSpec.softmax(k) if router == "softmax" else RouterSpec.sigmoid(k, correction_bias=self.bias)
-        each = 4 if self.policy.request_budget else 0
-        self.starts = list(range(0, n + 1, each)) if each else None
-        requests = torch.arange(n, device="cuda") // max(1, each)
+        rows_per_request = 4 if self.policy.request_budget else 0
+        self.starts = list(range(0, n + 1, rows_per_request)) if rows_per_request else None
+        requests = torch.arange(n, device="cuda") // max(1, rows_per_request)
         self.layout, self.placement = BatchLayout(requests), Placement(torch.zeros(experts).long().cuda(), 1)
         self.hidden = torch.randn(n, HIDDEN, device="cuda", dtype=torch.bfloat16)
         scale = 2 / HIDDEN**0.5
@@ -82,7 +82,7 @@ class Shape:
                 rows=n,
                 device="cuda",
                 router=self.spec,
-                rows_per_request=each,
+                rows_per_request=rows_per_request,
                 cost=self.stairs.unsqueeze(0) if cost else None,
                 thresholds=thresholds,
             )

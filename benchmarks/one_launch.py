@@ -67,7 +67,7 @@ def control_of(policy: str, rows: int, rows_per_request: int, protected: int = 0
 
 
 def differing(selection: FusedSelection, control: Control, rows: int, batches: int, dice: torch.Generator) -> int:
-    """Of so many batches, how many are not routed to the bit as vLLM does."""
+    """How many of the batches are not routed bit for bit as by vLLM."""
     native, lowest, mismatches = stand_in().native, torch.finfo(torch.bfloat16).min, 0
     assert selection.tables is not None
     assert selection.keep is not None

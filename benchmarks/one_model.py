@@ -38,7 +38,7 @@ BYTES = 2  # of a weight, in bfloat16
 
 
 def ways(engine: Engine) -> dict[str, Policy | None]:
-    """By name."""
+    """The policies that are compared, by name."""
     return {"native": None, "noop": noop_control(engine)} | {name: Policy.parse(name) for name in RECOMMENDED}
 
 
@@ -58,20 +58,20 @@ def round_of(
 
 
 def rows_of(rounds: list[dict[str, tuple[Outcome, Row]]]) -> list[Row]:
-    """Of each way: answers of all rounds together, and ratios round by round."""
+    """One row per policy: the answers of all rounds together, and ratios round by round."""
     rows = []
     for name in rounds[0]:
-        outcomes, native = ([each[policy_name][0] for each in rounds] for policy_name in (name, "native"))
+        outcomes, native = ([results[policy_name][0] for results in rounds] for policy_name in (name, "native"))
         whole, base = joined(outcomes), joined(native)
         row: Row = {"preset": name} | row_of(whole, base if name != "native" else None)
         for column in ("experts_active", "experts_native"):
             row.pop(column, None)
-        speeds = [[each.run.rows / each.run.decode_s for each in side] for side in (outcomes, native)]
+        speeds = [[outcome.run.rows / outcome.run.decode_s for outcome in side] for side in (outcomes, native)]
         ratio, low, high = median_interval([a / b for a, b in zip(*speeds, strict=True)])
-        counts = {key: median([each[name][1][key] or 0.0 for each in rounds]) for key in ("acted", "acted_all")}
-        counted = [each[name][1] for each in rounds if each[name][1]["active"] is not None]
+        counts = {key: median([results[name][1][key] or 0.0 for results in rounds]) for key in ("acted", "acted_all")}
+        counted = [results[name][1] for results in rounds if results[name][1]["active"] is not None]
         for column in ("active", "active_native", "mass"):
-            row[column] = median([each[column] for each in counted]) if counted else None
+            row[column] = median([stats[column] for stats in counted]) if counted else None
         row |= counts | {"ratio": ratio, "ratio_low": low, "ratio_high": high, "rounds": len(rounds)}
         rows.append(row | {"samples_tokens_per_s": speeds[0]})
     return rows
@@ -79,11 +79,11 @@ def rows_of(rounds: list[dict[str, tuple[Outcome, Row]]]) -> list[Row]:
 
 def joined(outcomes: list[Outcome]) -> Outcome:
     run = outcomes[0].run
-    for each in outcomes[1:]:
-        run = run + each.run
-    right = [each for outcome in outcomes for each in outcome.right]
+    for later in outcomes[1:]:
+        run = run + later.run
+    right = [is_right for outcome in outcomes for is_right in outcome.right]
     return Outcome(
-        outcomes[0].policy, right, [each for outcome in outcomes for each in outcome.tokens], outcomes[0].stats, run
+        outcomes[0].policy, right, [tokens for outcome in outcomes for tokens in outcome.tokens], outcomes[0].stats, run
     )
 
 

@@ -152,16 +152,16 @@ def measured(steps: int, layer: Layer | None, copy: float | None, points: Sequen
     with progress_bar("regimes and rows", len(ROWS) * len(SKEW)) as advance:
         for n in ROWS:
             regimes = {regime: route_all(*draw(regime, steps, n), points) for regime in SKEW}
-            first = {regime: [Routed(*(x[:TIMED] for x in at)) for at in found] for regime, found in regimes.items()}
-            pairs = max(most_pairs(at.ids) for found in first.values() for at in found)
+            first = {regime: [Routed(*(x[:TIMED] for x in at)) for at in routed] for regime, routed in regimes.items()}
+            pairs = max(most_pairs(at.ids) for routed in first.values() for at in routed)
             if layer is not None:
                 layer.capture(n, pairs)
-            for regime, found in regimes.items():
+            for regime, routed in regimes.items():
                 us = None if layer is None else layer_times(layer, first[regime], pairs, copy is not None)
-                for number, (choice, at) in enumerate(zip(points, found, strict=True)):
+                for number, (choice, at) in enumerate(zip(points, routed, strict=True)):
                     row: Row = {"regime": regime, "rows": n, "method": choice.method, "policy": str(choice.policy)}
                     row |= {"mg": choice.mg, **paper(n, choice.mg), **dict.fromkeys(TIMES)}
-                    row |= counts(at, found[0], found[number + 1] if choice.method == "level" else None)
+                    row |= counts(at, routed[0], routed[number + 1] if choice.method == "level" else None)
                     if us is not None and layer is not None and copy is not None:
                         row |= times(us[number], us[0], first[regime][number].loads, layer.expert_bytes, copy)
                     rows.append(row)

@@ -72,7 +72,7 @@ GIB = 1 << 30
 CACHES = 8 * GIB  # what two engines of all LAYERS leave on a card of 141 GB, for the caches of both
 LAYERS = 36
 CHUNK = 2048  # tokens of long prompts that a step reads
-GROWTH = 4  # long prompts are read again when one part of so many has been decoded
+GROWTH = 4  # long prompts are read again when 1 / GROWTH of their length has been decoded
 BEGAN = time.perf_counter()
 
 Cell = tuple[str, int, int]  # regime, batch, tokens of a prompt

@@ -37,7 +37,7 @@ def sets_hash(sets: list[list[int] | None]) -> str | None:
 
 
 def hashes(sets: Sets) -> list[list[str | None]]:
-    """By step, by rank."""
+    """A hash of the sets, by step and by rank."""
     steps: dict[int, dict[int, list[list[int] | None]]] = {}
     for (step, _), ranks in sorted(sets.items()):
         for rank, results in ranks.items():

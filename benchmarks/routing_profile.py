@@ -103,9 +103,9 @@ def main(
 ) -> None:
     batches = batch or [4, 16, 32]
     if one:
-        name, who = one.split()
+        name, side = one.split()
         with tempfile.TemporaryDirectory() as folder:
-            print("RESULT " + json_format.dumps(decoded(name, who == "control", batches, folder)))
+            print("RESULT " + json_format.dumps(decoded(name, side == "control", batches, folder)))
         return
     import torch
     import vllm
@@ -113,10 +113,10 @@ def main(
     about = {"gpu": torch.cuda.get_device_name(), "vllm": vllm.__version__, "regime": "carried", "seed": 0}
     results = Results(json, None, about | {"layers": LAYERS, "steps": STEPS}, lists=())
     for name in shape or SHAPES:
-        for who in ("native", "control"):
+        for side in ("native", "control"):
             batch_options = [option for size in batches for option in ("--batch", str(size))]
-            environment = os.environ | ({} if who == "control" else {"VLLM_PLUGINS": ""})
-            command = [sys.executable, __file__, "--one", f"{name} {who}", *batch_options]
+            environment = os.environ | ({} if side == "control" else {"VLLM_PLUGINS": ""})
+            command = [sys.executable, __file__, "--one", f"{name} {side}", *batch_options]
             ran = subprocess.run(command, stdout=subprocess.PIPE, text=True, env=environment, check=True)
             line = next(line for line in ran.stdout.splitlines() if line.startswith("RESULT "))
             results.rows += json_format.loads(line.removeprefix("RESULT "))

@@ -50,7 +50,7 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 def arguments(case: dict[str, Any]) -> dict[str, Any]:
-    """Of sglang.Engine."""
+    """Arguments for sglang.Engine."""
     options: dict[str, Any] = {
         "max_running_requests": 64,
         "max_total_tokens": 32768,
@@ -125,7 +125,7 @@ def run_case(name: str) -> None:
             return [tuple(answer["output_ids"]) for answer in outputs]
 
         def answers(count: int) -> list[set[tuple[int, ...]]]:
-            """Of each prompt, all that were given in a few tries."""
+            """Per prompt, the different answers of a few tries."""
             return [set(texts) for texts in zip(*(generate(count) for _ in range(TRIES)), strict=True)]
 
         def witnessed(what: str, count: int, kinds: list[str] | None = None) -> None:
@@ -222,8 +222,8 @@ def main(
         for row in rows_of(name, seconds):
             print("ok  " if row["passed"] else "FAIL", row["check"], "|", row["detail"], flush=True)
             passed.append(row["passed"])
-            mine = {"sglang": sglang.__version__, "device": device, **row}
-            results.put([mine], ("sglang", "device", "check"))
+            record = {"sglang": sglang.__version__, "device": device, **row}
+            results.put([record], ("sglang", "device", "check"))
             results.write()
     raise typer.Exit(0 if passed and all(passed) else 1)
 

@@ -172,7 +172,8 @@ class RecordingHook:
         ids, weights = self.ids[:n].cpu(), self.weights[:n].cpu()
         chosen = [logits.gather(1, experts).sort(-1) for experts in (ids, routing.ids)]
         ours, want = (
-            each.gather(1, order.indices) for each, order in zip((weights, routing.weights), chosen, strict=True)
+            row_weights.gather(1, order.indices)
+            for row_weights, order in zip((weights, routing.weights), chosen, strict=True)
         )
         inside = bool(routing.selected[ids].all())
         return inside and torch.equal(chosen[0].values, chosen[1].values) and torch.allclose(ours, want.float(), 1e-3)

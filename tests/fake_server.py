@@ -1,4 +1,4 @@
-"""A small server that plays one of any kind, and misbehaves as it is told."""
+"""A small server that plays any kind of server, and misbehaves on demand."""
 
 import json
 import socket
@@ -10,7 +10,7 @@ import pytest
 
 
 class Played(BaseHTTPRequestHandler):
-    """Answers a word w for each token asked for, or misbehaves as it is told."""
+    """Answers with one word `w` per requested token, or misbehaves on demand."""
 
     protocol_version = "HTTP/1.1"
 

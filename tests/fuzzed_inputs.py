@@ -30,7 +30,7 @@ def _altered(draw, value):
         if how == "inside":
             return value | {name: _altered(draw, value[name])}
         if how == "remove":
-            return {each: value[each] for each in value if each != name}
+            return {key: value[key] for key in value if key != name}
         return value | {draw(text | st.sampled_from([*value])): draw(values)}
     if isinstance(value, list) and value and how != "replace":
         place = draw(st.integers(0, len(value) - 1))
@@ -45,18 +45,18 @@ def _altered(draw, value):
 @st.composite
 def other_bytes(draw, content, changes=4):
     """A file with some of its bytes changed, cut out, put in or repeated, or cut short."""
-    found = bytearray(content)
+    changed = bytearray(content)
     for _ in range(draw(st.integers(1, changes))):
-        place, length = draw(st.integers(0, len(found))), draw(st.integers(0, 40))
+        place, length = draw(st.integers(0, len(changed))), draw(st.integers(0, 40))
         how = draw(st.sampled_from(["change", "change", "cut", "put", "repeat", "end"]))
         if how == "change":
-            found[place : place + 1] = draw(st.binary(min_size=1, max_size=1))
+            changed[place : place + 1] = draw(st.binary(min_size=1, max_size=1))
         elif how == "cut":
-            del found[place : place + length]
+            del changed[place : place + length]
         elif how == "put":
-            found[place:place] = draw(st.binary(max_size=40))
+            changed[place:place] = draw(st.binary(max_size=40))
         elif how == "repeat":
-            found[place:place] = found[place : place + length]
+            changed[place:place] = changed[place : place + length]
         else:
-            del found[place:]
-    return bytes(found)
+            del changed[place:]
+    return bytes(changed)

@@ -104,16 +104,16 @@ def select(
     u = column_sums(scores, rows, p) if rows else [0] * N
     S = set()
     for r in {requests[i] for i in rows}:
-        mine = [i for i in rows if requests[i] == r]
+        own_rows = [i for i in rows if requests[i] == r]
         S_r = set()
-        for i in mine:
+        for i in own_rows:
             S_r |= set(sorted(choice[i], key=lambda j: (-choice[i][j], j))[:k0])
             if rho is not None:
                 S_r |= covering(*native[i], rho)
             if i in protected:
                 S_r |= set(native[i][0])
         if m_r:
-            S_r = greedy(column_sums(scores, mine, p), S_r, m_r)
+            S_r = greedy(column_sums(scores, own_rows, p), S_r, m_r)
         S |= S_r
     if m_g is not None:
         return (fill_level if fill == "level" else fill_rounds)(u, S, devices, G, m_g)
@@ -200,7 +200,7 @@ def route(logits, router, *, requests, score="topk", devices=None, G=1, policy, 
     devices = devices or [0] * N
 
     def share(i):
-        """Of row i's native weight that it keeps."""
+        """The share of its native weight that row i keeps."""
         whole = math.fsum(native[i][1])
         return math.fsum(w for j, w in zip(*native[i], strict=True) if j in S) / whole if whole else 1.0
 

@@ -125,10 +125,10 @@ def policy(rng, N, k):
 
 def stairs(rng, N):
     """A cost table: what 0 to N experts cost, in steps of any height and width."""
-    found = [0.0]
+    costs = [0.0]
     for _ in range(N):
-        found.append(found[-1] + rng.choice([0, 0, 0, 0.1, 0.25, 1, 2.5, rng.random()]))
-    return found
+        costs.append(costs[-1] + rng.choice([0, 0, 0, 0.1, 0.25, 1, 2.5, rng.random()]))
+    return costs
 
 
 def row(rng, N, ties, broken):

@@ -33,7 +33,7 @@ def chosen(row, S, k):
 def tables_of(ids, N, k):
     """Rows' experts in the order of columns -> hist, offsets, tiles, gathers, scatters, all as lists."""
     pairs = sorted(range(len(ids) * k), key=lambda pair: (ids[pair // k][pair % k], pair))
-    hist = [sum(each.count(expert) for each in ids) for expert in range(N)]
+    hist = [sum(row.count(expert) for row in ids) for expert in range(N)]
     offsets = [[0, *itertools.accumulate(hist)]]
     tiles = []
     for size in TILES:

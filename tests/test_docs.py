@@ -28,19 +28,19 @@ def test_tables_are_up_to_date():
     subprocess.run([sys.executable, ROOT / "tools" / "docs" / "render.py", "--check"], check=True)
 
 
-def tables_of(name, found):
+def tables_of(name, results):
     """Every table of a result file, as markdown; of the others what is there."""
     sys.path.append(str(ROOT / "tools" / "docs"))
     render = importlib.import_module("render")
-    made = {}
+    tables = {}
     for marker, (files, table) in render.FILES.items():
         first, *others = files.split()
         if first == name:
             more = [json.loads((ROOT / "evidence" / f"{other}.json").read_text()) for other in others]
-            titles, cells = table(found, *more)
+            titles, cells = table(results, *more)
             text = render.markdown(titles, cells) if cells else ""
-            made[marker] = text if "format" in found else render.as_meant(marker, text)
-    return made
+            tables[marker] = text if "format" in results else render.as_meant(marker, text)
+    return tables
 
 
 def test_tables_stay_when_more_is_measured_into_a_file_of_before():
@@ -50,8 +50,8 @@ def test_tables_stay_when_more_is_measured_into_a_file_of_before():
 
 
 def test_presets_are_shown_once_they_are_measured():
-    found = with_current_policies(json.loads((ROOT / "evidence" / "paper_speed.json").read_text())) | {"format": 2}
-    nothing = tables_of("paper_speed", found | {"pooled": []})
+    results = with_current_policies(json.loads((ROOT / "evidence" / "paper_speed.json").read_text())) | {"format": 2}
+    nothing = tables_of("paper_speed", results | {"pooled": []})
     measured = {"ratio": 1.25, "ratio_low": 1.24, "ratio_high": 1.26, "active": 30.0, "active_native": 40.0}
     measured |= {"drafts": 0, "layers": 36, "step_ms": 8.0, "pairs": 16, "starts": 2, "regime": "carried", "batch": 16}
     measured |= {"steps_pruned": 464, "steps_decoded": 464}
@@ -61,7 +61,7 @@ def test_presets_are_shown_once_they_are_measured():
         for method, policy in (("native", "native"), ("noop", "noop"), ("xshare", "k0=0,rho=0.7"))
     ]
     one_start = [row | {"start": 1} for row in rows]  # which no table shows by itself
-    shown = tables_of("paper_speed", found | {"rows": found["rows"] + one_start, "pooled": rows})
+    shown = tables_of("paper_speed", results | {"rows": results["rows"] + one_start, "pooled": rows})
     own = {"preset_speed", "context_speed", "acted"}
     assert {name for name in shown if shown[name] != nothing[name]} == {*own, "preset_batches", "control_costs"}
     assert {nothing[name] for name in own} == {""}
@@ -103,9 +103,9 @@ def test_what_few_pairs_give_is_called_a_range():
     assert both[2:] == ["| a | +1 (0 to 2, range of 4) |", "| b | +1 (0 to 2) |"]
     with pytest.raises(ValueError, match="does not say of how many values"):
         render.markdown(["policy", "ours (95 %)"], [["a", "+1 (0 to 2)"]])
-    found = tables_of("paper_speed", json.loads((ROOT / "evidence" / "paper_speed.json").read_text()))
-    assert "ours (range of 4)" in found["paper_speed_carried"]
-    assert "ours (range of 5)" in found["paper_speed_eagle3_carried"]
+    tables = tables_of("paper_speed", json.loads((ROOT / "evidence" / "paper_speed.json").read_text()))
+    assert "ours (range of 4)" in tables["paper_speed_carried"]
+    assert "ours (range of 5)" in tables["paper_speed_eagle3_carried"]
 
 
 def pages():
@@ -129,9 +129,9 @@ def test_links_lead_somewhere():
         for target, anchor in re.findall(r"\]\(([^)#]*)(?:#([^)]*))?\)", page.read_text()):
             if target.startswith("https://"):
                 continue
-            found = page.parent / target if target else page
-            assert found.exists(), (page.name, target)
-            assert not anchor or anchor in anchors(found), (page.name, target, anchor)
+            file = page.parent / target if target else page
+            assert file.exists(), (page.name, target)
+            assert not anchor or anchor in anchors(file), (page.name, target, anchor)
 
 
 def test_every_benchmark_is_listed_with_its_result_file():
@@ -150,9 +150,9 @@ def test_every_page_with_tables_is_rendered():
 
 def test_every_table_of_a_result_file_is_shown():
     sys.path.append(str(ROOT / "tools" / "docs"))
-    made = importlib.import_module("render").TABLES
+    tables = importlib.import_module("render").TABLES
     shown = {name for page in pages() for name in re.findall(r"<!-- table:(\w+) -->", page.read_text())}
-    assert not [name for name in made.keys() - shown if made[name](name)]  # of what nobody measured there is none
+    assert not [name for name in tables.keys() - shown if tables[name](name)]  # of what nobody measured there is none
 
 
 def test_the_evidence_answers_each_question_first():

@@ -15,15 +15,15 @@ def content(path):
     return json.loads(path.read_text())
 
 
-def stamps_of(found):
-    """By number, None for the provenance: the stamps that records are judged by."""
-    return {None: found["provenance"]} | dict(enumerate(found.get("stamps", []), 1))
+def stamps_of(results):
+    """The stamps that records are judged by: by number, with None for the provenance."""
+    return {None: results["provenance"]} | dict(enumerate(results.get("stamps", []), 1))
 
 
-def judged(found):
+def judged(results):
     """-> (stamp, time) of every record: its stamp, and where a record has a time of its own, that."""
-    stamps = stamps_of(found)
-    for name, records in found.items():
+    stamps = stamps_of(results)
+    for name, records in results.items():
         if name != "stamps" and isinstance(records, list):
             for record in records:
                 stamp = stamps[record.get("stamp")]
@@ -69,10 +69,10 @@ def test_no_record_is_older_than_the_commit_that_made_it(path, committed):
 
 def test_a_commit_that_was_written_over_another_is_judged_by_its_correction(committed):
     """evidence/paper_speed.json: the stamp that is wrong stays, and would fail."""
-    found = content(ROOT / "evidence" / "paper_speed.json")
-    wrong = found["provenance"]
+    results = content(ROOT / "evidence" / "paper_speed.json")
+    wrong = results["provenance"]
     assert committed(wrong["git"]) > datetime.fromisoformat(wrong["time"])
-    assert wrong not in [stamp for stamp, _ in judged(found)]
-    named = [run for run in found["runs"] if run["git"] == wrong["git"]]
+    assert wrong not in [stamp for stamp, _ in judged(results)]
+    named = [run for run in results["runs"] if run["git"] == wrong["git"]]
     assert len(named) == 12
-    assert {found["stamps"][run["stamp"] - 1]["git"] for run in named} == {"eb3724d9ba4dae06a314cd18e742f68730371a66"}
+    assert {results["stamps"][run["stamp"] - 1]["git"] for run in named} == {"eb3724d9ba4dae06a314cd18e742f68730371a66"}

@@ -67,14 +67,14 @@ def test_every_file_is_computed_again_or_listed():
 
 @pytest.mark.parametrize("name", FIXED)
 def test_fixed_batches_are_counted_again(name):
-    found = content(name)
-    (row,), batches = found["rows"], found["samples"]
+    results = content(name)
+    (row,), batches = results["rows"], results["samples"]
     assert len(batches) == row["batches"] == 100
     for column in ("protected_same", "others_moved", "everybody_same", "nobody_same", "halves_same"):
-        assert sum(each[column] for each in batches) == row[column]
-    assert sum(len(each["protected"]) for each in batches) == row["answers_protected"]
+        assert sum(batch[column] for batch in batches) == row[column]
+    assert sum(len(batch["protected"]) for batch in batches) == row["answers_protected"]
     for column in ("active_some", "active_native", "active_nobody"):
-        assert row[column] == pytest.approx(sum(each[column] for each in batches) / len(batches))
+        assert row[column] == pytest.approx(sum(batch[column] for batch in batches) / len(batches))
 
 
 # Medians
@@ -83,7 +83,7 @@ def test_fixed_batches_are_counted_again(name):
 def resampled(values):
     """The distribution of the median of as many draws: value -> probability."""
     x, n = sorted(values), len(values)
-    found = {}
+    chances = {}
     if n % 2:
         below = [sum(comb(n, k) * (r / n) ** k * (1 - r / n) ** (n - k) for k in range(n // 2 + 1, n + 1))
                  for r in range(n + 1)]  # fmt: skip
@@ -98,9 +98,9 @@ def resampled(values):
             second = ((n - j) / n) ** half - ((n - j - 1) / n) ** half
             apart = comb(n, half) * first * second
             lower -= apart
-            found[(x[i] + x[j]) / 2] = found.get((x[i] + x[j]) / 2, 0) + apart
-        found[x[i]] = found.get(x[i], 0) + lower
-    return found
+            chances[(x[i] + x[j]) / 2] = chances.get((x[i] + x[j]) / 2, 0) + apart
+        chances[x[i]] = chances.get(x[i], 0) + lower
+    return chances
 
 
 def quantile(distribution, share):
@@ -118,18 +118,18 @@ def check_interval(values, middle, low, high, within):
     if len(values) < 6:
         assert (low, high) == pytest.approx((min(values), max(values)), abs=within)
         return
-    found = resampled(values)
-    assert sum(found.values()) == pytest.approx(1)
+    chances = resampled(values)
+    assert sum(chances.values()) == pytest.approx(1)
     luck = 0.011  # three standard errors of 2000 draws
-    assert quantile(found, 0.025 - luck) - within <= low <= quantile(found, 0.025 + luck) + within
-    assert quantile(found, 0.975 - luck) - within <= high <= quantile(found, 0.975 + luck) + within
+    assert quantile(chances, 0.025 - luck) - within <= low <= quantile(chances, 0.025 + luck) + within
+    assert quantile(chances, 0.975 - luck) - within <= high <= quantile(chances, 0.975 + luck) + within
 
 
 def test_ratios_of_one_model_follow_from_its_rounds():
     rows = {row["preset"]: row for row in content("one_model")["rows"]}
     native = rows["native"]["samples_tokens_per_s"]
     for row in rows.values():
-        ratios = [mine / base for mine, base in zip(row["samples_tokens_per_s"], native, strict=True)]
+        ratios = [own / base for own, base in zip(row["samples_tokens_per_s"], native, strict=True)]
         check_interval(ratios, row["ratio"], row["ratio_low"], row["ratio_high"], 1e-9)
         assert len(ratios) == row["rounds"]
 
@@ -137,13 +137,13 @@ def test_ratios_of_one_model_follow_from_its_rounds():
 def test_the_distribution_of_resampled_medians():
     for values in ([1.0, 2.0, 4.0], [1.0, 2.0, 4.0, 8.0]):
         every = [median(draw) for draw in itertools.product(values, repeat=len(values))]
-        assert resampled(values) == pytest.approx({each: every.count(each) / len(every) for each in set(every)})
+        assert resampled(values) == pytest.approx({middle: every.count(middle) / len(every) for middle in set(every)})
 
 
 # Speed
 
 
-def cells(found, of="rows"):
+def cells(results, of="rows"):
     """-> (run, its rows by policy without the name of their score)"""
 
     def cell(record):
@@ -152,16 +152,16 @@ def cells(found, of="rows"):
     def prompt(record):
         return record.get("prompt_tokens", 8)
 
-    for run in found["runs"]:
-        mine = [row for row in found[of] if (cell(row), prompt(row)) == (cell(run), prompt(run))]
-        yield run, {row["policy"].removesuffix(",score=full"): row for row in mine}
+    for run in results["runs"]:
+        own_rows = [row for row in results[of] if (cell(row), prompt(row)) == (cell(run), prompt(run))]
+        yield run, {row["policy"].removesuffix(",score=full"): row for row in own_rows}
 
 
 @pytest.mark.parametrize("name", ["paper_speed", "paper_speed_slow_host"])
 def test_ratios_of_speed(name):
-    found = content(name)
+    results = content(name)
     looked_at = 0
-    for run, rows in cells(found):
+    for run, rows in cells(results):
         if "decodes" not in run:
             assert run["piece"] == "presence"
             continue
@@ -179,10 +179,10 @@ def test_ratios_of_speed(name):
 
 
 def test_ratios_of_several_starts():
-    found = content("paper_speed")
-    for row in (row for row in found["pooled"] if row["method"] != "native"):
+    results = content("paper_speed")
+    for row in (row for row in results["pooled"] if row["method"] != "native"):
         where = [row.get(name) for name in ("piece", "regime", "batch", "layers")]
-        runs = [run for run in found["runs"] if [run.get(n) for n in ("piece", "regime", "batch", "layers")] == where]
+        runs = [run for run in results["runs"] if [run.get(n) for n in ("piece", "regime", "batch", "layers")] == where]
         runs = [run for run in runs if run.get("prompt_tokens", 8) == row.get("prompt_tokens", 8)]
         pairs = [pair for run in runs for pair in run["decodes"][row["policy"]]]
         assert (row["pairs"], row["starts"]) == (len(pairs), len(runs))
@@ -198,7 +198,7 @@ def line_through(points):
 
 @pytest.mark.parametrize("name", ["paper_speed", "paper_speed_slow_host"])
 def test_laws_and_what_they_predict(name):
-    """Of a policy from the control and the other policies."""
+    """A policy is predicted from the control and the other policies."""
     looked_at = 0
     for _, rows in cells(content(name)):
         native = rows["native"]
@@ -230,28 +230,28 @@ def test_verdicts_on_the_papers_ranges(name):
             names, *lines = PRINTED.get((row["drafts"], row["batch"]), ("",))
             if row["method"] != "xshare" or policy not in names.split():
                 continue
-            said = [float(line.split()[names.split().index(policy)]) for line in lines]
+            paper = [float(line.split()[names.split().index(policy)]) for line in lines]
             ours = round(100 * (row["ratio"] - 1), 1)
-            assert [round(100 * (row[end] - 1), 1) for end in ("paper_low", "paper_high")] == [min(said), max(said)]
+            assert [round(100 * (row[end] - 1), 1) for end in ("paper_low", "paper_high")] == [min(paper), max(paper)]
             if row["regime"] == "independent":
-                reached = ours > max(said)
+                reached = ours > max(paper)
             else:
-                reached = ours >= (max(said) if max(said) > 8 else min(said))
+                reached = ours >= (max(paper) if max(paper) > 8 else min(paper))
             assert row["paper_met"] is reached
             looked_at += 1
     assert looked_at >= 40
 
 
 def test_times_and_ratios_with_experts_in_host_memory():
-    found = content("offload")
-    native = {row["batch"]: row for row in found["rows"] if row["policy"] == "native"}
-    for row in found["rows"]:
+    results = content("offload")
+    native = {row["batch"]: row for row in results["rows"] if row["policy"] == "native"}
+    for row in results["rows"]:
         own, base = row["samples_ms"], native[row["batch"]]
         assert row["ms"] == pytest.approx(median(own))
         ends = row["ratio"], row["ratio_low"], row["ratio_high"]
         check_interval([a / b for a, b in zip(base["samples_ms"], own, strict=True)], *ends, within=1e-9)
         assert row["expected"] == pytest.approx(base["active"] / row["active"])
-        moved = row["active"] * found["provenance"]["expert_bytes"]
+        moved = row["active"] * results["provenance"]["expert_bytes"]
         assert row["gbps"] == pytest.approx(moved / median(own) / 1e6)
 
 
@@ -270,21 +270,21 @@ def between(points, at):
 
 
 def test_what_costs_gain_at_equal_votes():
-    found = content("cost_aware")["rows"]
+    rows = content("cost_aware")["rows"]
     gained = 0
-    for row in found:
+    for row in rows:
         own = row["samples_ms"]
         assert row["rounds"] == len(own)
         check_interval(own, row["ms"], row["ms_low"], row["ms_high"], within=1e-9)
-        curve = [r for r in found if (r["batch"], r["family"], r["cost"]) == (row["batch"], row["family"], False)]
-        lost = [each["votes_lost"] for each in curve]
+        curve = [r for r in rows if (r["batch"], r["family"], r["cost"]) == (row["batch"], row["family"], False)]
+        lost = [point["votes_lost"] for point in curve]
         if not row["cost"] or not min(lost) <= row["votes_lost"] <= max(lost):
             assert row["gain_at_equal_votes"] is None
             continue
-        curve.sort(key=lambda each: -each["votes_lost"])  # from the fewest experts to the most
+        curve.sort(key=lambda point: -point["votes_lost"])  # from the fewest experts to the most
         gains = []
         for number, ms in enumerate(own):
-            times = never_falling([each["samples_ms"][number] for each in curve])
+            times = never_falling([point["samples_ms"][number] for point in curve])
             points = [(-sqrt(max(0, r["votes_lost"])), time) for r, time in zip(curve, times, strict=True)]
             gains.append(between(points, -sqrt(row["votes_lost"])) / ms)
         check_interval(gains, row["gain_at_equal_votes"], row["gain_low"], row["gain_high"], within=1e-9)
@@ -294,10 +294,10 @@ def test_what_costs_gain_at_equal_votes():
 
 def test_times_of_a_staircase():
     """Relative to the middle of their round, times the middle of all rounds."""
-    found = content("staircase")
-    for row in found["rows"]:
+    results = content("staircase")
+    for row in results["rows"]:
         rounds = {}
-        for sample in found["samples"]:
+        for sample in results["samples"]:
             if sample["batch"] == row["batch"]:
                 rounds.setdefault(sample["round"], {})[sample["experts"]] = sample["ms"]
         assert row["rounds"] == len(rounds)
@@ -310,36 +310,36 @@ def test_times_of_a_staircase():
 # Answers
 
 
-def wilson(right, asked, z=1.96):
+def wilson(right, questions, z=1.96):
     """Solved as the quadratic that it is: the shares from which the one that was seen lies z standard errors away."""
-    a, b, c = 1 + z * z / asked, -2 * right / asked - z * z / asked, (right / asked) ** 2
+    a, b, c = 1 + z * z / questions, -2 * right / questions - z * z / questions, (right / questions) ** 2
     root = sqrt(b * b - 4 * a * c)
     return (-b - root) / (2 * a), (-b + root) / (2 * a)
 
 
 @pytest.mark.parametrize("name", ANSWERED)
 def test_changes_of_answers(name):
-    found = content(name)
-    known = ("model", "set", "batch", "drafts", "mixed", "policy")
+    results = content(name)
+    columns = ("model", "set", "batch", "drafts", "mixed", "policy")
 
     def cell(record):
-        return tuple(record[column] for column in known if column in record and column in found["samples"][0])
+        return tuple(record[column] for column in columns if column in record and column in results["samples"][0])
 
-    right = {cell(sample): sample["right"] for sample in found["samples"]}
-    assert len(right) == len(found["rows"]) == len(found["samples"])
-    for row in found["rows"]:
+    right = {cell(sample): sample["right"] for sample in results["samples"]}
+    assert len(right) == len(results["rows"]) == len(results["samples"])
+    for row in results["rows"]:
         own, native = right[cell(row)], right[cell(row | {"policy": "native"})]
-        asked = row["questions"]
-        assert len(own) == len(native) == asked
-        assert row["accuracy"] == pytest.approx(own.count("1") / asked)
-        assert (row["accuracy_low"], row["accuracy_high"]) == pytest.approx(wilson(own.count("1"), asked))
+        questions = row["questions"]
+        assert len(own) == len(native) == questions
+        assert row["accuracy"] == pytest.approx(own.count("1") / questions)
+        assert (row["accuracy_low"], row["accuracy_high"]) == pytest.approx(wilson(own.count("1"), questions))
         lost = sum(pair == ("1", "0") for pair in zip(native, own, strict=True))
         won = sum(pair == ("0", "1") for pair in zip(native, own, strict=True))
-        assert (row["lost"], row["won"], row["change"]) == (lost, won, pytest.approx((won - lost) / asked))
+        assert (row["lost"], row["won"], row["change"]) == (lost, won, pytest.approx((won - lost) / questions))
         # Agresti and Min: half a question more in each of the four cells.
-        share_lost, share_won = (lost + 0.5) / (asked + 2), (won + 0.5) / (asked + 2)
+        share_lost, share_won = (lost + 0.5) / (questions + 2), (won + 0.5) / (questions + 2)
         difference = share_won - share_lost
-        half = 1.959964 * sqrt((share_lost + share_won - difference**2) / (asked + 2))
+        half = 1.959964 * sqrt((share_lost + share_won - difference**2) / (questions + 2))
         ends = max(-1, difference - half), min(1, difference + half)
         assert (row["change_low"], row["change_high"]) == pytest.approx(ends, abs=1e-6)
         tail = 2 * sum(comb(lost + won, k) for k in range(min(lost, won) + 1)) / 2 ** (lost + won)
@@ -347,9 +347,9 @@ def test_changes_of_answers(name):
 
 
 def test_shares_of_prompts_with_other_mates():
-    found = content("neighbours")
-    always = {(sample["mixed"], sample["policy"]): sample["right"] for sample in found["samples"]}
-    for row in found["rows"]:
+    results = content("neighbours")
+    always = {(sample["mixed"], sample["policy"]): sample["right"] for sample in results["samples"]}
+    for row in results["rows"]:
         marks = always[row["mixed"], row["policy"]]  # answered whatever the mates
         assert len(marks) == row["prompts"]
         for name in ("changed", "changed_answer", "flipped"):
@@ -366,19 +366,19 @@ def test_shares_of_prompts_with_other_mates():
 
 
 def test_what_the_campaign_lost_and_how_it_grew():
-    found = content("soak")
-    seconds, sent = 60 * found["provenance"]["minutes"], sum(row["sent"] for row in found["requests"])
+    results = content("soak")
+    seconds, sent = 60 * results["provenance"]["minutes"], sum(row["sent"] for row in results["requests"])
     for name in ("lost", "wrong"):
-        count = sum(row[name] for row in found["requests"])
-        (check,) = [row for row in found["rows"] if name in row["check"]]
+        count = sum(row[name] for row in results["requests"])
+        (check,) = [row for row in results["rows"] if name in row["check"]]
         assert check["detail"] == f"{count} of {sent} requests and calls"
         assert check["passed"] == (count == 0)
-    late = [sample for sample in found["samples"] if sample["seconds"] >= 0.4 * seconds]
-    some = round(0.15 * len(late))
-    assert some > 10
-    for row in found["memory"]:
+    late = [sample for sample in results["samples"] if sample["seconds"] >= 0.4 * seconds]
+    window = round(0.15 * len(late))
+    assert window > 10
+    for row in results["memory"]:
         held = [sample[row["process"]] for sample in late]
-        assert row["growth"] == pytest.approx(median(held[-some:]) / median(held[:some]) - 1, abs=1e-5)
-    (check,) = [row for row in found["rows"] if "grows" in row["check"]]
-    assert check["passed"] == all(row["growth"] < 0.02 for row in found["memory"])
-    assert {row["process"] for row in found["memory"]} >= {"APIServer", "EngineCore", "Worker"}
+        assert row["growth"] == pytest.approx(median(held[-window:]) / median(held[:window]) - 1, abs=1e-5)
+    (check,) = [row for row in results["rows"] if "grows" in row["check"]]
+    assert check["passed"] == all(row["growth"] < 0.02 for row in results["memory"])
+    assert {row["process"] for row in results["memory"]} >= {"APIServer", "EngineCore", "Worker"}

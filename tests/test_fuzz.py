@@ -53,19 +53,19 @@ def held():
 
 
 def read(reader, *args):
-    """What it reads, or None where it refuses; any other error is one."""
+    """What the reader returns, or None where it refuses the input; any other error fails the test."""
     begun, before = time.process_time(), held()
     try:
-        found = reader(*args)
+        result = reader(*args)
     except XShareError as error:
-        sentence, found = str(error), None
+        sentence, result = str(error), None
         assert sentence
         assert "\n" not in sentence
         assert len(sentence) < LONGEST
         sentence.encode()  # can be printed
     assert time.process_time() - begun < SECONDS
     assert held() - before < MOST_BYTES
-    return found
+    return result
 
 
 # Policies and settings
@@ -84,7 +84,7 @@ def spelled_policies(draw):
 
 
 def served(policy):
-    """What is done with one that was read: spelled, read again, asked by layer."""
+    """Use a policy that was read: write it, read it again, split it by layer."""
     assert Policy.parse(str(policy)) == policy
     assert Policy.of(policy.to_dict()) == policy
     read(policy.by_layer, [0, 1, 2])
@@ -92,15 +92,15 @@ def served(policy):
 
 @fuzzed
 @given(spelled_policies() | text | st.sampled_from([*PRESETS]))
-def test_a_policy_by_its_string(given):
-    if (policy := read(Policy.parse, given)) is not None:
+def test_a_policy_by_its_string(spelled):
+    if (policy := read(Policy.parse, spelled)) is not None:
         served(policy)
 
 
 @fuzzed
 @given(altered(POLICY) | altered({"warmup": 1}) | values)
-def test_a_policy_by_its_fields(given):
-    if (policy := read(Policy.of, given)) is not None:
+def test_a_policy_by_its_fields(fields):
+    if (policy := read(Policy.of, fields)) is not None:
         served(policy)
 
 
@@ -111,15 +111,15 @@ SETTINGS |= {"experiment": False, "protect": True, "default": "exact", "one_laun
 
 @fuzzed
 @given(altered(SETTINGS) | altered({"profile": "a.yaml"}) | altered(POLICY | {"strict": True}) | values)
-def test_any_settings_are_read_or_refused(given):
-    read(settings_of, {"xshare": given})
+def test_any_settings_are_read_or_refused(options):
+    read(settings_of, {"xshare": options})
 
 
 # Files
 
 
 def encoded(value):
-    """As a writer of no scruples has it: NaN, and half of a surrogate pair, escaped."""
+    """JSON as a careless program writes it: with NaN, and with half of a surrogate pair, escaped."""
     return json.dumps(value).encode()
 
 
@@ -156,11 +156,11 @@ def stairs(tmp_path_factory):
 def test_any_staircase_is_read_or_refused(tmp_path, stairs, data):
     good = json.dumps(stairs).encode()
     (tmp_path / "s.json").write_bytes(data.draw(altered(stairs).map(encoded) | other_bytes(good) | st.binary()))
-    if (found := read(read_stairs, tmp_path / "s.json")) is not None:
-        assert found.costs.shape == (len(found.rows), found.where["experts"] + 1)
-        assert bool(found.costs.isfinite().all())
-        found.table_for(3)
-        read(found.check_conditions, WHERE)
+    if (staircase := read(read_stairs, tmp_path / "s.json")) is not None:
+        assert staircase.costs.shape == (len(staircase.rows), staircase.where["experts"] + 1)
+        assert bool(staircase.costs.isfinite().all())
+        staircase.table_for(3)
+        read(staircase.check_conditions, WHERE)
 
 
 ROW = {"policy": "k0=1,m=8", "batch": 4, "active": 20.5, "active_native": 25.0, "mass": 0.97, "top1_kept": 1.0}
@@ -251,9 +251,9 @@ LINES = [{"question": "6 * 7?", "answer": "42", "compare": "number", "kind": "su
 def test_tasks_and_prompts(tmp_path, lines):
     (tmp_path / "l.jsonl").write_bytes(b"\n".join(map(encoded, lines)))
     for reader in (read_tasks, read_prompts):
-        for found in read(reader, tmp_path / "l.jsonl") or ():
+        for entry in read(reader, tmp_path / "l.jsonl") or ():
             if reader is read_tasks:
-                found.is_right("the answer is 42")
+                entry.is_right("the answer is 42")
 
 
 @fuzzed

@@ -25,7 +25,7 @@ def test_everything_listens_on_this_machine_alone():
 
 def test_what_is_mounted_is_there_and_found_where_it_is_looked_for():
     compose = read("compose.yaml")
-    mounts = [mount.split(":") for each in compose["services"].values() for mount in each["volumes"]]
+    mounts = [mount.split(":") for service in compose["services"].values() for mount in service["volumes"]]
     assert all(
         (FOLDER / source).exists() if source.startswith(".") else source in compose["volumes"] for source, *_ in mounts
     )

@@ -122,25 +122,25 @@ def weighed(folder, name="stairs.json"):
 
 @pytest.mark.parametrize("absolute", [False, True])
 def test_a_server_reads_the_staircase_that_a_profile_names(tmp_path, absolute):
-    given = weighed(tmp_path, tmp_path / "stairs.json" if absolute else "stairs.json")
+    options = weighed(tmp_path, tmp_path / "stairs.json" if absolute else "stairs.json")
     assert read_profile(tmp_path / "p.yaml").cost.sha256 in (tmp_path / "p.yaml").read_text()
-    assert settings_of({"xshare": given}).cost == str(tmp_path / "stairs.json")
+    assert settings_of({"xshare": options}).cost == str(tmp_path / "stairs.json")
     with pytest.raises(SettingsError, match="profile in xshare names the staircase itself: leave cost out"):
-        settings_of({"xshare": given | {"cost": "other.json"}})
+        settings_of({"xshare": options | {"cost": "other.json"}})
     (tmp_path / "stairs.json").write_text("measured again")
     with pytest.raises(ProfileError, match=r"is another than the one that profile '.*p.yaml' was tuned with"):
-        settings_of({"xshare": given})
+        settings_of({"xshare": options})
     (tmp_path / "stairs.json").unlink()
     with pytest.raises(ProfileError, match=r"needs the staircase '.*stairs.json', which does not exist"):
-        settings_of({"xshare": given})
+        settings_of({"xshare": options})
 
 
 def test_without_a_staircase_a_profile_says_nothing_of_one(tmp_path):
     Profile(**GOOD, format=2).save(tmp_path / "p.yaml")
     assert "cost" not in (tmp_path / "p.yaml").read_text()
     assert settings_of({"xshare": {"profile": str(tmp_path / "p.yaml")}}).cost is None
-    given = {"profile": str(tmp_path / "p.yaml"), "cost": "s.json"}
-    assert settings_of({"xshare": given}).cost == "s.json"
+    options = {"profile": str(tmp_path / "p.yaml"), "cost": "s.json"}
+    assert settings_of({"xshare": options}).cost == "s.json"
 
 
 def test_a_missing_file_and_a_bad_policy(tmp_path):
@@ -163,7 +163,7 @@ def test_a_missing_file_and_a_bad_policy(tmp_path):
 )
 def test_it_acts_on_steps_as_large_as_those_it_was_measured_at(tmp_path, measured, gates, rows):
     Profile(**GOOD | {"measured": measured}).save(tmp_path / "p.yaml")
-    given = {"profile": str(tmp_path / "p.yaml")} | ({"gates": gates} if gates else {})
-    found = settings_of({"xshare": given}).gates
-    assert found.max_rows == rows
-    assert found.max_requests == (None if gates else measured.get("batch"))
+    options = {"profile": str(tmp_path / "p.yaml")} | ({"gates": gates} if gates else {})
+    applied = settings_of({"xshare": options}).gates
+    assert applied.max_rows == rows
+    assert applied.max_requests == (None if gates else measured.get("batch"))

@@ -86,19 +86,19 @@ def test_protected_rows_are_native_in_random_configurations(path, monkeypatch):
     rows = moved = grown = 0
     for number in range(path == "reference", CONFIGURATIONS, 2):
         policy, router, logits, requests, protected, placement, cost = configuration(number)
-        given = {"placement": placement, "cost": cost}
+        options = {"placement": placement, "cost": cost}
         native = xshare.route(logits, router, "native", layout=BatchLayout(requests), placement=placement)
-        got = xshare.route(logits, router, policy, layout=BatchLayout(requests, protected), **given)
-        said = (number, str(policy), router)
-        assert torch.equal(got.ids[protected], native.ids[protected]), said
+        got = xshare.route(logits, router, policy, layout=BatchLayout(requests, protected), **options)
+        case = (number, str(policy), router)
+        assert torch.equal(got.ids[protected], native.ids[protected]), case
         torch.testing.assert_close(got.weights[protected], native.weights[protected], rtol=0, atol=1e-6)
         inside = got.selected.unsqueeze(1).expand(-1, requests.shape[1], -1).gather(-1, got.ids)
-        assert bool(inside[requests >= 0].all()), said
+        assert bool(inside[requests >= 0].all()), case
         rows += int(protected.sum())
         if policy.method == "xshare" and policy.mass is None and policy.device_budget is None and cost is None:
             plain = xshare.route(logits, router, policy, layout=BatchLayout(requests), placement=placement).selected
             own = plain.sum(-1) > router.top_k  # a smaller set was topped up
-            assert bool((plain <= got.selected)[own].all()), said  # the others lose nothing
+            assert bool((plain <= got.selected)[own].all()), case  # the others lose nothing
             grown += int(own.sum())
         others = ~protected & (requests >= 0)
         moved += int((got.ids != native.ids).any(-1)[others].sum())

@@ -26,9 +26,9 @@ def test_versions_agree():
     assert newest == cited["version"] == __version__
     assert date.fromisoformat(day) == cited["date-released"]
     assert project()["project"]["dynamic"] == ["version"]  # xshare.version has it
-    asked = re.fullmatch(r"xshare-nano>=(\d+),<(\d+)", *project()["project"]["optional-dependencies"]["nano"])
+    bounds = re.fullmatch(r"xshare-nano>=(\d+),<(\d+)", *project()["project"]["optional-dependencies"]["nano"])
     has = int(project("nano")["project"]["version"].split(".")[0])
-    assert int(asked[1]) <= has < int(asked[2])
+    assert int(bounds[1]) <= has < int(bounds[2])
 
 
 def test_who_wrote_the_paper_is_cited():
@@ -38,8 +38,8 @@ def test_who_wrote_the_paper_is_cited():
 
 
 def test_no_weights_in_the_wheel_and_all_in_nanos():
-    given = project()["tool"]["setuptools"]["package-data"]["xshare"]
-    assert not any((ROOT / "src" / "xshare" / name).suffix == ".safetensors" for name in given)
+    packaged = project()["tool"]["setuptools"]["package-data"]["xshare"]
+    assert not any((ROOT / "src" / "xshare" / name).suffix == ".safetensors" for name in packaged)
     assert not list((ROOT / "src").rglob("*.safetensors"))
     folder = ROOT / "nano" / "xshare_nano"
     packed = {
@@ -62,18 +62,18 @@ def test_without_nano_one_sentence_says_how_to_get_it(tmp_path, monkeypatch):
 def test_workflows_call_what_the_makefile_has():
     targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     for file in sorted((ROOT / ".github" / "workflows").glob("*.yml")):
-        found = yaml.safe_load(file.read_text())
-        steps = [step for job in found["jobs"].values() for step in job["steps"]]
+        workflow = yaml.safe_load(file.read_text())
+        steps = [step for job in workflow["jobs"].values() for step in job["steps"]]
         called = {name for step in steps for name in re.findall(r"\bmake ([\w-]+)", step.get("run", ""))}
         assert called, file.name
         assert called <= {*targets, "site"}, file.name
-        assert found["permissions"] == {"contents": "read"}
-        assert all("timeout-minutes" in job for job in found["jobs"].values())
+        assert workflow["permissions"] == {"contents": "read"}
+        assert all("timeout-minutes" in job for job in workflow["jobs"].values())
 
 
 def test_the_image_copies_what_the_wheel_is_made_of():
-    kept = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
-    assert kept == {"pyproject.toml", "README.md", "LICENSE", "src"}
+    copied = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
+    assert copied == {"pyproject.toml", "README.md", "LICENSE", "src"}
     assert "ENTRYPOINT" not in (ROOT / "Dockerfile").read_text()  # vLLM's stays
 
 

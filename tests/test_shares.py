@@ -16,6 +16,6 @@ def test_a_share_protects_evenly_spread_requests(share, requests, places):
 def test_as_many_as_come_nearest_and_nobody_twice():
     for requests in range(1, 70):
         for share in (0.1, 1 / 3, 0.5, 0.77, 0.99, 1):
-            found = protected_requests(share, requests)
-            assert len(found) == max(1, round(share * requests))
-            assert found <= set(range(requests))
+            protected = protected_requests(share, requests)
+            assert len(protected) == max(1, round(share * requests))
+            assert protected <= set(range(requests))

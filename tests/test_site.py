@@ -67,13 +67,13 @@ def test_the_reference_has_every_option_of_every_command():
     text = (DOCS / "reference" / "commands.md").read_text()
     for name in group.list_commands(context):
         command = group.get_command(context, name)
-        for each, found in getattr(command, "commands", {"": command}).items():
-            section = text.partition(f"## xshare {name} {each}".strip() + "\n")[2].partition("\n## ")[0]
-            shown = [param for param in found.params if not getattr(param, "hidden", False)]
+        for subname, leaf in getattr(command, "commands", {"": command}).items():
+            section = text.partition(f"## xshare {name} {subname}".strip() + "\n")[2].partition("\n## ")[0]
+            shown = [param for param in leaf.params if not getattr(param, "hidden", False)]
             options = {word for param in shown for word in (*param.opts, *param.secondary_opts)}
             assert section, name
             for option in options - {"--help"}:
-                assert f"`{option}`" in section or f"`{found.params[0].metavar or option.upper()}`" in section, option
+                assert f"`{option}`" in section or f"`{leaf.params[0].metavar or option.upper()}`" in section, option
 
 
 def test_the_reference_has_every_column():
@@ -88,9 +88,9 @@ def test_the_reference_has_every_column():
 def test_the_reference_has_every_field_of_the_stats():
     def keys(file, function):
         tree = ast.parse((ROOT / "src" / "xshare" / "engines" / file).read_text())
-        found = next(n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef) and n.name == function)
-        (made,) = (node.value for node in ast.walk(found) if isinstance(node, ast.Return))
-        return {key.value for key in made.keys if key is not None}
+        definition = next(n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef) and n.name == function)
+        (returned,) = (node.value for node in ast.walk(definition) if isinstance(node, ast.Return))
+        return {key.value for key in returned.keys if key is not None}
 
     code = keys("serving/state.py", "snapshot") | keys("gates.py", "snapshot") | keys("serving/metrics.py", "means")
     assert code == set(meanings.STATS)

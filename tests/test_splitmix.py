@@ -10,5 +10,5 @@ FIRST = [0xE220A8397B1DCDAF, 0x6E789E6AA1B965F4, 0x06C45D188009454F]  # the gene
 def test_the_published_numbers():
     states = [(i + 1) * GOLDEN & MASK for i in range(3)]
     assert [mix64(state) for state in states] == FIRST
-    found = mix64_tensor(torch.tensor([as_int64(state) for state in states]))
-    assert [value & MASK for value in found.tolist()] == FIRST
+    mixed = mix64_tensor(torch.tensor([as_int64(state) for state in states]))
+    assert [value & MASK for value in mixed.tolist()] == FIRST

@@ -38,15 +38,15 @@ def min_max_fit(values):
 @pytest.mark.parametrize("seed", range(20))
 def test_never_falling_is_the_least_squares_fit(seed):
     values = np.random.default_rng(seed).normal(size=1 + seed) + 0.1 * np.arange(1 + seed)
-    found = never_falling(values)
-    assert np.allclose(found, min_max_fit(values))
-    assert all(a <= b for a, b in pairwise(found))
-    assert found.sum() == pytest.approx(values.sum())
+    fit = never_falling(values)
+    assert np.allclose(fit, min_max_fit(values))
+    assert all(a <= b for a, b in pairwise(fit))
+    assert fit.sum() == pytest.approx(values.sum())
     # No other that never falls is nearer: not one a little towards a random one that never falls.
     other = np.sort(np.random.default_rng(seed + 100).normal(size=len(values)))
-    near = ((found + 0.01 * (other - found) - values) ** 2).sum()
-    assert ((found - values) ** 2).sum() <= near + 1e-12
-    assert np.array_equal(never_falling(found), found)
+    near = ((fit + 0.01 * (other - fit) - values) ** 2).sum()
+    assert ((fit - values) ** 2).sum() <= near + 1e-12
+    assert np.array_equal(never_falling(fit), fit)
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -64,7 +64,7 @@ def test_the_unit_is_one_expert_and_beyond_what_was_measured_each_costs_one(seed
     shuffled = dice.permutation(20)
     again = cost_of([sizes[place] for place in shuffled], [ms[place] for place in shuffled], 64)
     assert torch.equal(cost, again)
-    assert torch.allclose(cost_of(sizes, [7 * each + 3 for each in ms], 64), cost)  # whatever the unit of time
+    assert torch.allclose(cost_of(sizes, [7 * value + 3 for value in ms], 64), cost)  # whatever the unit of time
 
 
 def test_on_a_straight_line_a_set_costs_its_size():
@@ -114,24 +114,24 @@ def test_times_that_do_not_grow_are_refused():
 def test_a_staircase_file_is_read_by_rows(tmp_path):
     path = tmp_path / "stairs.json"
     write(path, rows_of(16) + rows_of(4, range(8, 20)))
-    found = read_stairs(path)
-    assert found.rows == [4, 16]
-    assert found.where == STAMP
-    assert found.costs.shape == (2, 33)
-    assert torch.equal(found.costs[1], cost_of(range(8, 29), [stair(size) for size in range(8, 29)], 32))
-    assert [found.table_for(rows) for rows in (1, 4, 5, 16, 17)] == [0, 0, 1, 1, None]
-    found.check_conditions(STAMP)
-    found.check_conditions({})  # what is not known cannot differ
-    found.check_conditions(STAMP | {"tensor_parallel": None})
+    stairs = read_stairs(path)
+    assert stairs.rows == [4, 16]
+    assert stairs.where == STAMP
+    assert stairs.costs.shape == (2, 33)
+    assert torch.equal(stairs.costs[1], cost_of(range(8, 29), [stair(size) for size in range(8, 29)], 32))
+    assert [stairs.table_for(rows) for rows in (1, 4, 5, 16, 17)] == [0, 0, 1, 1, None]
+    stairs.check_conditions(STAMP)
+    stairs.check_conditions({})  # what is not known cannot differ
+    stairs.check_conditions(STAMP | {"tensor_parallel": None})
 
 
 @pytest.mark.parametrize("what", WHERE)
 def test_a_staircase_is_of_one_place(what):
-    here = STAMP | {what: "another"}
+    conditions = STAMP | {what: "another"}
     with pytest.raises(
         StairsError, match=f"measured with {what.replace('_', ' ')} .*, and here it is 'another': measure"
     ):
-        Stairs(STAMP, {4: {8: 1.0, 9: 2.0}}).check_conditions(here)
+        Stairs(STAMP, {4: {8: 1.0, 9: 2.0}}).check_conditions(conditions)
 
 
 def test_files_that_are_none(tmp_path):
@@ -189,7 +189,7 @@ def test_a_file_that_is_an_attack_is_one_sentence(tmp_path, text):
 )
 def test_numbers_that_nothing_has_are_refused(tmp_path, stamp, row, sentence):
     path = tmp_path / "stairs.json"
-    path.write_text(json.dumps({"provenance": STAMP | stamp, "rows": [each | row for each in rows_of(4)]}))
+    path.write_text(json.dumps({"provenance": STAMP | stamp, "rows": [good | row for good in rows_of(4)]}))
     with pytest.raises(StairsError, match=sentence):
         read_stairs(path)
 

@@ -20,7 +20,7 @@ from xshare.tasks import (
 
 
 def numbers(text):
-    return [int(found) for found in re.findall(r"\d+", text)]
+    return [int(digits) for digits in re.findall(r"\d+", text)]
 
 
 # Each answer worked out again from the question's text alone.
@@ -69,11 +69,11 @@ def test_answers_are_right_at_every_size(kind):
 
 @pytest.mark.parametrize("kind", ASKED)
 def test_held_out_questions_are_different_repeatable_and_of_one_size(kind):
-    asked = held_out_questions(kind, 40)
-    assert len({question.text for question in asked}) == 40
-    assert asked == held_out_questions(kind, 40)
-    assert asked != held_out_questions(kind, 40, seed=1)
-    assert all(question.held_out and question.kind == kind for question in asked)
+    questions = held_out_questions(kind, 40)
+    assert len({question.text for question in questions}) == 40
+    assert questions == held_out_questions(kind, 40)
+    assert questions != held_out_questions(kind, 40, seed=1)
+    assert all(question.held_out and question.kind == kind for question in questions)
     assert ASKED[kind] in range(
         TRAINED[kind][-1] // 2, TRAINED[kind][-1] + 3
     )  # long, and hardly longer than trained on
@@ -83,8 +83,8 @@ def test_training_never_meets_a_held_out_question():
     trained = list(islice(training_questions(0), 5000))
     assert not any(question.held_out for question in trained)
     assert {question.kind for question in trained} == set(KINDS)
-    asked = {question.text for kind in ASKED for question in held_out_questions(kind, 50)}
-    assert not asked & {question.text for question in trained}
+    texts = {question.text for kind in ASKED for question in held_out_questions(kind, 50)}
+    assert not texts & {question.text for question in trained}
 
 
 def test_about_one_question_in_so_many_is_held_out():

@@ -32,9 +32,9 @@ def test_the_set_is_that_of_all_rows(router, policy, seed):
         protected = (torch.rand(rows, generator=noise) < 0.2) & (requests >= 0)
         if rows and seed == 3:
             logits[0, 5] = torch.nan
-        mine = vote(logits, router, policy, layout=xshare.BatchLayout(requests, protected), placement=PLACEMENT)
-        counts += mine.counts
-        parts.append((logits, requests + 3 * place * (requests >= 0), protected, mine))
+        votes = vote(logits, router, policy, layout=xshare.BatchLayout(requests, protected), placement=PLACEMENT)
+        counts += votes.counts
+        parts.append((logits, requests + 3 * place * (requests >= 0), protected, votes))
     together, requests, protected = (torch.cat([part[i] for part in parts]) for i in range(3))
     S = choose(counts, router, policy, PLACEMENT, cost)
     layout = xshare.BatchLayout(requests, protected)

@@ -108,11 +108,11 @@ def test_a_value_that_names_itself_ten_times_over_is_not_spelled(tmp_path):
 
 
 def test_a_sentence_is_one_short_line_that_can_be_printed():
-    said = str(XShareError(f"{'a' * 5000}\nis no field\ud800"))
-    assert said.startswith("aaaa")
-    assert said.endswith("a is no field\\ud800")
-    assert len(said) < 1000
-    said.encode()
+    sentence = str(XShareError(f"{'a' * 5000}\nis no field\ud800"))
+    assert sentence.startswith("aaaa")
+    assert sentence.endswith("a is no field\\ud800")
+    assert len(sentence) < 1000
+    sentence.encode()
     assert str(XShareError()) == ""
 
 

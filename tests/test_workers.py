@@ -30,18 +30,18 @@ class Counter:
 
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_every_call_is_answered_once_and_counted_and_what_one_raises_is_raised_here(jobs):
-    workers, told = Workers(Counter, jobs), []
-    workers.tell(told.append)
-    found = dict(workers.run(((a, b), Counter.add, (a, b)) for a, b in product(range(3), range(4))))
+    workers, counts = Workers(Counter, jobs), []
+    workers.tell(counts.append)
+    results = dict(workers.run(((a, b), Counter.add, (a, b)) for a, b in product(range(3), range(4))))
     with pytest.raises(ValueError, match="no"):
         list(workers.run(iter([("a", Counter.fail, ())])))
     workers.close()
-    assert {name: result[0] for name, result in found.items()} == {(a, b): a + b for a in range(3) for b in range(4)}
-    assert sum(told) == 12
-    processes = {pid for _, _, pid in found.values()}
+    assert {name: result[0] for name, result in results.items()} == {(a, b): a + b for a in range(3) for b in range(4)}
+    assert sum(counts) == 12
+    processes = {pid for _, _, pid in results.values()}
     assert len(processes) <= jobs
     assert (os.getpid() in processes) == (jobs == 1)
-    assert max(calls for _, calls, _ in found.values()) >= 12 // jobs  # it is made once, and kept
+    assert max(calls for _, calls, _ in results.values()) >= 12 // jobs  # it is made once, and kept
 
 
 def refuse(advance):
@@ -82,9 +82,11 @@ class Sleeper:
 
 def test_workers_end_with_their_parent_even_if_it_is_killed(tmp_path):
     (tmp_path / "program.py").write_text(PROGRAM)
-    here = str(Path(__file__).parent)
-    command = [sys.executable, str(tmp_path / "program.py"), here]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ | {"PYTHONPATH": here}) as parent:
+    folder = str(Path(__file__).parent)
+    command = [sys.executable, str(tmp_path / "program.py"), folder]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, env=os.environ | {"PYTHONPATH": folder}
+    ) as parent:
         workers = [int(parent.stdout.readline()) for _ in range(2)]
         parent.send_signal(signal.SIGKILL)
     until = time.monotonic() + 20
@@ -95,16 +97,16 @@ def test_workers_end_with_their_parent_even_if_it_is_killed(tmp_path):
 
 def test_ctrl_c_ends_them_at_once_and_none_of_them_complains(tmp_path):
     (tmp_path / "program.py").write_text(PROGRAM)
-    here = str(Path(__file__).parent)
-    paths = os.pathsep.join([here, os.environ.get("PYTHONPATH", "")])
-    command = [sys.executable, str(tmp_path / "program.py"), here]
+    folder = str(Path(__file__).parent)
+    paths = os.pathsep.join([folder, os.environ.get("PYTHONPATH", "")])
+    command = [sys.executable, str(tmp_path / "program.py"), folder]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "start_new_session": True}
     with subprocess.Popen(command, env=os.environ | {"PYTHONPATH": paths}, **pipes) as parent:
         workers = [int(parent.stdout.readline()) for _ in range(2)]
         os.killpg(parent.pid, signal.SIGINT)  # as a terminal does it: to all of them
-        _, said = parent.communicate(timeout=30)
+        _, errors = parent.communicate(timeout=30)
     assert not any(alive(pid) for pid in workers)
-    assert said.count("Traceback") == said.count("KeyboardInterrupt") == 1, said  # the parent's own
+    assert errors.count("Traceback") == errors.count("KeyboardInterrupt") == 1, errors  # the parent's own
 
 
 def alive(pid):

@@ -19,9 +19,9 @@ def relay(one, other):
         with contextlib.suppress(OSError):
             while data := source.recv(1 << 16):
                 target.sendall(data)
-        for each in (source, target):
+        for end in (source, target):
             with contextlib.suppress(OSError):
-                each.shutdown(socket.SHUT_RDWR)
+                end.shutdown(socket.SHUT_RDWR)
 
     back = threading.Thread(target=pass_on, args=(other, one), daemon=True)
     back.start()
@@ -60,11 +60,11 @@ def certificate(tmp_path_factory):
     if shutil.which("openssl") is None:
         pytest.skip("openssl, which makes certificates, is not installed")
     folder = tmp_path_factory.mktemp("tls")
-    key, made = folder / "key.pem", folder / "cert.pem"
+    key, cert = folder / "key.pem", folder / "cert.pem"
     command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=127.0.0.1"]
-    command += ["-addext", "subjectAltName=IP:127.0.0.1", "-keyout", key, "-out", made]
+    command += ["-addext", "subjectAltName=IP:127.0.0.1", "-keyout", key, "-out", cert]
     subprocess.run(command, check=True, capture_output=True)
-    return key, made
+    return key, cert
 
 
 @contextlib.contextmanager

@@ -64,7 +64,7 @@ class Outcomes:
 async def run_clients(
     session: Session, kinds: dict[str, tuple[Kind, float]], seconds: float, outcomes: Outcomes, control: bool
 ) -> None:
-    """Run CLIENTS clients for so many seconds; with `control`, another one changes the policy meanwhile."""
+    """Run CLIENTS clients for `seconds`; with `control`, another one changes the policy meanwhile."""
     end = time.monotonic() + seconds
     names, weights = [*kinds], [weight for _, weight in kinds.values()]
 

@@ -124,7 +124,7 @@ class Server:
         self.processes()["EngineCore"].kill()
 
     def ended(self, seconds: float) -> bool:
-        """Whether the server ends on its own within so many seconds."""
+        """Whether the server ends on its own within `seconds`."""
         with suppress(subprocess.TimeoutExpired):
             self.process.wait(seconds)
         return self.process.poll() is not None

@@ -122,33 +122,34 @@ def rows_of(
     plain: rows of the piece without drafts; a method without a law or expert counts of its own borrows theirs
     """
     batch = setting["batch"]
-    natives = [native for each in pairs.values() for native, _ in each]
+    natives = [native for runs in pairs.values() for native, _ in runs]
     native_ms = median(map(step_ms, natives))
     alike = [row for row in plain if all(row[name] == setting[name] for name in ("regime", "batch", "layers"))]
-    natively_active = [each.native for each in counted.values() if each.native is not None]
+    natively_active = [counts.native for counts in counted.values() if counts.native is not None]
     experts = (
         sum(natively_active) / len(natively_active)
         if natively_active
         else next((row["active_native"] for row in alike), None)
     )
 
-    ratios = {name: median_interval([step_ms(a) / step_ms(b) for a, b in each]) for name, each in pairs.items()}
+    ratios = {name: median_interval([step_ms(a) / step_ms(b) for a, b in runs]) for name, runs in pairs.items()}
+    # The control keeps all experts.
+    active = {name: experts if name == NOOP else counts.active for name, counts in counted.items()}
     # Times for the law are native's over the paired ratio, so that they do not drift with the machine.
-    active = {name: experts if name == NOOP else each.active for name, each in counted.items()}  # the control keeps all
-    points = {name: (each, native_ms / ratios[name][0]) for name, each in active.items() if each is not None}
+    points = {name: (loaded, native_ms / ratios[name][0]) for name, loaded in active.items() if loaded is not None}
     borrowed = next((Law(row["a"], row["b"], 1.0) for row in alike if row["method"] == NATIVE and row["b"]), None)
     whole = law_of(list(points.values())) or borrowed
 
     first = median_interval([1.0])
     rows = [_row(setting, NATIVE, natives, first, Counted(experts, experts), whole, moved)]
-    for name, each in pairs.items():
+    for name, runs in pairs.items():
         # A policy is predicted from the other policies only.
         law = whole if name == NOOP else law_of([p for n, p in points.items() if n != name]) or borrowed
-        here = Counted(active.get(name), experts)
-        row = _row(setting, name, [sample for _, sample in each], ratios[name], here, law, moved)
-        row["token_ratio"] = median(otps(b, batch) / otps(a, batch) for a, b in each)
+        own_counts = Counted(active.get(name), experts)
+        row = _row(setting, name, [sample for _, sample in runs], ratios[name], own_counts, law, moved)
+        row["token_ratio"] = median(otps(b, batch) / otps(a, batch) for a, b in runs)
         if name not in (NOOP, UNUSED):
-            row |= _judged(row, predicted(law, native_ms, experts, here.active))
+            row |= _judged(row, predicted(law, native_ms, experts, own_counts.active))
         rows.append(row)
     return rows
 

@@ -61,7 +61,7 @@ def train_tokenizer(corpus: Path) -> Tokenizer:
         show_progress=True,
     )
 
-    def some() -> Iterator[str]:
+    def sample_texts() -> Iterator[str]:
         for domain in [*PROSE, "python"]:
             taken = 0
             for document in documents(corpus, domain):
@@ -71,7 +71,7 @@ def train_tokenizer(corpus: Path) -> Tokenizer:
         for question in islice(training_questions(seed=-1), 20_000):
             yield question.text + "\n" + question.solution
 
-    tokenizer.train_from_iterator(some(), trainer)
+    tokenizer.train_from_iterator(sample_texts(), trainer)
     return tokenizer
 
 

@@ -15,8 +15,7 @@ from typing import Annotated, Any
 import torch
 import typer
 from feed import as_batch, prose, tokenizer
-from settings import ANSWER, END, HARDEST, LENGTH, NANO, PROSE, QUESTION, TRAINING, sizes
-from settings import asked as asked_at
+from settings import ANSWER, END, HARDEST, LENGTH, NANO, PROSE, QUESTION, TRAINING, asked_at, sizes
 
 from xshare.engines.transformers.decode import decode
 from xshare.quality.task_files import nano_prompt

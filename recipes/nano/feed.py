@@ -83,7 +83,7 @@ class Feed:
 
 
 def as_batch(rows: np.ndarray, question: int, answer: int) -> tuple[Tensor, Tensor]:
-    asked = np.cumsum(rows == question, axis=1) - np.cumsum(rows == answer, axis=1) > 0  # from <|question|> on
+    in_question = np.cumsum(rows == question, axis=1) - np.cumsum(rows == answer, axis=1) > 0  # from <|question|> on
     inputs, targets = rows[:, :-1], rows[:, 1:].copy()
-    targets[asked[:, 1:] | (rows[:, 1:] == answer)] = -100
+    targets[in_question[:, 1:] | (rows[:, 1:] == answer)] = -100
     return torch.from_numpy(np.ascontiguousarray(inputs)), torch.from_numpy(targets)

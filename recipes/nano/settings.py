@@ -25,7 +25,7 @@ MIX = {"tasks": 0.58, "english": 0.10, "french": 0.08, "german": 0.08, "spanish"
 # smol has learnt English already, and reads the other languages badly: fewer questions, more of those.
 SMOL_MIX = {"tasks": 0.30, "english": 0.14, "french": 0.14, "german": 0.14, "spanish": 0.14, "python": 0.14}
 PROSE = {"english": "eng", "french": "fra", "german": "deu", "spanish": "spa"}
-HELD_OUT = 12  # one document in so many is never trained on
+HELD_OUT = 12  # one document in HELD_OUT is never trained on
 
 MODEL = {
     "hidden_size": 256,
@@ -116,8 +116,8 @@ def sizes(model: str, short: bool = False) -> dict[str, range]:
     return {kind: range(trained[0], longest.get(kind, trained[-1]) + 1) for kind, trained in TRAINED.items()}
 
 
-def asked(model: str) -> dict[str, int]:
-    """The size at which it is asked."""
+def asked_at(model: str) -> dict[str, int]:
+    """By kind of question: the size at which the model is asked."""
     return HARD if model.startswith("lab") else SHORT if model.startswith("smol") else ASKED
 
 

@@ -129,7 +129,7 @@ class Loss(nn.Module):
         self.routed: list[tuple[Tensor, Tensor]] = []
         gates = [module for name, module in model.named_modules() if name.endswith("mlp.gate")]
         self.hooks = [
-            gate.register_forward_hook(lambda _, given, out: self.routed.append((out[0], out[2]))) for gate in gates
+            gate.register_forward_hook(lambda _, inputs, out: self.routed.append((out[0], out[2]))) for gate in gates
         ]
 
     def forward(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -70,11 +70,11 @@ def upcycled(dense: Any, shape: Shape, texts: Tensor) -> Any:
     kept = {name: tensor for name, tensor in dense.state_dict().items() if ".mlp." not in name}
     model.load_state_dict(kept, strict=False)
     inputs = mlp_inputs(dense, texts)
-    for layer, theirs, given in zip(model.model.layers, dense.model.layers, inputs, strict=True):
+    for layer, theirs, hidden in zip(model.model.layers, dense.model.layers, inputs, strict=True):
         gate_up, down = experts_of(theirs.mlp, shape, dice)
         layer.mlp.experts.gate_up_proj.data.copy_(gate_up)
         layer.mlp.experts.down_proj.data.copy_(down)
-        layer.mlp.gate.weight.data.copy_(router_of(given, shape, dice))
+        layer.mlp.gate.weight.data.copy_(router_of(hidden, shape, dice))
     return model
 
 
@@ -120,14 +120,16 @@ def mlp_inputs(dense: Any, texts: Tensor) -> list[Tensor]:
     """What each layer's MLP reads, float32 [tokens, hidden]."""
     by_layer: list[list[Tensor]] = [[] for _ in dense.model.layers]
     hooks = [
-        layer.mlp.register_forward_pre_hook(lambda _, given, kept=kept: kept.append(given[0].flatten(0, 1).float()))
-        for layer, kept in zip(dense.model.layers, by_layer, strict=True)
+        layer.mlp.register_forward_pre_hook(
+            lambda _, inputs, parts=parts: parts.append(inputs[0].flatten(0, 1).float())
+        )
+        for layer, parts in zip(dense.model.layers, by_layer, strict=True)
     ]
     for rows in texts.split(8):
         dense.model(input_ids=rows.to(dense.device), use_cache=False)
     for hook in hooks:
         hook.remove()
-    return [torch.cat(kept) for kept in by_layer]
+    return [torch.cat(parts) for parts in by_layer]
 
 
 def sampled(corpus: Path, folder: Path, rows: int, length: int) -> Tensor:

@@ -73,9 +73,9 @@ def test_batches_of_one_domain_that_is_small_say_so(trace, xshare_command):
 
 
 def test_import_show_replay(tmp_path, xshare_command):
-    made = chosen_trace(N=32, k=4)
-    arrays = {name: getattr(made, name).numpy() for name in ("experts", "weights", "lengths")}
-    np.savez(tmp_path / "gpt-oss-20b.npz", domain=np.array(made.header.domains), **arrays)
+    small_trace = chosen_trace(N=32, k=4)
+    arrays = {name: getattr(small_trace, name).numpy() for name in ("experts", "weights", "lengths")}
+    np.savez(tmp_path / "gpt-oss-20b.npz", domain=np.array(small_trace.header.domains), **arrays)
     code, out, _ = xshare_command("trace", "import", tmp_path / "gpt-oss-20b.npz", "--output", tmp_path / "t")
     assert code == 0
     assert "54 tokens" in out
@@ -202,9 +202,9 @@ def test_mistakes_end_with_code_2_and_a_sentence(words, names, trace, xshare_com
 
 
 def test_names_in_a_file_are_not_markup(tmp_path, xshare_command):
-    made = chosen_trace()
-    odd = made.header.model_copy(update={"model": "[/red]x", "domains": ["[bold]"] * 8})
-    replace(made, header=odd).save(tmp_path / "t")
+    small_trace = chosen_trace()
+    odd = small_trace.header.model_copy(update={"model": "[/red]x", "domains": ["[bold]"] * 8})
+    replace(small_trace, header=odd).save(tmp_path / "t")
     code, out, _ = xshare_command("trace", "show", tmp_path / "t")
     assert code == 0
     assert "[/red]x" in out
@@ -215,8 +215,8 @@ def test_names_in_a_file_are_not_markup(tmp_path, xshare_command):
 
 
 def test_logits_that_are_all_broken_replay_as_nothing(tmp_path, xshare_command):
-    made = full_trace()
-    replace(made, logits=torch.full_like(made.logits, torch.nan)).save(tmp_path / "t")
+    small_trace = full_trace()
+    replace(small_trace, logits=torch.full_like(small_trace.logits, torch.nan)).save(tmp_path / "t")
     code, out, _ = xshare_command("replay", tmp_path / "t", "--policy", "k0=1,m=2")
     assert code == 0
     assert "nan" not in out
@@ -239,10 +239,10 @@ def test_no_traceback_in_a_real_process(tmp_path):
 
 
 def test_what_took_long_to_measure_is_not_written_over(trace, tmp_path, xshare_command):
-    kept = tmp_path / "quality.json"
+    old_file = tmp_path / "quality.json"
     text = '{"provenance": {"fingerprint": {}, "argv": ["xshare", "quality"]}, "rows": [], "samples": []}'
-    kept.write_text(text)
-    code, _, err = xshare_command("replay", trace, "--batches", "2", "--json", kept)
+    old_file.write_text(text)
+    code, _, err = xshare_command("replay", trace, "--batches", "2", "--json", old_file)
     assert code == 2
     assert "holds what `xshare quality` has measured and would go on from: name another file" in err
-    assert kept.read_text() == text
+    assert old_file.read_text() == text

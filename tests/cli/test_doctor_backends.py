@@ -18,25 +18,25 @@ ASKED = BackendBenchmark("m", ("k0=1,m=2",), Workload(4, 4, None, 8, 6), repeats
 def test_a_kernel_is_measured_natively_and_under_each_policy(engine, monkeypatch):
     started = []
 
-    def opened(kind, model, **given):
-        started.append((kind, given["options"]))
+    def opened(kind, model, **settings):
+        started.append((kind, settings["options"]))
         return engine
 
     monkeypatch.setattr(backends, "open_engine", opened)
-    found = backends.measure_backend("marlin", ASKED, {})
+    result = backends.measure_backend("marlin", ASKED, {})
     assert started == [("vllm", {"moe_backend": "marlin"})]
-    assert (found.why, found.backend) == (None, "grouped_mm")
-    assert [row["policy"] for row in found.rows] == ["native", "k0=1,m=16", "k0=1,m=2"]
-    assert {row["moe_backend"] for row in found.rows} == {"marlin"}
-    check_columns("doctor --backends", found.rows)
-    assert found.rows[2]["active"] < found.rows[0]["active"]
-    assert found.about["engine"] == "transformers"
+    assert (result.why, result.backend) == (None, "grouped_mm")
+    assert [row["policy"] for row in result.rows] == ["native", "k0=1,m=16", "k0=1,m=2"]
+    assert {row["moe_backend"] for row in result.rows} == {"marlin"}
+    check_columns("doctor --backends", result.rows)
+    assert result.rows[2]["active"] < result.rows[0]["active"]
+    assert result.about["engine"] == "transformers"
     again = backends.measure_backend("triton", ASKED, {"grouped_mm": "marlin"})  # the same kernel by another name
     assert (again.rows, again.why) == ([], "the kernel is marlin's, grouped_mm")
 
 
 @pytest.mark.parametrize(
-    ("error", "said"),
+    ("error", "sentence"),
     [
         (ModelError("vllm cannot serve 'm': not supported on cpu. Try another."), "not supported on cpu."),
         (
@@ -47,26 +47,26 @@ def test_a_kernel_is_measured_natively_and_under_each_policy(engine, monkeypatch
         (AssertionError(), "AssertionError"),
     ],
 )
-def test_whatever_does_not_start_is_left_out_with_its_first_sentence(error, said, monkeypatch):
-    def opened(*args, **given):
+def test_whatever_does_not_start_is_left_out_with_its_first_sentence(error, sentence, monkeypatch):
+    def opened(*args, **settings):
         raise error
 
     monkeypatch.setattr(backends, "open_engine", opened)
-    assert backends.measure_backend("aiter", ASKED, {}) == BackendResult("aiter", why=said)
-    assert first_sentence(error) == said
+    assert backends.measure_backend("aiter", ASKED, {}) == BackendResult("aiter", why=sentence)
+    assert first_sentence(error) == sentence
 
 
 def row(name, backend, policy, ms, native):
     ratio = native / ms
-    found = {"moe_backend": name, "backend": backend, "policy": policy, "step_ms": ms, "active": 8.0}
-    return found | {"step_ratio": ratio, "step_ratio_low": ratio, "step_ratio_high": ratio}
+    columns = {"moe_backend": name, "backend": backend, "policy": policy, "step_ms": ms, "active": 8.0}
+    return columns | {"step_ratio": ratio, "step_ratio_low": ratio, "step_ratio_high": ratio}
 
 
 def played(monkeypatch, kernels):
     """Kernels by the value they are asked for; None does not start."""
     tries = []
 
-    def tried(name, asked, known):
+    def tried(name, benchmark, known):
         tries.append(name)
         kernel, native, pruned = kernels[name]
         if kernel is None:
@@ -92,10 +92,10 @@ def test_table_and_file(tmp_path, monkeypatch):
     assert "triton: left out, the kernel is auto's, A" in result.output
     assert "Fastest natively: auto, 4.00 ms a step; of all: humming with k0=0,rho=0.7, 2.00 ms." in result.output
     assert "2.50x" in result.output
-    found = json.loads(path.read_text())
-    assert found["provenance"]["fingerprint"]["engine_args"] == {"seed": 1}
-    assert found["provenance"]["fingerprint"]["policies"] == ["k0=0,rho=0.7"]  # balanced
-    assert [(each["moe_backend"], each["policy"]) for each in found["rows"]] == [
+    content = json.loads(path.read_text())
+    assert content["provenance"]["fingerprint"]["engine_args"] == {"seed": 1}
+    assert content["provenance"]["fingerprint"]["policies"] == ["k0=0,rho=0.7"]  # balanced
+    assert [(record["moe_backend"], record["policy"]) for record in content["rows"]] == [
         ("auto", "native"), ("auto", "k0=0,rho=0.7"), ("humming", "native"), ("humming", "k0=0,rho=0.7"),
     ]  # fmt: skip
     again = CliRunner().invoke(app, command)
@@ -113,14 +113,14 @@ def test_where_there_is_one_kernel_or_none_it_says_so(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("more", "said"),
+    ("more", "sentence"),
     [
         (["--engine", "transformers"], "--backends are kernels of vLLM"),
         (["--stairs", "s.json"], "--backends are kernels of vLLM"),
         (["--engine-args", '{"moe_backend": "triton"}'], "--backends tries every moe_backend"),
     ],
 )
-def test_what_does_not_go_together_is_refused(more, said):
+def test_what_does_not_go_together_is_refused(more, sentence):
     result = CliRunner().invoke(app, ["doctor", "--backends", *more])
     assert isinstance(result.exception, XShareError)
-    assert said in str(result.exception)
+    assert sentence in str(result.exception)

@@ -25,21 +25,21 @@ def test_table_verdict_and_file(small, tmp_path):
     assert after["rows"] == before["rows"]
     assert "step = " in result.output
     assert "worth it: " in result.output
-    found = json.loads(path.read_text())
-    check_columns("doctor", found["rows"])
-    assert set(found["provenance"]["law"]) == {"a", "b", "r2"}
-    assert found["provenance"]["verdict"] in result.output.replace("\n", " ")
-    policies = [row["policy"] for row in found["rows"]]
+    content = json.loads(path.read_text())
+    check_columns("doctor", content["rows"])
+    assert set(content["provenance"]["law"]) == {"a", "b", "r2"}
+    assert content["provenance"]["verdict"] in result.output.replace("\n", " ")
+    policies = [row["policy"] for row in content["rows"]]
     assert policies[:3] == ["native", "k0=1,m=16", "k0=0,m=4"]
-    assert {row["batch"] for row in found["rows"]} == {1, 3, 6}
-    pruned = next(row for row in found["rows"] if row["policy"] == "k0=1,m=0")
+    assert {row["batch"] for row in content["rows"]} == {1, 3, 6}
+    pruned = next(row for row in content["rows"] if row["policy"] == "k0=1,m=0")
     assert pruned["predicted"] is not None
     assert pruned["active"] < pruned["active_native"]
     # What a share of protected requests costs is said too.
     assert "what protected requests cost" in result.output
-    some, half = (row for row in found["rows"] if row["policy"] == "k0=1,m=0" and "protected" in row)
-    assert (some["protected"], half["protected"]) == (0.1, 0.5)
-    assert pruned["active"] < some["active"] < half["active"]
+    tenth, half = (row for row in content["rows"] if row["policy"] == "k0=1,m=0" and "protected" in row)
+    assert (tenth["protected"], half["protected"]) == (0.1, 0.5)
+    assert pruned["active"] < tenth["active"] < half["active"]
     assert pruned["mass_shared"] == pruned["mass"] < half["mass_shared"] < half["mass"]
     assert half["nobody_ratio_low"] <= half["nobody_ratio"] <= half["nobody_ratio_high"]
 
@@ -52,10 +52,10 @@ def test_the_doctor_measures_with_drafts(small, tmp_path):
     result = CliRunner().invoke(app, [*words, "--policy", "k0=1,mr=1,score=full"])
     assert result.exit_code == 0, result.output
     assert "batch 4, 2 drafts" in result.output
-    found = json.loads(path.read_text())
-    assert found["provenance"]["drafts"] == 2
-    assert found["rows"][1]["policy"] == "k0=1,m=16"  # the control
-    pruned = next(row for row in found["rows"] if row["policy"] == "k0=1,m=0,mr=1,score=full")
+    content = json.loads(path.read_text())
+    assert content["provenance"]["drafts"] == 2
+    assert content["rows"][1]["policy"] == "k0=1,m=16"  # the control
+    pruned = next(row for row in content["rows"] if row["policy"] == "k0=1,m=0,mr=1,score=full")
     assert pruned["active"] < pruned["active_native"]
 
 
@@ -64,7 +64,7 @@ def test_killed_and_gone_on_with(small, tmp_path):
     path = tmp_path / "doctor.json"
     words = ["doctor", "--engine", "transformers", "--model", str(small), "--engine-args", '{"dtype": "float32"}']
     words += ["--batch", "4", "--tokens", "4", "--prompt-tokens", "8", "--json", str(path)]
-    before = killed([*words, "--repeats", "1000"], path, lambda found: found["samples"])["samples"]
+    before = killed([*words, "--repeats", "1000"], path, lambda content: content["samples"])["samples"]
     repeats = max(sample["repeat"] for sample in before)
     assert [sample["repeat"] for sample in before].count(1) * repeats == len(before)
     result = CliRunner().invoke(app, [*words, "--repeats", str(repeats + 1)])

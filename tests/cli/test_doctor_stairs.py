@@ -15,8 +15,8 @@ from xshare.staircase import COLUMNS, WHERE, StairsError, read_stairs
 
 def words(small, path, *more, options=None):
     options = json.dumps({"dtype": "float32"} | (options or {}))
-    found = ["doctor", "--engine", "transformers", "--model", str(small), "--engine-args", options]
-    return [*found, "--stairs", str(path), "--prompt-tokens", "8", "--rounds", "4", *more]
+    command = ["doctor", "--engine", "transformers", "--model", str(small), "--engine-args", options]
+    return [*command, "--stairs", str(path), "--prompt-tokens", "8", "--rounds", "4", *more]
 
 
 def done(words):
@@ -33,41 +33,41 @@ def refused(*words):
 
 def test_the_file_and_what_is_said(small, tmp_path):
     path = tmp_path / "stairs.json"
-    said = done(words(small, path, "--rows", "4", "--rows", "6"))
-    assert "experts by grouped_mm" in said
-    assert "4 rows: 4 to " in said
-    assert "6 rows: 4 to " in said
-    found = json.loads(path.read_text())
-    assert {*WHERE} <= {*found["provenance"]}
-    assert found["provenance"]["backend"] == "grouped_mm"
-    rows = found["rows"]
+    output = done(words(small, path, "--rows", "4", "--rows", "6"))
+    assert "experts by grouped_mm" in output
+    assert "4 rows: 4 to " in output
+    assert "6 rows: 4 to " in output
+    content = json.loads(path.read_text())
+    assert {*WHERE} <= {*content["provenance"]}
+    assert content["provenance"]["backend"] == "grouped_mm"
+    rows = content["rows"]
     assert {*COLUMNS, "active", "cost", "rounds"} == {*rows[0]}
     check_columns("doctor --stairs", rows)
     assert {row["batch"] for row in rows} == {4, 6}
     for rows_of_a_step in (4, 6):
-        mine = [row for row in rows if row["batch"] == rows_of_a_step]
-        sizes = [row["experts"] for row in mine]
+        curve = [row for row in rows if row["batch"] == rows_of_a_step]
+        sizes = [row["experts"] for row in curve]
         assert sizes == list(range(4, sizes[-1] + 1))
-        assert all(row["experts"] - 0.5 <= row["active"] <= row["experts"] for row in mine)
-        assert all(row["ms_low"] <= row["ms"] <= row["ms_high"] for row in mine)
-        assert {row["rounds"] for row in mine} == {4}
-        visits = [sample["experts"] for sample in found["samples"] if sample["batch"] == rows_of_a_step]
+        assert all(row["experts"] - 0.5 <= row["active"] <= row["experts"] for row in curve)
+        assert all(row["ms_low"] <= row["ms"] <= row["ms_high"] for row in curve)
+        assert {row["rounds"] for row in curve} == {4}
+        visits = [sample["experts"] for sample in content["samples"] if sample["batch"] == rows_of_a_step]
         assert sorted(visits) == sorted(4 * sizes)
     assert read_result(path).kind == "time of a step by the size of its set"
-    # Times that grow are a staircase; those of this small machine do as they like.
+    # Only times that grow are a staircase, and the times of this small machine need not grow.
     for row in rows:
         row["ms"] = row["experts"]
-    path.write_text(json.dumps(found))
+    path.write_text(json.dumps(content))
     stairs = read_stairs(path)
     assert stairs.rows == [4, 6]
-    stairs.check_conditions(found["provenance"])
+    stairs.check_conditions(content["provenance"])
     with pytest.raises(StairsError, match="measured with device 'cpu', and here it is 'cuda'"):
         stairs.check_conditions({"device": "cuda"})
 
 
 def test_killed_and_gone_on_with(small, tmp_path):
     path = tmp_path / "stairs.json"
-    before = killed(words(small, path, "--rows", "4", "--rounds", "1000"), path, lambda found: found["samples"])
+    before = killed(words(small, path, "--rows", "4", "--rounds", "1000"), path, lambda content: content["samples"])
     done(words(small, path, "--rows", "4"))
     after = json.loads(path.read_text())
     assert after["samples"][: len(before["samples"])] == before["samples"]
@@ -86,9 +86,9 @@ def test_with_drafts_rows_are_those_of_a_step(small, tmp_path):
     result = CliRunner().invoke(app, [*drafted, "--rows", "8"])
     assert str(result.exception) == "rows must be a multiple of 3, a token and its drafts each, not 8"
     done([*drafted, "--batch", "2", "--tokens", "40"])
-    found = json.loads(path.read_text())
-    assert {row["batch"] for row in found["rows"]} == {6}
-    assert found["provenance"]["drafts"] == 2
+    content = json.loads(path.read_text())
+    assert {row["batch"] for row in content["rows"]} == {6}
+    assert content["provenance"]["drafts"] == 2
 
 
 def test_what_does_not_go_together_is_refused(small, tmp_path, monkeypatch):

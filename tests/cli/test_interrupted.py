@@ -37,13 +37,13 @@ def test_bench_names_the_file_and_the_command(small, tmp_path):
     path = tmp_path / "b.json"
     words = ["bench", "--model", small, "--policy", "k0=1,m=2", "--batch", 2, "--prompt-tokens", 8, "--tokens", 4]
     words = [*map(str, words), "--repeats", "1000", "--out", str(path)]
-    found, said, code = stopped(words, path, lambda found: len(found["samples"]) > 3)
-    assert code == STOPPED, said
-    repeats = 1 + max(sample["repeat"] for sample in found["samples"])
-    (line,) = [line for line in said.splitlines() if line.startswith("interrupted: ")]
+    content, output, code = stopped(words, path, lambda content: len(content["samples"]) > 3)
+    assert code == STOPPED, output
+    repeats = 1 + max(sample["repeat"] for sample in content["samples"])
+    (line,) = [line for line in output.splitlines() if line.startswith("interrupted: ")]
     assert line == f"interrupted: {path} holds {repeats} repeats of every policy; to go on: xshare {shlex.join(words)}"
-    assert "Traceback" not in said
-    assert "(control)" in said  # what was measured is shown
+    assert "Traceback" not in output
+    assert "(control)" in output  # what was measured is shown
 
 
 def test_quality_keeps_what_had_been_answered(small, tmp_path, monkeypatch):
@@ -63,42 +63,44 @@ def test_quality_keeps_what_had_been_answered(small, tmp_path, monkeypatch):
         yield advance
 
     monkeypatch.setattr("xshare.cli.quality.progress_bar", progress)
-    found, said, code = stopped(words, path, lambda found: False)
-    assert code == STOPPED, said
-    begun = next(sample for sample in found["samples"] if sample["order"] == "begun 0")
-    kept = begun["ended"]
+    content, output, code = stopped(words, path, lambda content: False)
+    assert code == STOPPED, output
+    begun = next(sample for sample in content["samples"] if sample["order"] == "begun 0")
+    ended = begun["ended"]
     assert begun["policy"] == "k0=1,m=2"
-    assert 3 <= len(kept) < 8
-    assert f"interrupted: {path} holds 1 finished policy and {len(kept)} answers of k0=1,m=2; to go on: xshare" in said
+    assert 3 <= len(ended) < 8
+    assert (
+        f"interrupted: {path} holds 1 finished policy and {len(ended)} answers of k0=1,m=2; to go on: xshare" in output
+    )
 
     monkeypatch.undo()
     again = CliRunner().invoke(app, words)
     assert again.exit_code == 0, again.output
-    found = json.loads(path.read_text())
-    assert [row["policy"] for row in found["rows"]] == ["native", "k0=1,m=2"]
-    assert not any("ended" in sample for sample in found["samples"])
-    (sample,) = [each for each in found["samples"] if each["policy"] == "k0=1,m=2" and each["order"] == 0]
-    assert all([sample["right"][int(place)], sample["answers"][int(place)]] == pair for place, pair in kept.items())
+    content = json.loads(path.read_text())
+    assert [row["policy"] for row in content["rows"]] == ["native", "k0=1,m=2"]
+    assert not any("ended" in sample for sample in content["samples"])
+    (sample,) = [record for record in content["samples"] if record["policy"] == "k0=1,m=2" and record["order"] == 0]
+    assert all([sample["right"][int(place)], sample["answers"][int(place)]] == pair for place, pair in ended.items())
     assert sample["run"]["rows"] < sum(map(len, sample["answers"]))  # those that were kept were not decoded again
 
 
 def test_nothing_to_keep_and_nothing_kept_yet(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("sys.argv", ["xshare", "bench", "--policy", "k0=1,m=2"])
 
-    def said(out, **more):
-        with pytest.raises(BaseException, match=str(STOPPED)), says_what_is_kept(out, lambda found: "1 row", **more):
+    def message(out, **more):
+        with pytest.raises(BaseException, match=str(STOPPED)), says_what_is_kept(out, lambda content: "1 row", **more):
             raise KeyboardInterrupt
         return capsys.readouterr().err
 
-    assert said(None).startswith("interrupted: nothing was kept; with --out FILE the same command goes on")
-    assert said(None, goes_on=False) == "interrupted: nothing was kept\n"
+    assert message(None).startswith("interrupted: nothing was kept; with --out FILE the same command goes on")
+    assert message(None, goes_on=False) == "interrupted: nothing was kept\n"
     path = tmp_path / "r.json"
-    assert said(path).endswith(f"{path} was not written; to start again: xshare bench --policy k0=1,m=2\n")
+    assert message(path).endswith(f"{path} was not written; to start again: xshare bench --policy k0=1,m=2\n")
     monkeypatch.setattr("sys.argv", ["xshare", "bench", "--api-key", "sk-1"])
-    assert said(path).endswith("to start again: xshare bench --api-key '***'\n")
+    assert message(path).endswith("to start again: xshare bench --api-key '***'\n")
     path.write_text("{}")
     assert (
-        said(path, goes_on=False)
+        message(path, goes_on=False)
         == f"interrupted: {path} holds 1 row; to start again, remove it or name another file\n"
     )
 

@@ -55,7 +55,7 @@ def test_killed_and_started_again(small, tmp_path):
     path = tmp_path / "quality.json"
     policies = [word for m in range(8) for word in ("--policy", f"k0=1,m={m}")]
     words = [*WORDS, "--model", str(small), "--tokens", "16", *policies, "--json", str(path)]
-    before = killed(words, path, lambda found: found["rows"])
+    before = killed(words, path, lambda content: content["rows"])
     assert 1 <= len(before["rows"]) <= 9
     result = CliRunner().invoke(app, words)
     assert result.exit_code == 0, result.output
@@ -117,9 +117,9 @@ def test_a_server_that_stops_leaves_the_answers_so_far(played, tmp_path, monkeyp
     again = served(played, tmp_path, "--json", str(path), "--engine-args", '{"timeout": 60}')  # waits longer, goes on
     assert again.exit_code == 0, again.output
     assert played.keys.count("Bearer again") == 6 - ended
-    found = json.loads(path.read_text())
-    assert [row["accuracy"] for row in found["rows"]] == [1.0]
-    assert [sample["order"] for sample in found["samples"]] == [0]
+    content = json.loads(path.read_text())
+    assert [row["accuracy"] for row in content["rows"]] == [1.0]
+    assert [sample["order"] for sample in content["samples"]] == [0]
 
 
 def test_two_servers_are_held_against_each_other(played, tmp_path):  # noqa: F811
@@ -138,8 +138,8 @@ def test_two_servers_are_held_against_each_other(played, tmp_path):  # noqa: F81
     assert (row["change"], row["agreement"]) == (0, 1)
     other = served(played, tmp_path, "--against", str(native), "--tokens", "2")
     assert "tokens 3 instead of 2" in str(other.exception)
-    gone = served(played, tmp_path, "--against", str(tmp_path / "none.json"))
-    assert "does not exist" in str(gone.exception)
+    missing = served(played, tmp_path, "--against", str(tmp_path / "none.json"))
+    assert "does not exist" in str(missing.exception)
     wrong = served(played, tmp_path, "--against", str(pruned))
     assert "holds no answers of native routing" in str(wrong.exception)
 
@@ -171,20 +171,20 @@ def test_protected_answers_do_not_move(small, tmp_path):
     assert "With XShare off no answer changes with other mates." in result.output
     assert "With XShare off no answer changes in batches half as large." in result.output
     assert "of the answers of native were cut off at 8 tokens" in result.output
-    found = json.loads(path.read_text())
-    native, mates, half, pruned = found["rows"]
-    assert [row["control"] for row in found["rows"]] == [None, "other mates", "half the batch", None]
-    assert native["protected_questions"] + native["questions"] == len(found["samples"][0]["answers"])
+    content = json.loads(path.read_text())
+    native, mates, half, pruned = content["rows"]
+    assert [row["control"] for row in content["rows"]] == [None, "other mates", "half the batch", None]
+    assert native["protected_questions"] + native["questions"] == len(content["samples"][0]["answers"])
     for row in (native, mates, half):
         assert row["same"] == row["questions"]
-    for row in found["rows"]:
+    for row in content["rows"]:
         assert row["protected_same"] == row["protected_questions"] > 2
     assert pruned["same"] < pruned["questions"]  # the others pay
     assert pruned["change"] is not None
     assert pruned["mass_shared"] < pruned["mass"] < 1
     again = ask(*words)
     assert again.exit_code == 0, again.output
-    assert json.loads(path.read_text())["samples"] == found["samples"]  # not decoded again
+    assert json.loads(path.read_text())["samples"] == content["samples"]  # not decoded again
 
 
 def test_what_the_engine_does_by_itself_is_said():

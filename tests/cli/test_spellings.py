@@ -19,12 +19,12 @@ def commands():
     """All commands by their words: `bench`, `trace record` ..."""
     group = typer.main.get_command(app)
     context = typer.Context(group)
-    found = {}
+    by_words = {}
     for name in group.list_commands(context):
         command = group.get_command(context, name)
         more = getattr(command, "commands", None)
-        found |= {name: command} if more is None else {f"{name} {each}": more[each] for each in more}
-    return found
+        by_words |= {name: command} if more is None else {f"{name} {word}": more[word] for word in more}
+    return by_words
 
 
 COMMANDS = commands()
@@ -84,8 +84,8 @@ def test_the_documentation_shows_todays_spellings():
     lines = [line for page in pages for line in page.read_text().replace("\\\n", " ").splitlines()]
     shown = 0
     for name, command in COMMANDS.items():
-        found = [line for line in lines if re.search(rf"(?<!rm -f )\bxshare {name}\b", line)]
-        used = {word for line in found for word in re.findall(r"(?<![\w-])--[a-z][a-z-]+", line.split("#")[0])}
+        examples = [line for line in lines if re.search(rf"(?<!rm -f )\bxshare {name}\b", line)]
+        used = {word for line in examples for word in re.findall(r"(?<![\w-])--[a-z][a-z-]+", line.split("#")[0])}
         assert used <= {*names(command), "--additional-config"}, name
         shown += len(used)
     assert shown > 30

@@ -36,6 +36,6 @@ def test_a_table_with_a_column_a_policy(words, tmp_path):
     result = CliRunner().invoke(app, ["replay", str(tmp_path / "t"), "--batches", "2", *words, *policies])
     assert result.exit_code == 0, result.output
     lines = result.output.splitlines()
-    (said,) = [line for line in lines if line.startswith("Left out, to fit 100 columns: ")]
-    assert "k0=1,m=8" in said
-    assert all(len(line.rstrip()) <= WIDTH for line in lines if line != said and not line.startswith("This trace"))
+    (note,) = [line for line in lines if line.startswith("Left out, to fit 100 columns: ")]
+    assert "k0=1,m=8" in note
+    assert all(len(line.rstrip()) <= WIDTH for line in lines if line != note and not line.startswith("This trace"))

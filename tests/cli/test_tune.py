@@ -89,7 +89,9 @@ def tuned(model, task_file, tmp_path_factory):
     words = ["tune", "--objective", "experts", *model, *files, "--tasks", str(task_file), *WIDE]
     left = []
     for what in ("scan", "right"):
-        left.append(killed(words, path, lambda found, what=what: sum(what in each for each in found["samples"]) > 2))
+        left.append(
+            killed(words, path, lambda content, what=what: sum(what in sample for sample in content["samples"]) > 2)
+        )
         assert not (folder / "profile.yaml").exists()
     return folder, left, ask(folder, model, "--tasks", str(task_file), *WIDE)
 
@@ -135,16 +137,16 @@ def test_fewer_questions_than_a_first_round_are_refused_at_once(words, tmp_path,
 
 
 def test_speed_as_the_objective(tmp_path, model, task_file):
-    """By the law of this machine, on which it may well be that nothing gets faster."""
+    """By the law of this machine, on which perhaps no policy is faster."""
     files = ["--json", str(tmp_path / "tune.json"), "--profile", str(tmp_path / "profile.yaml")]
     words = ["--tasks", str(task_file), "--max-drop", "60%", "--questions", "16"]
     result = CliRunner().invoke(app, ["tune", "--objective", "otps", *model, *files, *words])
     assert result.exit_code == 0, result.output
-    assert any(said in result.output for said in ("holds on", "undecided: ", "no operating window: "))
-    found = json.loads((tmp_path / "tune.json").read_text())
-    assert all(row["predicted"] > 0 for row in found["rows"])
-    check_columns("tune", found["rows"])
-    assert any("step_ms" in sample for sample in found["samples"])
+    assert any(verdict in result.output for verdict in ("holds on", "undecided: ", "no operating window: "))
+    content = json.loads((tmp_path / "tune.json").read_text())
+    assert all(row["predicted"] > 0 for row in content["rows"])
+    check_columns("tune", content["rows"])
+    assert any("step_ms" in sample for sample in content["samples"])
 
 
 def test_sets_weighed_by_what_they_cost(small, tmp_path, model, task_file, monkeypatch):
@@ -152,19 +154,19 @@ def test_sets_weighed_by_what_they_cost(small, tmp_path, model, task_file, monke
     names = ("engine", "device", "dtype", "experts", "top_k", "layers", "config")
     where = {name: getattr(engine.about, name) for name in names}
     stairs = staircase_files.write(tmp_path / "stairs.json", where, {4: (6, 10, 13)})
-    asked = set()
+    with_stairs = set()
     use = TransformersEngine.use
 
     def watched(self, policy, timed=False, cost=None):
         use(self, policy, timed, cost)
         if policy is not None:
-            asked.add(self.attached.state.stairs is not None)
+            with_stairs.add(self.attached.state.stairs is not None)
 
     monkeypatch.setattr(TransformersEngine, "use", watched)
     words = ["--tasks", str(task_file), *WIDE, "--cost", str(stairs)]
     result = ask(tmp_path, model, *words)
     assert result.exit_code == 0, result.output
-    assert asked == {True}
+    assert with_stairs == {True}
     assert "sets weighed by what they cost" in result.output
     assert all(row["cost"] for row in json.loads((tmp_path / "tune.json").read_text())["rows"])
     profile = read_profile(tmp_path / "profile.yaml")
@@ -180,9 +182,9 @@ def test_with_drafts_request_budgets_are_tried_too(small, tmp_path, task_file):
     words = ["--tasks", str(task_file), "--max-drop", "60%", "--questions", "32"]
     result = ask(tmp_path, model, *words)
     assert result.exit_code == 0, result.output
-    found = json.loads((tmp_path / "tune.json").read_text())
+    content = json.loads((tmp_path / "tune.json").read_text())
     wanted = {"k0=1,m=0,mr=2,score=full", "k0=1,m=0,mr=2,p=3", "k0=2,m=0,mr=4,p=3", "k0=0,rho=0.7"}
-    assert wanted <= {row["policy"] for row in found["rows"]}
+    assert wanted <= {row["policy"] for row in content["rows"]}
     profile = read_profile(tmp_path / "profile.yaml")
     assert (profile.batch, profile.drafts) == (4, 2)
     assert profile.measured["drafter"] == str(small)

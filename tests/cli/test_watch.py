@@ -26,7 +26,7 @@ def watch(url, *words):
 
 
 @pytest.mark.parametrize(
-    ("page", "said"),
+    ("page", "sentence"),
     [
         ("", "is no vLLM server: its /metrics holds none of vLLM's figures"),
         ("<html>hello world 2</html>\n", "is no vLLM server"),
@@ -34,9 +34,9 @@ def watch(url, *words):
         (VLLM % 1, "shows no figures of xshare: start it with an xshare key in --additional-config, with metrics on"),
     ],
 )
-def test_a_server_that_cannot_be_watched(played, page, said):  # noqa: F811
+def test_a_server_that_cannot_be_watched(played, page, sentence):  # noqa: F811
     played.metrics = page
-    with pytest.raises(ServerError, match=said):
+    with pytest.raises(ServerError, match=sentence):
         raise watch(played.url).exception
 
 
@@ -59,7 +59,7 @@ def test_before_any_step_was_sampled(played):  # noqa: F811
 
 
 def figures(samples, *values):
-    """By layer, each of so many steps."""
+    """Metrics with one value per layer, over `samples` steps."""
     names = ("experts_native", "experts_active", "mass_kept", "smallest_kept")
     lines = [f'xshare:{name}{{engine="0",layer="{n}"}} {v}' for name in names for n, v in enumerate(values)]
     return "\n".join([*lines, f'xshare:rows_protected{{engine="0"}} 1.5\nxshare:samples{{engine="0"}} {samples}\n'])
@@ -83,9 +83,9 @@ def test_between_two_readings(played):  # noqa: F811
 
 
 def test_layers_that_do_not_fit_are_those_that_keep_most(played):  # noqa: F811
-    found = reading(played, 1, figures(1, *(0.9 - 0.01 * layer for layer in range(30))))
+    scraped = reading(played, 1, figures(1, *(0.9 - 0.01 * layer for layer in range(30))))
     console = Console(width=100, record=True, file=open("/dev/null", "w"))  # noqa: PTH123, SIM115
-    console.print(view("http://h", Between(found, found), height=25, trouble="gone"))
+    console.print(view("http://h", Between(scraped, scraped), height=25, trouble="gone"))
     text = console.export_text()
     assert "11 of 30 layers, those that keep the smallest shares:" in text
     assert "smallest share kept 0.610 (layer 29)" in text

@@ -34,9 +34,9 @@ def _engine():
 
 
 def free_port():
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return found.getsockname()[1]
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
 
 
 def environment(**more):
@@ -55,9 +55,9 @@ def run(script, *arguments, **more):
 
 def check_pruned(printed, least):
     """Steps were acted on, and what they loaded and kept is what a policy of that kind gives."""
-    found = re.search(PRUNED, printed)
-    assert found, printed
-    steps, active, native, mass = map(float, found.groups())
+    match = re.search(PRUNED, printed)
+    assert match, printed
+    steps, active, native, mass = map(float, match.groups())
     assert steps > 5
     assert 4 <= active < native <= 64
     assert mass >= least

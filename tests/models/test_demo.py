@@ -40,9 +40,9 @@ def test_one_table_and_one_file(in_the_box, tmp_path):
     assert result.exit_code == 0, result.output
     assert "8 held-out questions of 8 kinds" in result.output
     assert f"results: {path}" in result.output
-    found = json.loads(path.read_text())
-    assert found["provenance"]["model"] == "nano"
-    native, pruned, all_kept = found["rows"]
+    content = json.loads(path.read_text())
+    assert content["provenance"]["model"] == "nano"
+    native, pruned, all_kept = content["rows"]
     assert set(native) >= COLUMNS
     assert native["policy"] == "native"
     assert native["mass"] == pytest.approx(1)
@@ -50,11 +50,11 @@ def test_one_table_and_one_file(in_the_box, tmp_path):
     assert native["agreement"] == all_kept["agreement"] == 1  # a budget of N changes no token
     assert pruned["active"] < native["active"]
     assert pruned["mass"] < 1
-    assert all(row["accuracy_low"] <= row["accuracy"] <= row["accuracy_high"] for row in found["rows"])
+    assert all(row["accuracy_low"] <= row["accuracy"] <= row["accuracy_high"] for row in content["rows"])
     again = CliRunner().invoke(app, words)
     assert isinstance(again.exception, XShareError)
     assert "is there already: remove it, or name another file" in str(again.exception)
-    assert json.loads(path.read_text()) == found
+    assert json.loads(path.read_text()) == content
 
 
 def test_a_policy_that_cannot_be_read_is_refused_before_anything_runs(in_the_box, tmp_path):
@@ -106,16 +106,16 @@ def answered(policy, change):
 def test_the_preset_that_the_measurements_favour(changes, ratios, name):
     answers = [answered(preset, change) for preset, change in zip(RECOMMENDED, changes, strict=True)]
     timed = [timed_row(preset, ratio, ratio) for preset, ratio in zip(RECOMMENDED, ratios, strict=True)]
-    said = demo.advice(answers, timed)
-    assert f'"{name}"' in said if name else "none of the presets is worth it" in said
+    advice = demo.advice(answers, timed)
+    assert f'"{name}"' in advice if name else "none of the presets is worth it" in advice
 
 
 def test_where_onednn_has_a_cliff_the_demo_goes_without_and_says_so(in_the_box, monkeypatch):
     monkeypatch.setattr(demo, "find_cliff", lambda: "nine rows take ten times as long")
     words = ["demo", "--questions", "1", "--tokens", "3", "--jobs", "1", "--policy", "k0=1,m=2", "--no-speed"]
-    asked = []
-    monkeypatch.setattr(demo, "onednn", lambda on: asked.append(on) or nullcontext())
+    switched = []
+    monkeypatch.setattr(demo, "onednn", lambda on: switched.append(on) or nullcontext())
     result = CliRunner().invoke(app, words)
     assert result.exit_code == 0, result.output
     assert "oneDNN is switched off for this demo: nine rows take ten times as long" in result.output
-    assert asked == [False, False]
+    assert switched == [False, False]

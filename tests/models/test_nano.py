@@ -76,9 +76,9 @@ def test_it_answers_and_a_random_set_harms_it(nano, native):
     half = round(native.stats.mean["experts_active"] / 2)
     # It talks on and on: it is asked the half that takes the fewest tokens, and cut off where no right answer has gone.
     few = sorted(range(len(TASKS)), key=lambda number: len(native.tokens[number]))[: len(TASKS) // 2]
-    asked, tokens, right = ([each[number] for number in few] for each in (TASKS, native.tokens, native.right))
+    tasks, tokens, right = ([values[number] for number in few] for values in (TASKS, native.tokens, native.right))
     longest = max(len(answered) for answered, well in zip(tokens, right, strict=True) if well)
-    random_set = answer(nano, Policy.parse(f"random:k0=0,m={half}"), asked, batch=16, limit=longest)
+    random_set = answer(nano, Policy.parse(f"random:k0=0,m={half}"), tasks, batch=16, limit=longest)
     harmed = row_of(random_set, dataclasses.replace(native, tokens=tokens, right=right))
     assert harmed["change"] <= -0.75  # measured: not one of them is right
     assert harmed["accuracy"] <= 0.05
@@ -107,12 +107,12 @@ def test_vllm_decodes_the_same_tokens_and_the_same_sets(nano, native):
     prompts = [nano.encode(task.prompt) for task in TASKS]
     assert len(prompts) == 50
     assert [answer.tokens for answer in vllm.run(prompts, limit=LONGEST, batch=50).answers] == native.tokens
-    found = []
+    decoded = []
     for engine in (nano, vllm):  # one batch that begins and ends together: the same rows at every step
         engine.use(policy)
         run = engine.run([prompt[-8:] for prompt in prompts[:16]], limit=24, batch=16, to_the_end=True)
-        found.append([answer.tokens for answer in run.answers])
-    assert found[0] == found[1]
+        decoded.append([answer.tokens for answer in run.answers])
+    assert decoded[0] == decoded[1]
     vllm.close()
 
 
@@ -128,6 +128,6 @@ def test_the_router_is_alive(trace):
 
 
 def test_neighbours_in_a_text_share_experts(trace):
-    found = {row["pair"]: row["overlap"] for row in overlap(trace, tops=[trace.header.top_k])}
-    assert found["consecutive"] >= 5 * found["different domains"]  # measured: 1.14 of 4 experts and 0.21
-    assert found["consecutive"] >= 1.3 * found["same domain"] >= 1  # 0.82
+    overlaps = {row["pair"]: row["overlap"] for row in overlap(trace, tops=[trace.header.top_k])}
+    assert overlaps["consecutive"] >= 5 * overlaps["different domains"]  # measured: 1.14 of 4 experts and 0.21
+    assert overlaps["consecutive"] >= 1.3 * overlaps["same domain"] >= 1  # 0.82

@@ -48,10 +48,12 @@ def folder(tmp_path, monkeypatch):
     """Tasks of nano's sums: as nano answers, with a stop at the first line, for a chat, and by likelihood."""
     pytest.importorskip("lm_eval", reason="lm-evaluation-harness is not installed")
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
-    rows = [{"question": each.text, "answer": each.answer} for each in held_out_questions("sums", 6, size=4)]
+    rows = [
+        {"question": question.text, "answer": question.answer} for question in held_out_questions("sums", 6, size=4)
+    ]
     (tmp_path / "sums.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    asked = "<|question|>{{question}}<|answer|>"
-    for name, stop, text in (("whole", "@@", asked), ("line", "\\n", asked), ("chat", "@@", "{{question}}")):
+    prompt = "<|question|>{{question}}<|answer|>"
+    for name, stop, text in (("whole", "@@", prompt), ("line", "\\n", prompt), ("chat", "@@", "{{question}}")):
         (tmp_path / f"{name}.yaml").write_text(TASK.format(name=name, stop=stop, text=text, folder=tmp_path))
     (tmp_path / "likely.yaml").write_text(LIKELY.format(folder=tmp_path))
     return tmp_path
@@ -66,10 +68,10 @@ def test_paired_with_native_by_task(folder, tmp_path):
     words = ["--tasks", "whole,line", "--task-folder", folder, "--policy", "k0=0,rho=0.7", "--questions", 4]
     result = quality(*words, "--out", path)
     assert result.exit_code == 0, result.output
-    found = json.loads(path.read_text())
-    rows = {(row["task"], row["policy"]): row for row in found["rows"]}
+    content = json.loads(path.read_text())
+    rows = {(row["task"], row["policy"]): row for row in content["rows"]}
     assert [*rows] == [(task, policy) for task in ("whole", "line") for policy in ("native", "k0=0,rho=0.7")]
-    assert {row["metric"] for row in found["rows"]} == {"exact_match,said"}
+    assert {row["metric"] for row in content["rows"]} == {"exact_match,said"}
     assert rows["whole", "native"]["accuracy"] == 1  # nano can add four numbers
     assert rows["line", "native"]["accuracy"] == 0  # which it does not in one line
     assert rows["line", "native"]["tokens"] < rows["whole", "native"]["tokens"] / 2
@@ -79,7 +81,7 @@ def test_paired_with_native_by_task(folder, tmp_path):
     assert pruned["active"] < pruned["active_native"]
     assert "task" in result.output
     again = quality(*words, "--out", path)
-    assert json.loads(path.read_text())["samples"] == found["samples"]  # nothing was asked again
+    assert json.loads(path.read_text())["samples"] == content["samples"]  # nothing was asked again
     assert again.exit_code == 0
     other = quality(*words[:-1], 3, "--out", path).exception
     assert "was measured with other settings" in str(other)
@@ -110,22 +112,22 @@ def test_by_the_models_chat_template(folder, engine):
         {"role": "user", "content": text.tasks[0].prompt[len("<|question|>") : -len("<|answer|>")]}
     ]
     assert prompts_of(engine, chat.tasks) == prompts_of(engine, text.tasks)
-    given = engine.encode_chat([*chat.tasks[0].messages, {"role": "assistant", "content": "12 +"}])
-    assert given == engine.encode(text.tasks[0].prompt + "12 +")  # gone on with
+    encoded = engine.encode_chat([*chat.tasks[0].messages, {"role": "assistant", "content": "12 +"}])
+    assert encoded == engine.encode(text.tasks[0].prompt + "12 +")  # gone on with
     engine.tokenizer.chat_template = None
     with pytest.raises(ModelError, match="no chat template: leave --chat out"):
         prompts_of(engine, chat.tasks)
 
 
 @pytest.mark.parametrize(
-    ("tasks", "said"),
+    ("tasks", "sentence"),
     [
         ("likely", "'likely' is scored by the likelihood of given answers, .* take a task that generates"),
         ("whole:none", "task 'whole' has no filter 'none': expected one of said, first-number"),
     ],
 )
-def test_tasks_that_cannot_be_asked(folder, tasks, said):
-    with pytest.raises(TaskError, match=said):
+def test_tasks_that_cannot_be_asked(folder, tasks, sentence):
+    with pytest.raises(TaskError, match=sentence):
         harness.harness_tasks(tasks, folder, None)
 
 

@@ -43,14 +43,14 @@ def test_a_budget_of_n_changes_no_token(engine, tasks, native):
 
 def test_times_of_some_batches_are_times_of_none(engine, tasks, monkeypatch):
     monkeypatch.setattr(engine, "lanes", 2)
-    found = answer(engine, None, [*tasks, Task("Sort 2 1", "x", "d")], batch=2, limit=6, alike=True)
-    assert found.run.decode_s == 0  # the last, alone in a pass, was timed
-    assert row_of(found, found)["tokens_per_s"] is None
+    outcome = answer(engine, None, [*tasks, Task("Sort 2 1", "x", "d")], batch=2, limit=6, alike=True)
+    assert outcome.run.decode_s == 0  # the last, alone in a pass, was timed
+    assert row_of(outcome, outcome)["tokens_per_s"] is None
 
 
 def test_a_small_budget_is_seen_in_every_figure(engine, tasks, native):
-    found = answer(engine, Policy.parse("k0=1,m=0"), tasks, **OPTIONS)
-    row = row_of(found, native)
+    outcome = answer(engine, Policy.parse("k0=1,m=0"), tasks, **OPTIONS)
+    row = row_of(outcome, native)
     assert row["policy"] == "k0=1,m=0"
     assert row["active"] < row["active_native"]
     assert row["mass"] < 1
@@ -74,14 +74,14 @@ def test_forced_natively_nothing_diverges(engine, tasks, native):
 
 def test_teacher_forcing_chooses_the_sets_of_decoding(engine, tasks):
     """Sequences that begin and end together: decoded and forced, every step has the same rows."""
-    some = tasks[:4]
+    few = tasks[:4]
     policy = Policy.parse("k0=1,m=2")
-    found = answer(engine, policy, some, batch=4, limit=12)
-    decoded = found.stats.mean
+    outcome = answer(engine, policy, few, batch=4, limit=12)
+    decoded = outcome.stats.mean
     engine.use(policy)
-    lengths = {len(tokens) for tokens in found.tokens}
+    lengths = {len(tokens) for tokens in outcome.tokens}
     assert lengths == {12}
-    engine.diverge([engine.encode(t.prompt) for t in some], found.tokens, batch=4)
+    engine.diverge([engine.encode(t.prompt) for t in few], outcome.tokens, batch=4)
     forced = engine.stats().mean
     assert forced["experts_active"] == pytest.approx(decoded["experts_active"])
     assert forced["mass_kept"] == pytest.approx(decoded["mass_kept"], abs=1e-5)

@@ -10,11 +10,11 @@ from xshare.quality.paired import change_bounds, mcnemar, paired, questions_need
 def test_lost_won_and_change_agree_with_a_count_by_hand():
     base = [True] * 8 + [False] * 2
     other = [True] * 5 + [False] * 3 + [True] + [False]
-    found = paired(base, other)
-    assert (found.lost, found.won) == (3, 1)
-    assert found.change == pytest.approx(-0.2)
-    assert found.p == pytest.approx(2 * (1 + 4) / 16)
-    assert found.low < found.change < found.high
+    comparison = paired(base, other)
+    assert (comparison.lost, comparison.won) == (3, 1)
+    assert comparison.change == pytest.approx(-0.2)
+    assert comparison.p == pytest.approx(2 * (1 + 4) / 16)
+    assert comparison.low < comparison.change < comparison.high
 
 
 @pytest.mark.parametrize(("lost", "won", "p"), [(0, 0, 1), (5, 0, 2 / 32), (0, 5, 2 / 32), (4, 4, 1), (1, 0, 1)])
@@ -34,16 +34,16 @@ def test_the_interval_covers_the_truth_as_often_as_it_says():
     for _ in range(500):
         base = [rng.random() < 0.8 for _ in range(120)]
         other = [rng.random() < (0.9 if right else 0.2) for right in base]  # truth: 0.8 * 0.9 + 0.2 * 0.2 - 0.8 = -0.04
-        found = paired(base, other)
-        covered += found.low <= -0.04 <= found.high
+        comparison = paired(base, other)
+        covered += comparison.low <= -0.04 <= comparison.high
     assert covered > 0.92 * 500
 
 
-@pytest.mark.parametrize(("lost", "won", "asked"), [(0, 0, 40), (3, 1, 120), (10, 12, 400), (40, 0, 40)])
-def test_bounds_hold_what_was_seen_and_narrow_with_alpha(lost, won, asked):
-    low, high = change_bounds(lost, won, asked, 0.05)
-    assert low <= (won - lost) / asked <= high
-    wider = change_bounds(lost, won, asked, 0.001)
+@pytest.mark.parametrize(("lost", "won", "questions"), [(0, 0, 40), (3, 1, 120), (10, 12, 400), (40, 0, 40)])
+def test_bounds_hold_what_was_seen_and_narrow_with_alpha(lost, won, questions):
+    low, high = change_bounds(lost, won, questions, 0.05)
+    assert low <= (won - lost) / questions <= high
+    wider = change_bounds(lost, won, questions, 0.001)
     assert wider[0] <= low
     assert wider[1] >= high
 
@@ -56,8 +56,8 @@ def test_bounds_hold_however_often_one_looks():
         missed = [0, 0]
         for _ in range(300):
             draws = rng.random(400)
-            gone, new = (draws < lost).cumsum(), (draws > 1 - won).cumsum()
-            ends = [of(int(gone[n]), int(new[n]), n + 1, 0.05) for n in range(9, 400, 10)]
+            losses, wins = (draws < lost).cumsum(), (draws > 1 - won).cumsum()
+            ends = [of(int(losses[n]), int(wins[n]), n + 1, 0.05) for n in range(9, 400, 10)]
             missed[0] += any(low > -0.05 for low, _ in ends)
             missed[1] += any(high < -0.05 for _, high in ends)
         assert max(missed) <= 0.05 * 300 + 3 * (300 * 0.05 * 0.95) ** 0.5

@@ -63,6 +63,6 @@ def test_lab_is_asked_at_the_largest_size_it_answers_well(tmp_path, monkeypatch,
     script = str(RECIPES / "lab" / "tasks.py")
     monkeypatch.setattr("sys.argv", [script, "2", str(tmp_path / "evaluation.json")])
     runpy.run_path(script, run_name="__main__")
-    asked = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert [each["kind"] for each in asked] == ["sums", "sums", "sorting", "sorting"]
-    assert all(each["question"].count("+") + each["question"].count(" - ") == 19 for each in asked[:2])
+    tasks = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [task["kind"] for task in tasks] == ["sums", "sums", "sorting", "sorting"]
+    assert all(task["question"].count("+") + task["question"].count(" - ") == 19 for task in tasks[:2])

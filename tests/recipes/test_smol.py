@@ -56,7 +56,7 @@ def test_a_mixture_begins_as_the_dense_model(recipe):
     torch.testing.assert_close(logits(exact, ids), logits(dense, ids), rtol=1e-4, atol=1e-4)
     near = upcycle.upcycled(dense, upcycle.Shape(), ids).eval()
     chosen = []
-    near.model.layers[0].mlp.gate.register_forward_hook(lambda _, given, out: chosen.append(out[2]))
+    near.model.layers[0].mlp.gate.register_forward_hook(lambda _, inputs, out: chosen.append(out[2]))
     p, q = (logits(model, ids).log_softmax(-1) for model in (dense, near))
     none = torch.zeros_like(p).log_softmax(-1)  # what a model says that has learnt nothing
     assert (p.exp() * (p - q)).sum(-1).mean() < 0.2 * (p.exp() * (p - none)).sum(-1).mean()
@@ -136,8 +136,8 @@ def test_it_is_made_and_trained(recipe, tmp_path, monkeypatch):
         app.command()(recipe(script).main)
         return CliRunner().invoke(app, [str(word) for word in words])
 
-    made = run("upcycle", tmp_path, start, tmp_path / "start", "--rows", "2", "--length", "32")
-    assert made.exit_code == 0, made.output
+    upcycled = run("upcycle", tmp_path, start, tmp_path / "start", "--rows", "2", "--length", "32")
+    assert upcycled.exit_code == 0, upcycled.output
     options = [tmp_path, "--out", out, "--model", "smol", "--rows", "2", "--workers", "1", "--questions", "0"]
     ended = run("train", *options, "--start", tmp_path / "start", "--steps", 2)
     assert ended.exit_code == 0, ended.output

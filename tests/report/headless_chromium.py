@@ -47,7 +47,7 @@ class Browser:
         message = {"id": self.number, "method": method, "params": params}
         message |= {"sessionId": self.session} if self.session else {}
         os.write(self.into, json.dumps(message).encode() + b"\0")
-        answer = self.until(lambda found: found.get("id") == self.number)
+        answer = self.until(lambda reply: reply.get("id") == self.number)
         assert "error" not in answer, (method, answer)
         return answer["result"]
 
@@ -73,22 +73,22 @@ class Browser:
         self.prefer(scheme)
         self.events.clear()
         self.ask("Page.navigate", url=path.as_uri())
-        self.until(lambda found: found.get("method") == "Page.loadEventFired")
+        self.until(lambda event: event.get("method") == "Page.loadEventFired")
 
     def prefer(self, scheme):
         """Light or dark, from now on."""
         self.ask("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
 
     def value(self, expression):
-        """What a JavaScript expression is in the page."""
-        found = self.ask("Runtime.evaluate", expression=expression, returnByValue=True)
-        assert "exceptionDetails" not in found, found
-        return found["result"].get("value")
+        """The value of a JavaScript expression in the page."""
+        reply = self.ask("Runtime.evaluate", expression=expression, returnByValue=True)
+        assert "exceptionDetails" not in reply, reply
+        return reply["result"].get("value")
 
     def requests(self):
-        """Addresses that were asked for, but the page's own and what lies in it."""
-        asked = [e["params"]["request"]["url"] for e in self.events if e["method"] == "Network.requestWillBeSent"]
-        return [url for url in asked[1:] if not url.startswith("data:")]
+        """Addresses that the page requested, without its own and `data:` ones."""
+        urls = [e["params"]["request"]["url"] for e in self.events if e["method"] == "Network.requestWillBeSent"]
+        return [url for url in urls[1:] if not url.startswith("data:")]
 
     def errors(self):
         """What the console shows in red."""

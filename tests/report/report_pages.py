@@ -10,7 +10,7 @@ EVIDENCE = Path(__file__).parents[2] / "evidence"
 SECTIONS = ("pareto", "layers", "law", "stairs", "curve", "tables", "notes")
 
 
-def made(folder):
+def report_page(folder):
     return page(*read_folder(folder), "Results")
 
 
@@ -21,8 +21,8 @@ def sections(text):
 class Elements(HTMLParser):
     def __init__(self, text):
         super().__init__()
-        self.found = []
+        self.tags = []
         self.feed(text)
 
     def handle_starttag(self, tag, attrs):
-        self.found.append((tag, dict(attrs)))
+        self.tags.append((tag, dict(attrs)))

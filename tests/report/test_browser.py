@@ -3,7 +3,7 @@
 import headless_chromium
 import pytest
 import small_result_files as results
-from report_pages import EVIDENCE, made, sections
+from report_pages import EVIDENCE, report_page, sections
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +27,7 @@ def pages(tmp_path_factory):
     files = {}
     for name, source in (("small", folder), ("evidence", EVIDENCE), ("worth", worth)):
         files[name] = folder / f"{name}.html"
-        files[name].write_text(made(source))
+        files[name].write_text(report_page(source))
     return files
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import small_result_files as results
-from report_pages import Elements, made, sections
+from report_pages import Elements, report_page, sections
 from small_result_files import write
 
 from xshare.report.chart import COLOURS
@@ -26,7 +26,7 @@ def test_rows_of_any_content_do_not_break_the_page(tmp_path):
         rows + results.demo_rows() + results.speed_rows() + results.curve_rows(),
         model=[1],
     )
-    assert sections(made(tmp_path))[0] == "pareto"
+    assert sections(report_page(tmp_path))[0] == "pareto"
 
 
 def test_names_in_files_are_text(tmp_path):
@@ -41,7 +41,7 @@ def test_names_in_files_are_text(tmp_path):
     write(tmp_path, "c.json", [row | {evil: evil} for row in results.layer_rows()])
     write(tmp_path, "<img src=x>.json", [{evil: 1}, {evil: 2}])
     text = page(*read_folder(tmp_path), evil)
-    elements = Elements(text).found
+    elements = Elements(text).tags
     assert not {"script", "img"} & {tag for tag, _ in elements}
     assert not any(name.startswith("on") for _, attributes in elements for name in attributes)
     assert "&lt;script&gt;alert(1)" in text
@@ -52,11 +52,11 @@ def whole(tmp_path_factory):
     """A folder in which every section has something to show, and its page."""
     folder = tmp_path_factory.mktemp("results")
     results.one_of_each(folder)
-    return folder, made(folder)
+    return folder, report_page(folder)
 
 
 def test_the_page_is_accessible_and_fetches_nothing(whole):
-    elements = Elements(whole[1]).found
+    elements = Elements(whole[1]).tags
     assert ("html", {"lang": "en"}) in elements
     levels = [int(tag[1]) for tag, _ in elements if re.fullmatch("h[1-6]", tag)]
     assert levels[0] == 1
@@ -75,23 +75,23 @@ def test_the_page_is_accessible_and_fetches_nothing(whole):
 
 def test_a_file_can_be_taken_out_of_the_page_again(tmp_path):
     write(tmp_path, "r.json", results.quality_rows())
-    [link] = [a for tag, a in Elements(made(tmp_path)).found if a.get("download")]
+    [link] = [a for tag, a in Elements(report_page(tmp_path)).tags if a.get("download")]
     assert link["download"] == "r.json"
     assert base64.b64decode(link["href"].partition("base64,")[2]) == (tmp_path / "r.json").read_bytes()
 
 
 def test_tables_say_once_what_is_the_same_and_align_numbers(tmp_path):
     write(tmp_path, "r.json", [row | {"pairs": 10_000, "share": 0.123456} for row in results.replay_rows()])
-    text = made(tmp_path)
-    said = "method xshare, batch 16, experts loaded natively 44, best expert kept 100.0 %, pairs 10000, share 0.1235"
-    assert f"In every row: {said}." in text
+    text = report_page(tmp_path)
+    shared = "method xshare, batch 16, experts loaded natively 44, best expert kept 100.0 %, pairs 10000, share 0.1235"
+    assert f"In every row: {shared}." in text
     assert '<th scope="row">k0=1,m=16</th><td class="number">30</td><td class="number">29 to 31</td>' in text
     assert '<td class="number">94.0 %</td>' in text
 
 
 def test_provenance_is_on_the_page(tmp_path):
     write(tmp_path, "r.json", results.quality_rows(), argv=["xshare", "demo", "--batch", "16"])
-    text = made(tmp_path)
+    text = report_page(tmp_path)
     for fact in ("xshare demo --batch 16", "NVIDIA H200", "torch 2.13.0", "0a43b46", "2026-11-15T12:00", "nano"):
         assert fact in text
 
@@ -101,7 +101,7 @@ def test_later_runs_are_told_and_are_no_column(tmp_path):
     whole = json.loads((tmp_path / "r.json").read_text())
     later = {"git": "77c0ffee", "time": "2026-12-24T18:00:00+00:00"}
     (tmp_path / "r.json").write_text(json.dumps(whole | {"stamps": [later]}))
-    text = made(tmp_path)
+    text = report_page(tmp_path)
     assert "measured 2026-11-15 to 2026-12-24" in text
     assert "Continued by a later run:" in text
     assert "77c0ffee" in text
@@ -111,7 +111,7 @@ def test_later_runs_are_told_and_are_no_column(tmp_path):
 
 def test_the_same_results_give_the_same_page(whole):
     folder, text = whole
-    assert made(folder) == text
+    assert report_page(folder) == text
 
 
 def test_colours_can_be_told_from_the_paper_in_light_and_in_dark():
@@ -129,7 +129,7 @@ def test_colours_can_be_told_from_the_paper_in_light_and_in_dark():
 
 
 def contrast(a, b):
-    """As WCAG has it."""
+    """The contrast ratio as WCAG defines it."""
 
     def light(colour):
         parts = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]

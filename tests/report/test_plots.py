@@ -6,7 +6,7 @@ from itertools import combinations
 
 import pytest
 import small_result_files as results
-from report_pages import EVIDENCE, made
+from report_pages import EVIDENCE, report_page
 from small_result_files import write
 
 from xshare.progress import quiet
@@ -55,18 +55,18 @@ def test_names_cover_nothing_and_stay_inside(name):
 
 def test_a_name_without_a_place_is_left_out():
     crowd = [(50.0 + n % 5, 50.0 + n // 5) for n in range(40)]
-    found = place(crowd, [(60.0, 10.0)] * 40, [], (0, 0, 150, 100))
-    put = [each for each in found if each is not None]
+    spots = place(crowd, [(60.0, 10.0)] * 40, [], (0, 0, 150, 100))
+    put = [spot for spot in spots if spot is not None]
     assert 1 <= len(put) < 40
-    assert found[0] is not None  # the first choose first
+    assert spots[0] is not None  # the first choose first
 
 
 def test_a_legend_says_what_differs_and_is_never_cut():
-    found = list(law.laws(read_result(EVIDENCE / "paper_speed.json")))
-    assert all(whole_points(law.chart([steps]).svg()) == len(steps.active) for steps in found)
-    drafted = [steps for steps in found if "drafter eagle3" in steps.regime][:1]
+    by_regime = list(law.laws(read_result(EVIDENCE / "paper_speed.json")))
+    assert all(whole_points(law.chart([steps]).svg()) == len(steps.active) for steps in by_regime)
+    drafted = [steps for steps in by_regime if "drafter eagle3" in steps.regime][:1]
     assert ">batch 4<" not in law.chart(drafted).figure("", "")  # of one line there is nothing to tell apart
-    plain = [steps for steps in found if steps.but_batch == found[0].but_batch]
+    plain = [steps for steps in by_regime if steps.but_batch == by_regime[0].but_batch]
     legend = re.sub("<[^>]*>", "", law.chart(plain).figure("", "").partition("</p>")[0])
     assert legend == "● batch 16■ batch 32◆ batch 8▲ batch 4"
     long = "layers 36, batch 4, drafts 3, drafter eagle3, independent"
@@ -86,12 +86,12 @@ def test_ticks_are_round_and_say_what_they_are():
 
 
 def test_names_of_a_replay_stay_inside_the_axes(tmp_path, monkeypatch):
-    kept = []
-    monkeypatch.setattr(plot, "save", lambda figure, path: kept.append(figure))
+    figures = []
+    monkeypatch.setattr(plot, "save", lambda figure, path: figures.append(figure))
     many = [(44.0, 1.0, "native"), (43.5, 0.99, "k0=1,m=16,score=full"), (10, 0.3, "random:k0=1,m=6,score=full")]
     many += [(10.0 + n / 9, 0.3 + n / 900, f"k0=1,m={n}") for n in range(12)]
     plot.plot_tradeoff([{"active": a, "mass": m, "policy": p} for a, m, p in many], tmp_path / "p.svg", "title")
-    [axes] = kept[0].axes
+    [axes] = figures[0].axes
     inside = axes.get_window_extent()
     notes = [note for note in axes.texts if note.get_text()]
     boxes = [note.get_window_extent().extents for note in notes]
@@ -104,7 +104,7 @@ def test_names_of_a_replay_stay_inside_the_axes(tmp_path, monkeypatch):
 
 def test_columns_and_shares_are_readable(tmp_path):
     write(tmp_path, "r.json", [row | {"accuracy": 0.925, "step_ms": 1.5} for row in results.demo_rows()[:1]])
-    text = made(tmp_path)
+    text = report_page(tmp_path)
     assert '<th scope="col" class="number" title="active_native">experts loaded natively</th>' in text
     assert ">step, ms</th>" in text
     assert ">92.5 %</td>" in text
@@ -122,7 +122,7 @@ def test_an_interval_stays_within_what_is_possible(tmp_path):
         "accuracy_high": 1.02,
     }
     write(tmp_path, "r.json", [results.demo_rows()[0] | {"change": 0.0}, row])  # as files of before have it
-    text = made(tmp_path)
+    text = report_page(tmp_path)
     assert ">-100.0 to -80.0<" in text
     assert "-100.5" not in text
     assert ">88.0 to 100.0 %<" in text

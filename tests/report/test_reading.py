@@ -4,7 +4,7 @@ import json
 
 import pytest
 import small_result_files as results
-from report_pages import EVIDENCE, made, sections
+from report_pages import EVIDENCE, report_page, sections
 from small_result_files import write
 
 from xshare.cli import main
@@ -88,7 +88,7 @@ def test_unknown_columns_are_named_and_shown_as_a_table(tmp_path):
     _, [note] = read_folder(tmp_path)
     assert "x.json" in note
     assert "colour, size" in note
-    text = made(tmp_path)
+    text = report_page(tmp_path)
     assert sections(text) == ["tables", "notes"]
     assert ">blue</th>" in text
 

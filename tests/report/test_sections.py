@@ -4,7 +4,7 @@ from dataclasses import astuple
 
 import pytest
 import small_result_files as results
-from report_pages import EVIDENCE, made, sections
+from report_pages import EVIDENCE, report_page, sections
 from small_result_files import write
 
 from xshare.report.law import laws
@@ -24,7 +24,7 @@ def test_sections_are_there_when_there_is_data_for_them(tmp_path):
     ):
         (tmp_path / name).mkdir()
         write(tmp_path / name, "r.json", rows)
-        assert sections(made(tmp_path / name)) == wanted
+        assert sections(report_page(tmp_path / name)) == wanted
 
 
 def test_the_front_is_what_nothing_beats(tmp_path):
@@ -41,7 +41,7 @@ def test_equal_points_are_both_on_the_front(tmp_path):
     write(tmp_path, "r.json", [*rows, rows[1] | {"policy": "oea:k0=2"}])
     [plane] = planes(read_folder(tmp_path)[0])
     assert {"k0=1,m=16", "oea:k0=2"} <= {p.policy for p in plane.front()}
-    assert "k0=1,m=16 = oea:k0=2" in made(tmp_path)
+    assert "k0=1,m=16 = oea:k0=2" in report_page(tmp_path)
 
 
 def test_measured_speed_comes_first_and_intervals_are_kept(tmp_path):
@@ -54,8 +54,8 @@ def test_measured_speed_comes_first_and_intervals_are_kept(tmp_path):
 def test_regimes_are_not_mixed_and_two_files_meet_only_under_the_same_conditions(tmp_path):
     write(tmp_path, "speed.json", results.speed_rows(batches=(4, 16)))
     write(tmp_path, "quality.json", results.quality_rows(batch=16))
-    found = list(planes(read_folder(tmp_path)[0]))
-    assert [(plane.speed, plane.source) for plane in found] == [
+    drawn = list(planes(read_folder(tmp_path)[0]))
+    assert [(plane.speed, plane.source) for plane in drawn] == [
         ("ratio", "speed.json and quality.json: nano, batch 16")
     ]
     write(tmp_path, "quality.json", results.quality_rows(batch=16), model="another")
@@ -87,14 +87,14 @@ def test_two_sizes_are_no_line(tmp_path):
     write(tmp_path, "r.json", results.speed_rows(batches=(4,))[1:3])
     [law] = laws(read_folder(tmp_path)[0][0])
     assert law.law is None
-    assert "too few" in made(tmp_path)
+    assert "too few" in report_page(tmp_path)
 
 
 def test_layers_from_rows_and_from_lists():
     wanted = {"native": {0: 44, 1: 45, 2: 46}, "k0=1,m=0": {0: 15, 1: 16, 2: 17}}
-    found = by_layer(results.layer_rows())
-    assert {name: found[name] for name in wanted} == wanted
-    assert next(iter(found)) == "native"
+    counts = by_layer(results.layer_rows())
+    assert {name: counts[name] for name in wanted} == wanted
+    assert next(iter(counts)) == "native"
     listed = [{"policy": "p", "experts_active": [3, 5.5], "experts_native": [7, 8]}]
     assert by_layer(listed) == {"native": {0: 7, 1: 8}, "p": {0: 3, 1: 5.5}}
     assert by_layer(results.demo_rows()) == {}
@@ -105,13 +105,13 @@ def test_a_staircase_has_a_line_for_each_number_of_rows_and_its_edges_named(tmp_
         row | {"batch": 32, "ms_low": row["ms"] - 0.3, "ms_high": row["ms"] + 0.3} for row in results.stairs_rows((4,))
     ]
     write(tmp_path, "r.json", results.stairs_rows() + noisy)
-    [(regime, found)] = staircases(read_folder(tmp_path)[0][0])
+    [(regime, curves)] = staircases(read_folder(tmp_path)[0][0])
     assert regime["layers"] == 24
-    assert [stairs.rows for stairs in found] == [4, 16, 32]
-    assert [stairs.ends() for stairs in found] == [[11, 16], [11, 16], []]
-    assert [s.name for s in chart(found).series] == ["4 rows", "16 rows", "32 rows"]
-    assert found[0].times[11] == pytest.approx((3.25, 3.24, 3.26))
-    text = made(tmp_path)
+    assert [stairs.rows for stairs in curves] == [4, 16, 32]
+    assert [stairs.ends() for stairs in curves] == [[11, 16], [11, 16], []]
+    assert [s.name for s in chart(curves).series] == ["4 rows", "16 rows", "32 rows"]
+    assert curves[0].times[11] == pytest.approx((3.25, 3.24, 3.26))
+    text = report_page(tmp_path)
     assert "4 rows: stairs end at 11, 16; 16 rows: stairs end at 11, 16; 32 rows: no clear stairs." in text
     assert "time of a step by the size of its set" in text
     assert text.count(">11</text>") == 2
@@ -125,4 +125,4 @@ def test_a_staircase_whose_times_do_not_grow_is_drawn_without_edges(tmp_path):
     broken = [{"batch": 4, "experts": None, "ms": 3.0}, {"batch": 4, "experts": 30, "ms": None}]
     write(tmp_path, "r.json", flat + broken)
     assert [stairs.ends() for stairs in next(staircases(read_folder(tmp_path)[0][0]))[1]] == [[], []]
-    assert sections(made(tmp_path)) == ["stairs", "tables"]
+    assert sections(report_page(tmp_path)) == ["stairs", "tables"]

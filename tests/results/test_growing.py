@@ -38,11 +38,11 @@ def test_one_run_leaves_records_as_they_are(tmp_path, run):
     results = run(path, "first")
     add(results, 0)
     results.write(verdict="worth it")
-    found = json.loads(path.read_text())
-    assert list(found) == ["format", "provenance", "rows", "samples"]
-    assert found["samples"] == [sample(0)]
-    assert found["provenance"]["fingerprint"] == SETTINGS
-    assert found["provenance"]["verdict"] == "worth it"
+    content = json.loads(path.read_text())
+    assert list(content) == ["format", "provenance", "rows", "samples"]
+    assert content["samples"] == [sample(0)]
+    assert content["provenance"]["fingerprint"] == SETTINGS
+    assert content["provenance"]["verdict"] == "worth it"
 
 
 def test_two_runs_leave_two_stamps(tmp_path, run):
@@ -53,16 +53,16 @@ def test_two_runs_leave_two_stamps(tmp_path, run):
     assert second.samples == before["samples"]
     add(second, 1)
     add(second, 2)
-    found = json.loads(path.read_text())
-    assert json.dumps(found["provenance"]) == json.dumps(before["provenance"])
-    assert [stamp["git"] for stamp in found["stamps"]] == ["second"]
-    assert found["stamps"][0]["device"] == "device of second"
-    assert found["samples"] == [sample(0), sample(1) | {"stamp": 1}, sample(2) | {"stamp": 1}]
-    assert found["rows"] == [{"policy": "native", "repeats": 3, "stamp": 1}]
+    content = json.loads(path.read_text())
+    assert json.dumps(content["provenance"]) == json.dumps(before["provenance"])
+    assert [stamp["git"] for stamp in content["stamps"]] == ["second"]
+    assert content["stamps"][0]["device"] == "device of second"
+    assert content["samples"] == [sample(0), sample(1) | {"stamp": 1}, sample(2) | {"stamp": 1}]
+    assert content["rows"] == [{"policy": "native", "repeats": 3, "stamp": 1}]
     add(run(path, "third"), 3)
     third = json.loads(path.read_text())
-    assert third["stamps"][0] == found["stamps"][0]
-    assert third["samples"] == [*found["samples"], sample(3) | {"stamp": 2}]
+    assert third["stamps"][0] == content["stamps"][0]
+    assert third["samples"] == [*content["samples"], sample(3) | {"stamp": 2}]
     assert [stamp["time"] for stamp in third["stamps"]] == ["at second", "at third"]
 
 
@@ -82,10 +82,10 @@ def test_a_file_without_stamps_keeps_its_own(tmp_path, run):
     old = {"argv": ["xshare", "bench"], "git": "long ago", "fingerprint": SETTINGS, "complete": False}
     write_result(path, [{"policy": "native", "repeats": 1}], old, samples=[sample(0)])
     add(run(path, "now"), 1)
-    found = json.loads(path.read_text())
-    assert found["provenance"] == old
-    assert found["samples"] == [sample(0), sample(1) | {"stamp": 1}]
-    assert found["stamps"][0]["git"] == "now"
+    content = json.loads(path.read_text())
+    assert content["provenance"] == old
+    assert content["samples"] == [sample(0), sample(1) | {"stamp": 1}]
+    assert content["stamps"][0]["git"] == "now"
 
 
 def test_a_record_is_put_in_place_of_its_like(tmp_path, run):
@@ -115,9 +115,9 @@ def test_without_settings_a_file_is_replaced(tmp_path, run):
     fresh = Results(path, None, {"seed": 0}, lists=())
     fresh.rows.append({"n": 1})
     fresh.write()
-    found = json.loads(path.read_text())
-    assert found["rows"] == [{"n": 1}]
-    assert "fingerprint" not in found["provenance"]
+    content = json.loads(path.read_text())
+    assert content["rows"] == [{"n": 1}]
+    assert "fingerprint" not in content["provenance"]
 
 
 def test_without_a_path_nothing_is_written(run):
@@ -137,18 +137,18 @@ def test_a_run_that_is_killed_leaves_a_whole_file(tmp_path, run, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         add(results, 1)
     assert path.read_bytes() == before
-    assert [each.name for each in tmp_path.iterdir()] == ["r.json"]
+    assert [file.name for file in tmp_path.iterdir()] == ["r.json"]
 
 
 def test_policies_of_a_file_of_before_keep_their_meaning(tmp_path, run):
-    """Without a format: when a policy that named no score summed all of them. What is added today is told apart."""
+    """One without a format is from when a policy without a score summed all scores. New rows have today's meaning."""
     path = tmp_path / "r.json"
     results = run(path, "first")
     results.rows += [{"policy": "k0=1,m=8"}, {"policy": "k0=1,m=8,score=topk"}, {"policy": "native"}]
     results.write()
-    found = json.loads(path.read_text())
-    del found["format"]
-    path.write_text(json.dumps(found))
+    content = json.loads(path.read_text())
+    del content["format"]
+    path.write_text(json.dumps(content))
     again = run(path, "second")
     assert [row["policy"] for row in again.rows[-3:]] == ["k0=1,m=8,score=full", "k0=1,m=8", "native"]
     again.rows.append({"policy": "k0=2,m=0"})

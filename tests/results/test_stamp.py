@@ -16,8 +16,8 @@ def checkout(tmp_path, monkeypatch):
     file.write_text("one = 1\n")
 
     def git(*words):
-        who = ["-c", "user.name=a", "-c", "user.email=a@b"]
-        return subprocess.run(["git", *who, *words], cwd=tmp_path, check=True, capture_output=True, text=True).stdout
+        author = ["-c", "user.name=a", "-c", "user.email=a@b"]
+        return subprocess.run(["git", *author, *words], cwd=tmp_path, check=True, capture_output=True, text=True).stdout
 
     git("init", "-q")
     git("add", ".")
@@ -43,8 +43,8 @@ def test_changes_are_told_even_of_a_commit_that_is_named(checkout, monkeypatch):
 def test_a_commit_that_is_named_is_what_the_tree_is_held_against(checkout, monkeypatch):
     file, first = checkout
     file.write_text("one = 2\n")
-    who = ["-c", "user.name=a", "-c", "user.email=a@b"]
-    subprocess.run(["git", *who, "commit", "-qam", "two"], cwd=file.parent, check=True)
+    author = ["-c", "user.name=a", "-c", "user.email=a@b"]
+    subprocess.run(["git", *author, "commit", "-qam", "two"], cwd=file.parent, check=True)
     monkeypatch.setenv("XSHARE_COMMIT", first)
     assert commit(file) == first + "+changes"
     file.write_text("one = 1\n")  # what the named commit has, though not HEAD

@@ -41,9 +41,9 @@ def test_a_set_for_each_rank_is_route_s():
         for layer in range(2):
             parts = []
             for rank in range(2):
-                mine = requests % 2 == rank
-                logits = trace.logits[torch.from_numpy(tokens[mine]), layer]
-                layout = BatchLayout(torch.from_numpy(requests[mine]))
+                on_rank = requests % 2 == rank
+                logits = trace.logits[torch.from_numpy(tokens[on_rank]), layer]
+                layout = BatchLayout(torch.from_numpy(requests[on_rank]))
                 parts.append(xshare.route(logits.float(), trace.router(), policy, layout=layout).active)
             loaded = torch.stack(parts).any(0)
             sizes.append(int(loaded.sum()))

@@ -21,8 +21,8 @@ def test_a_saved_trace_is_read_back_equal(make, tmp_path):
     back = Trace.load(tmp_path / "t.safetensors")
     assert back.header == trace.header
     for name in ("lengths", "experts", "weights", "logits", "correction_bias"):
-        mine, other = getattr(trace, name), getattr(back, name)
-        assert (mine is None and other is None) or torch.equal(mine, other)
+        saved, loaded = getattr(trace, name), getattr(back, name)
+        assert (saved is None and loaded is None) or torch.equal(saved, loaded)
     assert [p.name for p in tmp_path.iterdir()] == ["t.safetensors"]
 
 

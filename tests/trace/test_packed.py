@@ -19,7 +19,7 @@ from xshare.trace import compressed as packed
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """Where traces lie; what is unpacked lies beside it and has to be gone in the end."""
+    """The folder of the traces. Unpacked files go to a folder beside it, which must be empty in the end."""
     (tmp_path / "traces").mkdir()
     (tmp_path / "unpacked").mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "unpacked"))
@@ -45,8 +45,8 @@ def test_a_compressed_trace_is_read_back_equal(make, folder):
     back = Trace.load(folder / "t.trace.xz")
     assert back.header == trace.header
     for name in ("lengths", "experts", "weights", "logits"):
-        mine, other = getattr(trace, name), getattr(back, name)
-        assert (mine is None and other is None) or torch.equal(mine, other)
+        saved, loaded = getattr(trace, name), getattr(back, name)
+        assert (saved is None and loaded is None) or torch.equal(saved, loaded)
     wanted = hashlib.sha256(plain).hexdigest()
     assert packed.content_sha256(folder / "plain") == packed.content_sha256(folder / "t.trace.xz") == wanted
     assert len(list(folder.iterdir())) == 3
@@ -93,10 +93,10 @@ def test_what_unpacks_to_too_much_is_refused_on_the_way(folder, monkeypatch):
     bomb.write_bytes(lzma.compress(bytes(32 << 20)))
     assert bomb.stat().st_size < 10_000
     monkeypatch.setattr(packed, "MOST_BYTES", 4 << 20)
-    given = packed._decompressed(bomb)
-    assert sum(len(piece) for piece in islice(given, 4)) == 4 << 20
+    pieces = packed._decompressed(bomb)
+    assert sum(len(piece) for piece in islice(pieces, 4)) == 4 << 20
     with pytest.raises(TraceError, match="unpacks to more than"):
-        next(given)
+        next(pieces)
     refused(bomb, "unpacks to more than 0.00390625 GiB: if you trust it")
 
 

@@ -124,9 +124,9 @@ def test_chunks_do_not_matter():
     trace, batches = chosen_trace(), one_pass(chosen_trace(), 4)
     policy = [Policy.parse("k0=1,m=2")]
     whole = replay(trace, policy, batches)[0].metrics
-    seen = []
-    parts = replay(trace, policy, batches, advance=seen.append, chunk_elements=1)[0].metrics
-    assert sum(seen) == len(batches)
+    advanced = []
+    parts = replay(trace, policy, batches, advance=advanced.append, chunk_elements=1)[0].metrics
+    assert sum(advanced) == len(batches)
     assert all((whole[name] == parts[name]).all() for name in whole)
 
 
@@ -136,7 +136,7 @@ def test_a_share_of_protected_requests(make, text):
     """All experts of the protected requests are loaded; what the others keep is counted apart."""
     trace, batches, policy = make(), one_pass(make(), 4, 1), Policy.parse(text)
     nobody, half, everybody = replay(trace, [policy], batches, protected=[0.0, 0.5, 1.0])
-    assert [each.protected for each in (nobody, half, everybody)] == [0.0, 0.5, 1.0]
+    assert [replayed.protected for replayed in (nobody, half, everybody)] == [0.0, 0.5, 1.0]
     assert (nobody.metrics["active"] == replay(trace, [policy], batches)[0].metrics["active"]).all()
     assert (nobody.metrics["mass_shared"] == nobody.metrics["mass"]).all()
     assert (everybody.metrics["active"] == everybody.metrics["active_native"]).all()

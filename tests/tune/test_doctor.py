@@ -28,12 +28,12 @@ def examination(step_ms, native=51, overhead=0.01, pruned=30, top_k=4):
 
 
 def test_worth_it_where_experts_are_the_step():
-    found = examination(lambda T, n: 2 + 0.1 * T)
-    worth, why = verdict(found)
+    measured = examination(lambda T, n: 2 + 0.1 * T)
+    worth, why = verdict(measured)
     assert worth, why
-    assert found.overhead == pytest.approx(1.01)
-    assert found.expected_gain(found.policies[0]) == pytest.approx(7.1 / 5 / 1.01, rel=0.01)
-    assert found.bandwidth_gbps == pytest.approx(1000 / 1.01)
+    assert measured.overhead == pytest.approx(1.01)
+    assert measured.expected_gain(measured.policies[0]) == pytest.approx(7.1 / 5 / 1.01, rel=0.01)
+    assert measured.bandwidth_gbps == pytest.approx(1000 / 1.01)
     assert "k0=1,m=2 loads 30.0 instead of 51.0 and should give 1.4" in why
 
 
@@ -70,47 +70,47 @@ def test_too_little_to_save():
 
 @pytest.mark.parametrize(("N", "k"), list(itertools.product([8, 64, 128, 384], [1, 4, 8])))
 def test_sizes_reach_from_k_towards_n(N, k):
-    found = forced_budgets(N, k)
-    assert found[0] == k
-    assert found == sorted(set(found))
-    assert found[-1] < max(N, k + 1)
+    budgets = forced_budgets(N, k)
+    assert budgets[0] == k
+    assert budgets == sorted(set(budgets))
+    assert budgets[-1] < max(N, k + 1)
 
 
 def test_an_examination_of_a_real_engine_orders_its_expert_counts(engine):
     prompts = [engine.encode(f"Compute {i} + {i}") for i in range(6)]
     done = []
-    found = examine(engine, prompts, [PRUNED], tokens=6, repeats=2, advance=done.append)
+    measured = examine(engine, prompts, [PRUNED], tokens=6, repeats=2, advance=done.append)
     assert sum(done) == count_runs(16, 4, 6, 1, 2)
-    assert all(4 <= point.active <= m for point, m in zip(found.forced, forced_budgets(16, 4), strict=True))
-    assert found.forced[0].active == 4
-    assert found.native.active is None  # nothing is attached that would count
-    assert found.noop.active > found.forced[0].active
-    assert found.policies[0].active < found.noop.active
-    assert {point.batch for point in found.by_batch} == {1, 3}
-    assert found.expert_bytes == 2 * 3 * 64 * 32 * 4  # layers, matrices, float32
-    assert found.copy_gbps > 0
+    assert all(4 <= point.active <= m for point, m in zip(measured.forced, forced_budgets(16, 4), strict=True))
+    assert measured.forced[0].active == 4
+    assert measured.native.active is None  # nothing is attached that would count
+    assert measured.noop.active > measured.forced[0].active
+    assert measured.policies[0].active < measured.noop.active
+    assert {point.batch for point in measured.by_batch} == {1, 3}
+    assert measured.expert_bytes == 2 * 3 * 64 * 32 * 4  # layers, matrices, float32
+    assert measured.copy_gbps > 0
     # The times are of this machine and say what they like; with times that follow a law the verdict is known.
-    for point in (found.native, found.noop, *found.forced, *found.policies):
-        point.step_ms = [1 + found.noop.active if point is found.native else 1 + point.active] * 2
-    worth, why = verdict(found)
-    native, pruned = found.noop.active, found.policies[0].active
+    for point in (measured.native, measured.noop, *measured.forced, *measured.policies):
+        point.step_ms = [1 + measured.noop.active if point is measured.native else 1 + point.active] * 2
+    worth, why = verdict(measured)
+    native, pruned = measured.noop.active, measured.policies[0].active
     assert worth, why
     gain = (1 + native) / (1 + pruned)
     assert f"{PRUNED} loads {pruned:.1f} instead of {native:.1f} and should give {gain:.2f}x" in why
 
 
 def test_runs_without_a_count_are_left_out_of_the_law():
-    found = examination(lambda T, n: 2 + 0.1 * T)
-    found.forced[0].counted, found.native.counted = [], []
-    assert found.law.r2 > 0.999
-    assert found.expected_gain(found.forced[0]) is None
-    assert verdict(found)[0]
+    measured = examination(lambda T, n: 2 + 0.1 * T)
+    measured.forced[0].counted, measured.native.counted = [], []
+    assert measured.law.r2 > 0.999
+    assert measured.expected_gain(measured.forced[0]) is None
+    assert verdict(measured)[0]
 
 
 def test_experts_in_host_memory_are_held_against_the_bus(capsys):
-    found = examination(lambda T, n: 20 + 2 * T)  # 100 MB in 2 ms: 50 GB/s
-    found.on_host, found.copy_gbps = True, 55.0
-    show(found, About("vllm", "0.26", "m", "cuda"), *verdict(found))
+    measured = examination(lambda T, n: 20 + 2 * T)  # 100 MB in 2 ms: 50 GB/s
+    measured.on_host, measured.copy_gbps = True, 55.0
+    show(measured, About("vllm", "0.26", "m", "cuda"), *verdict(measured))
     out = capsys.readouterr().out
     assert "experts are read at 50 GB/s, 90% of the bus to host memory, where they lie: 55 GB/s in a copy" in out
     assert "51.0 experts take at least 93 ms to read, a step natively" in out

@@ -4,10 +4,10 @@ from xshare.tune.cpu_products import cliff_text, product_ms
 
 
 def test_a_cliff_that_goes_without_onednn_is_named():
-    said = cliff_text(below=1.0, above=10.0, without=1.2)
-    assert said is not None
-    assert "9 rows takes 10.0 times as long as one of 8 here with oneDNN, and 1.2 times without" in said
-    assert "torch.backends.mkldnn.enabled = False" in said
+    text = cliff_text(below=1.0, above=10.0, without=1.2)
+    assert text is not None
+    assert "9 rows takes 10.0 times as long as one of 8 here with oneDNN, and 1.2 times without" in text
+    assert "torch.backends.mkldnn.enabled = False" in text
 
 
 def test_nothing_is_said_where_there_is_none_or_nothing_helps():

@@ -35,36 +35,36 @@ def test_the_front_leaves_out_what_is_beaten():
 
 
 def test_kl_goes_before_weight_where_it_is_known():
-    heavy, better = (replace(each, kl=kl) for each, kl in zip(FAMILY[1:3], (0.3, 0.1), strict=True))
+    heavy, better = (replace(member, kl=kl) for member, kl in zip(FAMILY[1:3], (0.3, 0.1), strict=True))
     light = replace(FAMILY[0], kl=0.2)
     assert front([heavy, better, light]) == [light, better]
 
 
 def test_the_grid_has_all_knobs_and_both_scores():
-    found = grid(64, 4)
-    assert len(set(found)) == len(found)
-    assert {policy.warmup for policy in found if policy.warmup} == {1, 2, 3}
+    policies = grid(64, 4)
+    assert len(set(policies)) == len(policies)
+    assert {policy.warmup for policy in policies if policy.warmup} == {1, 2, 3}
     assert {policy.warmup for policy in grid(64, 2) if policy.warmup} == {1}
-    assert max(policy.batch_budget for policy in found) == 32
-    assert not any(policy.request_budget for policy in found)
-    names = set(map(str, found))
+    assert max(policy.batch_budget for policy in policies) == 32
+    assert not any(policy.request_budget for policy in policies)
+    names = set(map(str, policies))
     assert {"k0=0,rho=0.7", "k0=0,lam=0.04,p=2", "k0=1,m=12,p=3", "k0=1,m=12", "k0=1,m=12,score=full"} <= names
     # Against a price every k has another: a token's k experts share its weight.
     assert {policy.price for policy in grid(64, 8) if policy.price} & {0.01}
 
 
 def test_request_budgets_join_with_drafts():
-    found = grid(64, 4, drafts=3)
-    more = [policy for policy in found if policy not in grid(64, 4)]
+    policies = grid(64, 4, drafts=3)
+    more = [policy for policy in policies if policy not in grid(64, 4)]
     assert {policy.warmup for policy in more} == {1, 2}
     assert all(policy.request_budget and not policy.batch_budget for policy in more)
-    assert len(found) == len(grid(64, 4)) + len(more)
+    assert len(policies) == len(grid(64, 4)) + len(more)
 
 
 def test_families_differ_in_m_alone():
-    found = families(grid(64, 4))
-    assert [len(family) for family in found] == [6, 4]
-    for family in found:
+    groups = families(grid(64, 4))
+    assert [len(family) for family in groups] == [6, 4]
+    for family in groups:
         assert len({policy.batch_budget for policy in family}) == len(family)
         assert len({policy.model_copy(update={"batch_budget": 0}) for policy in family}) == 1
 
@@ -98,16 +98,16 @@ def prompts(engine):
 def test_a_scan_of_a_real_engine_covers_the_grid_and_every_layer(engine, prompts):
     done = []
     scan = Scan(engine, prompts, **LIKE, advance=done.append)
-    found = scan.run()
+    candidates = scan.run()
     assert len(grid(16, 4)) + len(engine.about.layer_numbers) <= sum(done) <= scan.most
-    assert {each.policy for each in found} >= set(grid(16, 4))
-    for each in found:
-        assert len(each.active) == len(each.mass) == 2
-        assert all(a <= n + 1e-9 for a, n in zip(each.active, each.native, strict=True))
-    by_layer = [each for each in found if each.policy.layer_budgets]
-    assert all(each.name.startswith(("k0=1,m=0,p=3,ml=0:", "k0=2,m=0,p=3,ml=0:")) for each in by_layer)
-    assert any(each.policy.layer_weights for each in found)
-    at = {str(each.policy): each.kl for each in found}
+    assert {scanned.policy for scanned in candidates} >= set(grid(16, 4))
+    for scanned in candidates:
+        assert len(scanned.active) == len(scanned.mass) == 2
+        assert all(a <= n + 1e-9 for a, n in zip(scanned.active, scanned.native, strict=True))
+    by_layer = [scanned for scanned in candidates if scanned.policy.layer_budgets]
+    assert all(scanned.name.startswith(("k0=1,m=0,p=3,ml=0:", "k0=2,m=0,p=3,ml=0:")) for scanned in by_layer)
+    assert any(scanned.policy.layer_weights for scanned in candidates)
+    at = {str(scanned.policy): scanned.kl for scanned in candidates}
     assert 0 <= at["k0=1,m=8"] < at["k0=1,m=0"]
     assert 0 <= at["k0=0,rho=0.9"] < at["k0=0,rho=0.5"]
 
@@ -118,19 +118,19 @@ def test_answers_of_one_token_leave_nothing_to_be_forced(engine, prompts, monkey
         *args, limit=limit if to_the_end else 1, to_the_end=to_the_end, **more
     )
     monkeypatch.setattr(engine, "run", ended)
-    found = Scan(engine, prompts, **LIKE).run()
-    assert all(each.kl is None and each.mean_active > 0 for each in found)
+    candidates = Scan(engine, prompts, **LIKE).run()
+    assert all(scanned.kl is None and scanned.mean_active > 0 for scanned in candidates)
     with pytest.raises(XShareError, match=r"no step of k0=0,rho=0\.5 was counted"):
         Scan(engine, prompts, batch=2, limit=1).run()
 
 
 def test_what_was_looked_at_is_not_looked_at_again(engine, prompts, monkeypatch):
-    kept = []
-    found = Scan(engine, prompts, **LIKE, keep=kept.append).run()
-    alone_ = [each for each in kept if each not in found]
+    saved = []
+    candidates = Scan(engine, prompts, **LIKE, keep=saved.append).run()
+    alone_ = [scanned for scanned in saved if scanned not in candidates]
     assert len(alone_) == len(engine.about.layer_numbers)  # single layers, to weigh them by
     more = []
-    assert Scan(engine, prompts, **LIKE, known=kept[:-2], keep=more.append).run() == found
-    assert more == kept[-2:]
+    assert Scan(engine, prompts, **LIKE, known=saved[:-2], keep=more.append).run() == candidates
+    assert more == saved[-2:]
     monkeypatch.setattr(engine, "run", None)  # is not asked for anything
-    assert Scan(engine, prompts, **LIKE, known=kept).run() == found
+    assert Scan(engine, prompts, **LIKE, known=saved).run() == candidates

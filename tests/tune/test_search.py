@@ -41,7 +41,7 @@ def test_no_question_twice_and_none_in_both_sets():
 
 
 class Known(Search):
-    """Answers that are known beforehand: of 400 questions so many are lost, the more the bolder."""
+    """A search with known answers: a candidate loses 40 - m of 400 questions, so more with a smaller budget."""
 
     def judge(self, candidate, trial):
         lost = 40 - candidate.policy.batch_budget
@@ -55,7 +55,7 @@ def questions(unseen, number):
     return [Task(f"{unseen} {i}", "x", "any") for i in range(40 * begin, 40 * (begin + length))]
 
 
-def searching(most, kept=(), right=lambda name: True, max_drop=0.05):
+def searching(most, earlier=(), right=lambda name: True, max_drop=0.05):
     """A search whose answers are as `right` says, without an engine."""
     rows = []
 
@@ -71,8 +71,10 @@ def searching(most, kept=(), right=lambda name: True, max_drop=0.05):
                 rows.append(self.known[key])
             return self.known[key]
 
-    found = Search_(None, questions, max_drop=max_drop, most=most, batch=1, limit=1, known=list(kept), keep=rows.append)
-    return found, rows
+    search = Search_(
+        None, questions, max_drop=max_drop, most=most, batch=1, limit=1, known=list(earlier), keep=rows.append
+    )
+    return search, rows
 
 
 LINE = [Candidate(Policy(warmup=1, batch_budget=m), (m,), (41.0,), (1.0,)) for m in (1, 2, 3)]
@@ -95,7 +97,7 @@ def test_a_chance_that_was_spent_stays_spent():
     first = search.trial(LINE[0])
     assert first.unseen.turn == 1
     assert first.state == "holds"
-    again, _ = searching(640, kept=rows)
+    again, _ = searching(640, earlier=rows)
     assert again.trial(LINE[1]).unseen.turn == 2
     assert again.trial(LINE[0]).unseen.turn == 1
     assert again.trial(LINE[2]).unseen.turn == 3
@@ -126,7 +128,9 @@ def test_the_boldest_that_holds_is_found_by_halving(max_drop):
     )
     tried = list(search.run(line))
     assert len(tried) <= 2 * len(line).bit_length()
-    boldest = min((each for each in tried if each.state == "holds"), key=lambda each: each.candidate.mean_active)
+    boldest = min(
+        (attempt for attempt in tried if attempt.state == "holds"), key=lambda attempt: attempt.candidate.mean_active
+    )
     holds = [search.judge(candidate, Trial(False)) == "holds" for candidate in line]
     # On unseen questions a later candidate has less chance to spend, and may need to be a little milder.
     assert 0 <= line.index(boldest.candidate) - holds.index(True) <= 3

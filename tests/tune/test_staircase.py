@@ -85,19 +85,19 @@ def staircase(machine, **options):
 
 def test_stairs_are_found_whatever_else_goes_slower():
     machine = Machine(noise=0.1, slow=0.5)
-    active, found = staircase(machine)
-    assert found.rounds == LEAST
-    assert found.sizes == list(range(4, 15))
-    assert found.edges(16) == list(ENDS)
-    assert found.settled
-    low, high = found.times[4], found.times[13]
+    active, stairs = staircase(machine)
+    assert stairs.rounds == LEAST
+    assert stairs.sizes == list(range(4, 15))
+    assert stairs.edges(16) == list(ENDS)
+    assert stairs.settled
+    low, high = stairs.times[4], stairs.times[13]
     assert 1.35 < high[0] / low[0] < 1.6
     assert low[1] <= low[0] <= low[2]
-    rows = staircase_rows(found, active, 16, backend="B", layers=2)
+    rows = staircase_rows(stairs, active, 16, backend="B", layers=2)
     assert rows[0].keys() == {
         "batch", "experts", "ms", "ms_low", "ms_high", "active", "cost", "backend", "layers", "rounds"
     }  # fmt: skip
-    assert [row["experts"] for row in rows] == found.sizes
+    assert [row["experts"] for row in rows] == stairs.sizes
 
 
 def test_every_round_has_an_order_of_its_own_and_every_size_once():
@@ -118,16 +118,16 @@ def test_sets_that_a_batch_does_not_fill_are_left_out():
 
 
 def test_noise_goes_on_to_the_last_round_and_is_said():
-    _, found = staircase(Machine(noise=5.0), rounds=6)
-    assert (found.rounds, found.settled) == (6, False)
-    lines = staircase_lines(found, [15, 16], 16)
+    _, stairs = staircase(Machine(noise=5.0), rounds=6)
+    assert (stairs.rounds, stairs.settled) == (6, False)
+    lines = staircase_lines(stairs, [15, 16], 16)
     assert "no stairs are clear of the noise" in "".join(lines) or "times do not grow" in "".join(lines)
     assert lines[-1] == "  2 sizes from 15 up left out: the batch does not fill such a set"
 
 
 def test_the_lines_say_where_stairs_end_and_what_an_expert_costs():
-    _, found = staircase(Machine(noise=0.02))
-    lines = staircase_lines(found, [], 16)
+    _, stairs = staircase(Machine(noise=0.02))
+    lines = staircase_lines(stairs, [], 16)
     assert lines[0].startswith("4 rows: 4 to 14 experts, 2.0")
     assert "an expert costs" in lines[1]
     assert lines[1].endswith("after 4 rounds)")
@@ -175,12 +175,12 @@ def test_an_engine_that_leaves_steps_alone_is_refused(monkeypatch):
 
 def test_earlier_rounds_are_gone_on_from():
     _, whole = staircase(Machine(noise=5.0), rounds=6)
-    kept = []
+    saved = []
     machine = Machine(noise=5.0)
     earlier = [visit for visit in whole.visits if visit.round < 5]
-    _, found = staircase(machine, rounds=6, known=earlier, keep=kept.append)
-    assert [{visit.round for visit in visits} for visits in kept] == [{5}]
-    assert found.rounds == 6
+    _, stairs = staircase(machine, rounds=6, known=earlier, keep=saved.append)
+    assert [{visit.round for visit in visits} for visits in saved] == [{5}]
+    assert stairs.rounds == 6
 
 
 def test_a_real_engine_changes_its_policy_between_steps(engine):
@@ -190,19 +190,19 @@ def test_a_real_engine_changes_its_policy_between_steps(engine):
     assert active[4] == 4.0
     assert filled_sizes(active)[:4] == [4, 5, 6, 7]
     engine.use(Policy(batch_budget=4))
-    state, layer, seen = engine.attached.state, engine.attached.layers[0], []
+    state, layer, budgets = engine.attached.state, engine.attached.layers[0], []
     begin = state.begin
 
     def spied(step):
         begin(step)
         if state.gate:
-            seen.append(layer.policy.batch_budget)
+            budgets.append(layer.policy.batch_budget)
 
     state.begin = spied
     times = time_sizes(engine, prompts, [6, 4, 7])
     assert sorted(times) == [4, 6, 7]
     assert all(ms > 0 for ms in times.values())
-    assert seen == [6] * STEPS + [4] * STEPS + [7] * (len(seen) - 2 * STEPS)
+    assert budgets == [6] * STEPS + [4] * STEPS + [7] * (len(budgets) - 2 * STEPS)
     assert SETTLING < STEPS
     run = engine.run(prompts, limit=5, batch=4, to_the_end=True)
     assert len(run.timed) == run.steps == 4

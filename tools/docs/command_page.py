@@ -38,12 +38,14 @@ def command_section(name: str, function: Callable[..., Any]) -> str:
         if isinstance(info, typer.models.ArgumentInfo):
             arguments.append((info.metavar or parameter.name.upper(), meaning))
             continue
-        names = ", ".join(f"`{each}`" for each in spellings(parameter.name, kind, info))
+        names = ", ".join(f"`{spelling}`" for spelling in spellings(parameter.name, kind, info))
         options.append((names, values(kind, info), default(parameter, info), meaning))
     usage = " ".join([f"xshare {name}", *(word for word, _ in arguments), *(["[OPTIONS]"] if options else [])])
     text = f"## xshare {name}\n\n{inspect.getdoc(function)}\n\n```sh\n{usage}\n```\n"
     text += (
-        f"\n{table(['argument', 'meaning'], ((f'`{word}`', said) for word, said in arguments))}" if arguments else ""
+        f"\n{table(['argument', 'meaning'], ((f'`{word}`', help_text) for word, help_text in arguments))}"
+        if arguments
+        else ""
     )
     text += f"\n{table(['option', 'value', 'default', 'meaning'], options)}" if options else ""
     return text
@@ -78,7 +80,7 @@ def default(parameter: inspect.Parameter, info: Any) -> str:
 
 
 def commands_page() -> str:
-    said = "Exit code 2 and one sentence on standard error mean that something was wrong with what was asked."
+    intro = "Exit code 2 and one sentence on standard error mean that something was wrong with what was asked."
     return "\n".join(
-        [f"# Commands\n\n{MADE}\n{said}\n", *(command_section(name, function) for name, function in commands())]
+        [f"# Commands\n\n{MADE}\n{intro}\n", *(command_section(name, function) for name, function in commands())]
     )

@@ -74,7 +74,9 @@ def frontier(results: Row, batch: int, drafts: int) -> Table:
         for model in MODELS:
             chosen, fresh = (at.get((model, name, policy)) for name in ("choosing", "confirming"))
             row = chosen or fresh
-            line += [of_native(row), *(change(each) if each else "" for each in (chosen, fresh))] if row else [""] * 3
+            line += (
+                [of_native(row), *(change(result) if result else "" for result in (chosen, fresh))] if row else [""] * 3
+            )
             line += [f"{row['kl']:.4f}" if row else ""]
         cells.append(line)
     return ["policy", *(f"{model}: {what}" for model in MODELS for what in columns)], cells

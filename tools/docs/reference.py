@@ -112,7 +112,7 @@ def files_page() -> str:
 
 `--out FILE` writes `{{"provenance": {{...}}, "rows": [...]}}`.
 
-{table(["part", "meaning"], ((f"`{name}`", said) for name, said in meanings.PARTS.items()))}
+{table(["part", "meaning"], ((f"`{name}`", meaning) for name, meaning in meanings.PARTS.items()))}
 The sections below list the columns of `rows`, by command. A column with an interval has its ends beside it:
 `ratio_low` and `ratio_high`. Files from before spell them `_lo` and `_hi`. `accuracy KIND` is the accuracy in one
 kind of question.

@@ -78,9 +78,9 @@ def reasons() -> tuple[str, ...]:
 
 def sentences(page: str) -> list[str]:
     """The sentences of the code that this page explains."""
-    said = [sentence for file in PAGES[page] for sentence in _said(ast.parse((SOURCE / file).read_text()))]
+    messages = [sentence for file in PAGES[page] for sentence in _messages(ast.parse((SOURCE / file).read_text()))]
     return [
-        sentence for sentence in dict.fromkeys(said) if re.search("[a-z]{2}", sentence)
+        sentence for sentence in dict.fromkeys(messages) if re.search("[a-z]{2}", sentence)
     ]  # not `…, …`, which others fill
 
 
@@ -89,7 +89,7 @@ def missing(page: str, text: str) -> list[str]:
     return [sentence for sentence in sentences(page) if sentence.replace("`", "") not in text.replace("`", "")]
 
 
-def _said(tree: ast.Module) -> Iterator[str]:
+def _messages(tree: ast.Module) -> Iterator[str]:
     """Messages that are raised, and reasons that functions return."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call) and node.exc.args:

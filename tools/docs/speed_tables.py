@@ -139,11 +139,14 @@ def presets(results: Row, contexts: bool = False) -> Table:
     titles = ["tokens of a prompt" if contexts else "drafts", "batch", "layers", "native experts", "native, ms"]
     titles += ["control (95 %)", *(f"`{policy_label(policy)}`" for policy in policies)]
     cells = []
-    for (_, prompt, batch), each in at.items():
-        native = each["native"]
+    for (_, prompt, batch), methods in at.items():
+        native = methods["native"]
         line = [str(prompt) if contexts else _drafts(native), str(batch), str(native["layers"])]
         line += ["" if native["active"] is None else f"{native['active']:.1f}", f"{native['step_ms']:.2f}"]
-        line += [ratio(each["noop"]), *(_measured(each[policy]) if policy in each else "" for policy in policies)]
+        line += [
+            ratio(methods["noop"]),
+            *(_measured(methods[policy]) if policy in methods else "" for policy in policies),
+        ]
         cells.append(line)
     return titles, cells
 
@@ -174,8 +177,8 @@ def cost_aware(results: Row) -> Table:
         gain["rounds"] = row["rounds"]
         pair = [
             text
-            for each in (plain[row["policy"]], row)
-            for text in (f"{each['active']:.1f}", f"{each['votes_lost']:.1%}", f"{each['ms']:.2f}")
+            for side in (plain[row["policy"]], row)
+            for text in (f"{side['active']:.1f}", f"{side['votes_lost']:.1%}", f"{side['ms']:.2f}")
         ]
         cells.append([f"`{policy_label(row['policy'])}`", *pair, _measured(gain)])
     return [*titles, "faster at equal votes lost (95 %)"], cells
@@ -208,8 +211,8 @@ def staircase(results: Row) -> Table:
     titles = ["rows", "experts", "ms per step", "per expert, µs", "stairs end at"]
     cells = []
     for rows in dict.fromkeys(row["batch"] for row in results["rows"]):
-        each = sorted((row for row in results["rows"] if row["batch"] == rows), key=lambda row: row["experts"])
-        times = {row["experts"]: (row["ms"], row["ms_low"], row["ms_high"]) for row in each}
+        by_size = sorted((row for row in results["rows"] if row["batch"] == rows), key=lambda row: row["experts"])
+        times = {row["experts"]: (row["ms"], row["ms_low"], row["ms_high"]) for row in by_size}
         sizes, ms = list(times), [time for time, _, _ in times.values()]
         stairs = clear_edges(cost_of(sizes, ms, results["provenance"]["experts"]), times)
         line = [str(rows), f"{sizes[0]} to {sizes[-1]}", f"{ms[0]:.2f} to {ms[-1]:.2f}"]
