@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from xshare.errors import XShareError, short_repr
 
@@ -86,6 +88,14 @@ def read_lines(path: Path, what: str, holds: str, error: type[XShareError]) -> l
     if not numbered:
         raise error(f"{what} {str(path)!r} holds no {holds}")
     return numbered
+
+
+def parse_json(line: str, where: str, error: type[XShareError]) -> Any:
+    """The value that a line of JSON holds. An error message calls the line `where`."""
+    try:
+        return json.loads(line)
+    except (ValueError, RecursionError) as cause:
+        raise error(f"{where} is not JSON: {cause}") from None
 
 
 @contextmanager

@@ -12,14 +12,13 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from xshare.errors import XShareError
-from xshare.files import read_lines
+from xshare.files import parse_json, read_lines
 from xshare.tasks import ASKED, Question, extract_answer, held_out_questions
 
 NUMBER = re.compile(r"(?:(?<!\d)-)?(?:\d[\d,]*(?:\.\d+)?|\.\d+)")
@@ -101,10 +100,7 @@ def read_tasks(path: Path) -> list[Task]:
 
 
 def _task(line: str, where: str) -> Task:
-    try:
-        fields = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise TaskError(f"{where} is not JSON: {error}") from None
+    fields = parse_json(line, where, TaskError)
     if not isinstance(fields, dict):
         raise TaskError(f"{where} must be an object with a 'question' and an 'answer'")
     for name in ("question", "answer"):

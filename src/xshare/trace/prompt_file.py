@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 
 from xshare.errors import TraceError
-from xshare.files import read_lines
+from xshare.files import parse_json, read_lines
 
 
 @dataclass(frozen=True)
@@ -26,10 +25,7 @@ def read_prompts(path: Path) -> list[Prompt]:
 
 
 def _prompt(line: str, where: str) -> Prompt:
-    try:
-        record = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise TraceError(f"{where} is not JSON: {error}") from None
+    record = parse_json(line, where, TraceError)
     if not isinstance(record, dict) or not isinstance(record.get("prompt"), str) or not record["prompt"]:
         raise TraceError(f"{where} must be an object with a text 'prompt' and, if you like, a 'domain'")
     return Prompt(record["prompt"], str(record.get("domain", "unlabelled")))

@@ -1,7 +1,10 @@
 """One decoding in an engine with dummy weights and fixed drafts: nothing is unfilled, and rows route as asked."""
 
+import importlib
 import json
 import math
+import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -11,43 +14,21 @@ from tiny_vllm_models import dtype_of, prepared, serves_gpt_oss
 
 from xshare.engines.vllm.dummy_weights import BLOCK, LOAD_FORMAT
 
+sys.path.append(str(Path(__file__).resolve().parents[3] / "benchmarks"))
+model_shapes = importlib.import_module("lib.model_shapes")
+
 pytestmark = [
     pytest.mark.engine,
     pytest.mark.skipif(not serves_gpt_oss(), reason="this vLLM cannot serve gpt-oss on this CPU"),
 ]
 
 LAYERS, DRAFTS, REQUESTS = 36, 3, 8
-TINY = {
-    "architectures": ["GptOssForCausalLM"],
-    "model_type": "gpt_oss",
-    "num_hidden_layers": LAYERS,
+TINY = model_shapes.gpt_oss_120b(LAYERS, tiny=True) | {
     "hidden_size": 128,
-    "intermediate_size": 64,
     "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 32,
-    "num_local_experts": 32,
-    "num_experts_per_tok": TOP_K,
-    "experts_per_token": TOP_K,
     "vocab_size": 8 * BLOCK,
     "sliding_window": 16,
-    "layer_types": ["sliding_attention", "full_attention"] * (LAYERS // 2),
-    "rope_theta": 150000,
-    "rope_scaling": {
-        "rope_type": "yarn",
-        "factor": 32.0,
-        "beta_fast": 32.0,
-        "beta_slow": 1.0,
-        "truncate": False,
-        "original_max_position_embeddings": 4096,
-    },
     "max_position_embeddings": 4096,
-    "initial_context_length": 4096,
-    "rms_norm_eps": 1e-5,
-    "swiglu_limit": 7.0,
-    "attention_bias": True,
-    "hidden_act": "silu",
-    "tie_word_embeddings": False,
     "eos_token_id": 2,
     "pad_token_id": 1,
     "torch_dtype": "float32",

@@ -26,7 +26,7 @@ class Compiled:
     ) -> Self:
         """`policy`: the first one. `layers`: numbers of the model's MoE layers. `every_size`: act on steps of any
         size, also within the budget."""
-        policies: Sequence[Policy] = policy.by_layer(layers)
+        policies = policy.by_layer(layers)
         # Code for request budgets makes the kernel slower even where no policy sets one, so it is not there by default.
         by_request = any(p.request_budget for p in policies) or (settings.live == "any" and drafts > 0)
         return cls(
