@@ -19,7 +19,6 @@ Lists of the result file:
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -27,10 +26,10 @@ import numpy as np
 import torch
 import typer
 from lib import answer_options as take
-from lib.answer_bench import Bench, Job, Setting
+from lib.answer_bench import Bench, Job, Setting, threads_each, workers_of
 from lib.cell_results import CellResults
 from lib.cells import KEY, LISTS, Cell, CellRunner, RivalKnobs, show, tasks_of
-from lib.command import run
+from lib.command import run, say_results
 from lib.correlation import correlate
 from lib.paper_policies import policy, scaled, without_warmup
 
@@ -176,7 +175,7 @@ def main(
         tokens,
         forced,
         seed,
-        threads or (1 if jobs > 1 else None),
+        threads_each(threads, jobs),
         together,
     )
     bench = Bench(job)
@@ -191,8 +190,7 @@ def main(
         results.lists["overlap"] = [row | {"domains": len(set(recorded.header.domains))} for row in rows]
         results.write()
     if not results.complete:
-        workers = Workers(bench.reporting_to if jobs == 1 else partial(Bench, job), jobs)
-        try:
+        with workers_of(bench, jobs) as workers:
             runner, settings = CellRunner(bench, workers, results, seconds), [MIXED, Setting(16, 0, False)]
             complete = runner.natives(settings)
             if complete and not results.lists["layers"]:
@@ -200,11 +198,9 @@ def main(
             cells, knobs = warm_cells(settings, about.experts)
             if complete and runner.measure("policies", cells) and runner.matches(knobs, bench.recorded):
                 results.finish()
-        finally:
-            workers.close()
     show(results.rows, len(job.tasks))
     show_correlation(results.lists["correlation"])
-    typer.echo(f"results: {json}" + ("" if results.complete else "; incomplete: run the same command to continue"))
+    say_results(json, results.complete)
 
 
 def show_correlation(rows: list[Row]) -> None:

@@ -20,6 +20,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from functools import partial
 from itertools import zip_longest
 from pathlib import Path
@@ -27,10 +28,10 @@ from typing import Annotated
 
 import typer
 from lib import answer_options as take
-from lib.answer_bench import Bench, Job, Setting
+from lib.answer_bench import Bench, Job, Setting, threads_each, workers_of
 from lib.cell_results import CellResults, weights_hash
 from lib.cells import CONTROL, KEY, Cell, CellRunner, show, tasks_of
-from lib.command import run
+from lib.command import run, say_results
 from lib.paper_policies import no_op
 
 from xshare.cli.output import engine_arguments
@@ -38,7 +39,6 @@ from xshare.policy import RECOMMENDED, Policy
 from xshare.quality.task_files import Task
 from xshare.results import Row
 from xshare.tasks import LONGEST
-from xshare.workers import Workers
 
 PLAIN, DRAFTED = Setting(16, 0, True), Setting(4, 3, True)
 PLAN_EXPERTS = 64  # the budgets below are for this many
@@ -113,7 +113,7 @@ def main(
     settings = [PLAIN, DRAFTED] if model == "nano" or "draft" in options else [PLAIN]
     if DRAFTED not in settings:
         typer.echo('no draft model: the setting with drafts is left out (--engine-args \'{"draft": "FOLDER"}\')')
-    drafts, alone = max(setting.drafts for setting in settings), threads or (1 if jobs > 1 else None)
+    drafts, alone = max(setting.drafts for setting in settings), threads_each(threads, jobs)
     began, complete, weights = time.monotonic(), True, weights_hash(model)
 
     def opened(name: str, questions: list[Task]) -> tuple[Bench, Callable[[], CellResults]]:
@@ -125,14 +125,11 @@ def main(
         part |= {"set": name, "tasks": job.identity()["tasks"]}
         return bench, partial(CellResults, json, about.record(), job.identity(), KEY, part=part)
 
-    def workers_of(bench: Bench) -> Workers:
-        return Workers(bench.reporting_to if jobs == 1 else partial(Bench, bench.job), jobs)
-
     sets = {name: opened(name, questions) for name, questions in divided(tasks_of(file, tasks, 0)).items()}
     benches = {name: bench for name, (bench, _) in sets.items()}
-    pools = {name: workers_of(bench) for name, bench in benches.items()}
     rows: list[Row] = []
-    try:
+    with ExitStack() as stack:
+        pools = {name: stack.enter_context(workers_of(bench, jobs)) for name, bench in benches.items()}
         with ThreadPoolExecutor(1) as beside:
             # Native answers to the questions for confirming take longest, and depend on nothing else.
             early = None
@@ -159,10 +156,7 @@ def main(
                 if all_measured:
                     results.finish()
                 complete = complete and all_measured
-    finally:
-        for workers in pools.values():
-            workers.close()
-    typer.echo(f"results: {json}" + ("" if complete else "; incomplete: run the same command to continue"))
+    say_results(json, complete)
 
 
 if __name__ == "__main__":

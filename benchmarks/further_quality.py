@@ -18,22 +18,20 @@ tokens, every cell written when it is done, and the same command continues.
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from lib import answer_options as take
-from lib.answer_bench import Bench, Job, Setting
+from lib.answer_bench import Bench, Job, Setting, threads_each, workers_of
 from lib.cell_results import CellResults
 from lib.cells import CONTROL, KEY, Cell, CellRunner, show, tasks_of
-from lib.command import run
+from lib.command import run, say_results
 from lib.paper_policies import no_op, paper_name, policy
 
 from xshare.cli.output import engine_arguments
 from xshare.policy import RECOMMENDED, Policy
 from xshare.tasks import LONGEST
-from xshare.workers import Workers
 
 LARGER = [Setting(32, 0, True), Setting(64, 0, True)]
 USUAL = Setting(16, 0, True)
@@ -80,20 +78,17 @@ def main(
     json: take.ResultFile = Path("evidence/further_quality.json"),
 ) -> None:
     options = engine_arguments(engine_args) | {"devices": devices}
-    alone = threads or (1 if jobs > 1 else None)
+    alone = threads_each(threads, jobs)
     bench = Bench(Job(model, options, tasks_of(file, tasks, seed), tokens, forced, seed, alone, together))
     about = bench.engine(0).about
     results = CellResults(json, about.record(), bench.job.identity(), KEY)
     if not results.complete:
-        workers = Workers(bench.reporting_to if jobs == 1 else partial(Bench, bench.job), jobs)
-        try:
+        with workers_of(bench, jobs) as workers:
             runner = CellRunner(bench, workers, results, seconds)
             if runner.natives([USUAL, *LARGER]) and runner.measure("policies", cells_of(about.experts)):
                 results.finish()
-        finally:
-            workers.close()
     show(results.rows, len(bench.job.tasks))
-    typer.echo(f"results: {json}" + ("" if results.complete else "; incomplete: run the same command to continue"))
+    say_results(json, results.complete)
 
 
 if __name__ == "__main__":

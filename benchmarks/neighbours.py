@@ -27,10 +27,10 @@ from typing import Annotated
 import numpy as np
 import typer
 from lib import answer_options as take
-from lib.answer_bench import Bench, Job, Setting
+from lib.answer_bench import Bench, Job, Setting, threads_each, workers_of
 from lib.cell_results import CellResults
 from lib.cells import KEY, Cell, CellRunner, tasks_of
-from lib.command import run
+from lib.command import run, say_results
 from lib.paper_policies import paper_name, policy, scaled
 
 from xshare.cli.output import engine_arguments, number_table, wide_console
@@ -38,7 +38,6 @@ from xshare.policy import Policy
 from xshare.results import Row
 from xshare.statistics import share_interval
 from xshare.tasks import LONGEST, extract_answer
-from xshare.workers import Workers
 
 SETTINGS = [Setting(16, 0, True), Setting(16, 0, False)]
 # The paper's (m, k0), and rivals in terms of its m=24 and of a quarter of all experts; the main ones first.
@@ -133,13 +132,12 @@ def main(
     json: take.ResultFile = Path("evidence/neighbours.json"),
 ) -> None:
     options, questions = engine_arguments(engine_args), tasks_of(file, prompts, seed)
-    job = Job(model, options, questions, tokens, len(questions), seed, threads or (1 if jobs > 1 else None), together)
+    job = Job(model, options, questions, tokens, len(questions), seed, threads_each(threads, jobs), together)
     bench = Bench(job)
     about = bench.engine(0).about
     results = CellResults(json, about.record(), job.identity() | {"sets": sets}, KEY)
     if not results.complete:
-        workers = Workers(bench.reporting_to if jobs == 1 else partial(Bench, job), jobs)
-        try:
+        with workers_of(bench, jobs) as workers:
             runner = CellRunner(bench, workers, results, seconds)
             # With no more of a kind than fit into a batch, nobody has other mates.
             alike = max(Counter(task.kind for task in questions).values()) > SETTINGS[0].batch
@@ -149,10 +147,8 @@ def main(
             cells = cells_of(settings, about.experts)
             if runner.natives(settings) and runner.measure("mates", cells, partial(spread, sets=sets), sets):
                 results.finish()
-        finally:
-            workers.close()
     show(results.rows)
-    typer.echo(f"results: {json}" + ("" if results.complete else "; incomplete: run the same command to continue"))
+    say_results(json, results.complete)
     if rounding := [row for row in results.rows if row["control"] and row["changed"]]:
         worst = max(row["changed"] for row in rounding)
         typer.echo(f"controls are not still: up to {worst:.1%} of their texts change, by rounding alone", err=True)

@@ -24,22 +24,20 @@ from there, and stops before a cell that does not fit into --seconds.
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from lib import answer_options as take
-from lib.answer_bench import Bench, Job, Setting
+from lib.answer_bench import Bench, Job, Setting, threads_each, workers_of
 from lib.cell_results import CellResults
 from lib.cells import CONTROL, KEY, LISTS, Cell, CellRunner, RivalKnobs, show, tasks_of
-from lib.command import run
+from lib.command import run, say_results
 from lib.paper_policies import BATCH, DRAFTED, MAIN, REFERENCES, no_op, paper_name, policy, rivals
 
 from xshare.cli.output import engine_arguments
 from xshare.results import Row
 from xshare.tasks import LONGEST
-from xshare.workers import Workers
 
 PLAIN, DRAFTS = (16, 0), (4, 3)  # batch, drafts
 
@@ -102,7 +100,7 @@ def main(
 ) -> None:
     options = engine_arguments(engine_args)
     drafts = model == "nano" or "draft" in options
-    questions, alone = tasks_of(file, tasks, seed), threads or (1 if jobs > 1 else None)
+    questions, alone = tasks_of(file, tasks, seed), threads_each(threads, jobs)
     job = Job(model, options, questions, tokens, forced, seed, alone, together, drafts=3 if drafts else 0)
     bench = Bench(job)
     about = bench.engine(0).about
@@ -110,8 +108,7 @@ def main(
     if not drafts:
         typer.echo('no draft model: settings with drafts are left out (--engine-args \'{"draft": "FOLDER"}\')')
     if not results.complete:
-        workers = Workers(bench.reporting_to if jobs == 1 else partial(Bench, job), jobs)
-        try:
+        with workers_of(bench, jobs) as workers:
             runner, settings = CellRunner(bench, workers, results, seconds), settings_of(drafts)
             complete = runner.natives(settings)
             if complete and drafts:
@@ -122,10 +119,8 @@ def main(
             complete = complete and runner.measure("score=topk", other_score_cells(settings, experts))
             if complete and runner.matches(rival_cells(settings, experts, about.top_k), bench.recorded):
                 results.finish()
-        finally:
-            workers.close()
     show(results.rows, len(job.tasks))
-    typer.echo(f"results: {json}" + ("" if results.complete else "; incomplete: run the same command to continue"))
+    say_results(json, results.complete)
 
 
 if __name__ == "__main__":

@@ -25,17 +25,16 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import torch
 import typer
 from lib import answer_options as take
-from lib.answer_bench import Bench, Job, Setting
+from lib.answer_bench import Bench, Job, Setting, threads_each, workers_of
 from lib.cell_results import CellResults, weights_hash
 from lib.cells import CONTROL, KEY, Cell, CellRunner, RivalKnobs, tasks_of
-from lib.command import run
+from lib.command import run, say_results
 from lib.paper_policies import no_op, paper_name, policy, rivals
 from torch.nn.utils.rnn import pad_sequence
 
@@ -48,7 +47,6 @@ from xshare.tasks import LONGEST
 from xshare.trace import Trace
 from xshare.trace.expert_load import load_rows
 from xshare.trace.overlap import overlap
-from xshare.workers import Workers
 
 SETTINGS = [Setting(batch, 0, mixed) for batch in (16, 32) for mixed in (True, False)]
 PAPER = [(24, 1), (0, 1), (0, 2), (12, 1), (12, 2)]  # its (m, k0), by both scores
@@ -195,7 +193,7 @@ def main(
     seconds: take.Seconds = None,
     json: take.ResultFile = Path("evidence/third_model.json"),
 ) -> None:
-    options, alone, weights = engine_arguments(engine_args), threads or (1 if jobs > 1 else None), weights_hash(model)
+    options, alone, weights = engine_arguments(engine_args), threads_each(threads, jobs), weights_hash(model)
     began, complete, rows = time.monotonic(), True, []
     sets: list[tuple[str, type[QuestionBench], list[Task], int]] = [
         ("texts", TextBench, tasks_of(texts, count, 0), tokens)
@@ -220,8 +218,7 @@ def main(
 
         if name == "texts":
             describe(bench, results, dict(pair.split("=", 1) for pair in beside or []), recorded)
-        workers = Workers(bench.reporting_to if jobs == 1 else partial(kind, job), jobs)
-        try:
+        with workers_of(bench, jobs) as workers:
             seconds_left = None if seconds is None else seconds - (time.monotonic() - began)
             runner = CellRunner(bench, workers, results, seconds_left, REPLAYED)
             all_measured = runner.natives(settings) and runner.measure(
@@ -233,11 +230,9 @@ def main(
             if all_measured:
                 results.finish()
             complete = complete and all_measured
-        finally:
-            workers.close()
         rows = results.rows
     show(rows)
-    typer.echo(f"results: {json}" + ("" if complete else "; incomplete: run the same command to continue"))
+    say_results(json, complete)
 
 
 def show(rows: list[Row]) -> None:

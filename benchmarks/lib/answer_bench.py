@@ -9,7 +9,9 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,7 @@ from xshare.quality.answering import Outcome, answer, ordered, row_of
 from xshare.quality.task_files import Task
 from xshare.results import Row
 from xshare.trace import Trace
+from xshare.workers import Workers
 
 TOGETHER = 3  # batches of texts per forced pass: more leave fewer partly filled steps at the end, and take more memory
 RECORDED = 16  # answers of each kind in a trace
@@ -195,3 +198,18 @@ def mean_kl(texts: Sequence[Compared], seed: int = 0) -> tuple[float, float, flo
     picks = np.random.default_rng(seed).integers(len(texts), size=(2000, len(texts)))
     low, high = np.quantile(kl[picks].sum(1) / tokens[picks].sum(1), [0.025, 0.975])
     return float(kl.sum() / tokens.sum()), float(low), float(high)
+
+
+@contextmanager
+def workers_of(bench: Bench, jobs: int) -> Iterator[Workers]:
+    """Workers with a bench like this one each; with one job it is this one. They are closed at the end."""
+    workers = Workers(bench.reporting_to if jobs == 1 else partial(type(bench), bench.job), jobs)
+    try:
+        yield workers
+    finally:
+        workers.close()
+
+
+def threads_each(threads: int | None, jobs: int) -> int | None:
+    """CPU threads per process: as asked for, or one where several processes share the machine; None: torch decides."""
+    return threads or (1 if jobs > 1 else None)

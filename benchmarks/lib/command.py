@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import Any
 
 import typer
@@ -17,3 +18,8 @@ def run(command: Any) -> None:
     except XShareError as error:
         typer.echo(f"error: {error}", err=True)
         sys.exit(2)
+
+
+def say_results(path: Path, complete: bool) -> None:
+    """Say where the results are, and how to continue if cells are missing."""
+    typer.echo(f"results: {path}" + ("" if complete else "; incomplete: run the same command to continue"))
