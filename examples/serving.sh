@@ -58,7 +58,7 @@ ask() {
   if [ -n "$is_tiny" ]; then start='<|question|>' end='<|answer|>'; fi
   for number in $(seq "$1"); do
     printf '{"model": "%s", "prompt": "%sCompute %d + 30 - 5%s", "max_tokens": %d, "temperature": 0, "ignore_eos": true}' \
-      "$name" "$start" "$((number + 10))" "$end" "$2" >"$folder/$number.json"
+      "$name" "$start" "$((3 * number + 8))" "$end" "$2" >"$folder/$number.json"
   done
   for number in $(seq "$1"); do
     curl --silent --fail "$url/v1/completions" --header 'Content-Type: application/json' \
