@@ -30,13 +30,13 @@ NO_SAMPLES = {
     "replay": "everything", "replay_devices": "everything", "replay_draft": "everything", "replay_mixed": "everything",
     "replay_single": "everything", "replay_protected": "everything", "scale_8": "everything", "scale_16": "everything",
     "scale_64": "everything", "parallel_check": "everything", "sglang_check": "everything",
-    "select": "everything", "vllm_check": "everything",
+    "select": "everything", "vllm_check": "everything", "routing_profile": "everything",
 }  # fmt: skip
 ANSWERED = (
     "frontier", "paper_quality", "paper_quality_lab", "assumptions", "assumptions_lab", "further_quality"
 )  # fmt: skip
 FIXED = ("protected", "protected_vllm")
-TIMED = ("paper_speed", "paper_speed_slow_host", "cost_aware", "offload", "staircase")
+TIMED = ("paper_speed", "paper_speed_any", "paper_speed_slow_host", "cost_aware", "offload", "staircase")
 # The paper's gains in percent, as printed, a line for each of its data sets.
 PRINTED = {
     (0, 16): (
@@ -157,7 +157,7 @@ def cells(results, of="rows"):
         yield run, {row["policy"].removesuffix(",score=full"): row for row in own_rows}
 
 
-@pytest.mark.parametrize("name", ["paper_speed", "paper_speed_slow_host"])
+@pytest.mark.parametrize("name", ["paper_speed", "paper_speed_any", "paper_speed_slow_host"])
 def test_ratios_of_speed(name):
     results = content(name)
     looked_at = 0
@@ -178,8 +178,9 @@ def test_ratios_of_speed(name):
     assert looked_at > 40
 
 
-def test_ratios_of_several_starts():
-    results = content("paper_speed")
+@pytest.mark.parametrize("name", ["paper_speed", "paper_speed_any"])
+def test_ratios_of_several_starts(name):
+    results = content(name)
     for row in (row for row in results["pooled"] if row["method"] != "native"):
         where = [row.get(name) for name in ("piece", "regime", "batch", "layers")]
         runs = [run for run in results["runs"] if [run.get(n) for n in ("piece", "regime", "batch", "layers")] == where]

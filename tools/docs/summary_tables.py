@@ -67,19 +67,39 @@ def paper_gains(results: Row) -> Table:
     return ["policy", "the paper", *REGIMES], cells
 
 
-def control_costs(results: Row) -> Table:
-    """Selection that keeps all experts, on carried routing: masking logits, and routing in one launch."""
-    what = ("piece", "drafts", "batch")
-    before, today = (
-        {tuple(row[name] for name in what): row for row in deepest(results, of) if _control(row)}
-        for of in ("rows", "pooled")
-    )
-    before = {(piece.replace("plain", "presets"), *rest): row for (piece, *rest), row in before.items()}
+def control_costs(results: Row, every_policy: Row) -> Table:
+    """Selection that keeps all experts, on carried routing: masking logits, and routing in one launch, with code for
+    every policy in the kernel and with that of one policy."""
+
+    def by_cell(rows: list[Row]) -> dict[tuple[Any, ...], Row]:
+        named = ((row["piece"].replace("plain", "presets"), row) for row in rows if _control(row))
+        return {(piece, row["drafts"], row["batch"]): row for piece, row in named}
+
+    masked, full = by_cell(deepest(results)), by_cell(deepest(every_policy, "pooled"))
     cells = []
-    for key, row in sorted(today.items(), key=lambda item: item[0][1:]):
+    for cell, row in sorted(by_cell(deepest(results, "pooled")).items(), key=lambda item: item[0][1:]):
         line = [str(row["drafts"] or "none"), str(row["batch"]), f"{row['step_ms']:.2f}"]
-        cells.append([*line, ratio(before[key]) if key in before else "", ratio(row)])
-    return ["drafts", "requests", "ms per step", "selection before vLLM's routing (95 %)", "one launch (95 %)"], cells
+        cells.append(
+            [*line, *(ratio(earlier[cell]) if cell in earlier else "" for earlier in (masked, full)), ratio(row)]
+        )
+    titles = ["selection before vLLM's routing (95 %)", "one launch, code for every policy (95 %)", "one launch (95 %)"]
+    return ["drafts", "requests", "ms per step", *titles], cells
+
+
+def routing_profile(results: Row) -> Table:
+    """Kernel time of routing per layer and step, vLLM's own and ours, beside that of all kernels of vLLM's layer."""
+
+    def took(rows: list[Row]) -> tuple[float, float]:
+        return sum(row["launches"] for row in rows), sum(row["us"] for row in rows)
+
+    cells = []
+    for shape, batch in dict.fromkeys((row["shape"], row["batch"]) for row in results["rows"]):
+        rows = [row for row in results["rows"] if (row["shape"], row["batch"]) == (shape, batch)]
+        native, control = ([row for row in rows if row["who"] == who] for who in ("native", "control"))
+        routing = [took([row for row in of if row["part"] in ("routing", "selection")]) for of in (native, control)]
+        texts = [text for launches, us in routing for text in (f"{launches:.0f}", f"{us:.1f}")]
+        cells.append([shape, str(batch), *texts, f"{took(native)[1]:.0f}"])
+    return ["shape", "requests", "vLLM: launches", "µs", "ours: launches", "µs", "vLLM's whole layer, µs"], cells
 
 
 def _control(row: Row) -> bool:
@@ -247,7 +267,8 @@ def tables() -> dict[str, tuple[str, Callable[..., Table]]]:
     return {
         "headline": ("frontier paper_speed paper_quality paper_quality_lab", headline),
         "paper_gains": ("paper_speed", paper_gains),
-        "control_costs": ("paper_speed", control_costs),
+        "control_costs": ("paper_speed paper_speed_any", control_costs),
+        "routing_profile": ("routing_profile", routing_profile),
         "answers": ("paper_speed paper_quality paper_quality_lab", answers),
         "rivals": ("paper_quality", rivals),
         "assumed": ("assumptions assumptions_lab", assumed),
