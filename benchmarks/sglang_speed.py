@@ -5,13 +5,16 @@
 Runs in an environment with SGLang. A server with random weights (lib/sglang_dummy_weights.py, routing `carried` of
 fit_routing.py: this measures speed, not quality) in the shape of Qwen3-30B-A3B or gpt-oss-120b is started, and
 `xshare bench` measures it by its address: that is paired, and writes every repeat as it comes. The vocabulary is
-nano's, whose tokenizer it has; without a GPU all of it is small, and shows that the command runs.
+nano's, whose tokenizer it has, and prompts are random words of it: such weights make the next token from the last one
+alone, so prompts with the same end would be one and the same answer. Without a GPU all of it is small, and shows that
+the command runs.
 """
 
 from __future__ import annotations
 
 import json as json_format
 import os
+import random
 import shutil
 import signal
 import socket
@@ -26,6 +29,7 @@ import torch
 import typer
 from lib.routing_fits import fits
 from lib.sglang_dummy_weights import VARIABLE, write_plugin
+from tokenizers import Tokenizer
 
 from xshare import models
 from xshare.cli import main as xshare
@@ -69,6 +73,17 @@ def model(shape: str, layers: int, folder: Path) -> Path:
     return write(config | ids, folder)
 
 
+def write_prompts(folder: Path, words: int) -> Path:
+    """Prompts of random words, one per line."""
+    vocabulary = Tokenizer.from_file(str(folder / "tokenizer.json")).get_vocab()
+    whole = sorted(
+        token[1:] for token in vocabulary if token.startswith("Ġ") and token[1:].isascii() and token[1:].isalpha()
+    )
+    rng, path = random.Random(0), folder / "prompts.txt"
+    path.write_text("".join(" ".join(rng.choices(whole, k=words)) + "\n" for _ in range(256)))
+    return path
+
+
 def wait(http: Http, process: subprocess.Popen[bytes], seconds: float) -> None:
     began = time.monotonic()
     while time.monotonic() < began + seconds and process.poll() is None:
@@ -84,7 +99,7 @@ def wait(http: Http, process: subprocess.Popen[bytes], seconds: float) -> None:
 def main(
     json: Annotated[Path | None, typer.Option(help="Write the rows here.")] = None,
     shape: Annotated[str, typer.Option(help="qwen3 or gpt-oss.")] = "qwen3",
-    layers: Annotated[int, typer.Option(help="Layers of the model.")] = 12 if GPU else 2,
+    layers: Annotated[int, typer.Option(help="Layers; fewer leave a GPU waiting for the server.")] = 48 if GPU else 2,
     batch: Annotated[int, typer.Option(help="Requests decoded together.")] = 16 if GPU else 4,
     tokens: Annotated[int, typer.Option(help="Tokens of an answer.")] = 128 if GPU else 8,
     repeats: Annotated[int, typer.Option(help="Runs of each policy.")] = 8 if GPU else 2,
@@ -97,12 +112,13 @@ def main(
     with tempfile.TemporaryDirectory() as temporary:
         env = os.environ | write_plugin(Path(temporary, "plugin"))
         env |= {"XSHARE": json_format.dumps(SETTINGS), VARIABLE: json_format.dumps(fits()["carried"])}
+        env |= {} if GPU else {"SGLANG_USE_CPU_ENGINE": "1"}
         folder = model(shape, layers, Path(temporary, shape))
         server = subprocess.Popen(command(folder, port), env=env, stdout=sys.stderr, start_new_session=True)
         try:
             wait(http, server, seconds)
             bench = ["xshare", "bench", "--engine", http.url, "--batch", str(batch), "--tokens", str(tokens)]
-            bench += ["--repeats", str(repeats), "--prompt-tokens", "32"]
+            bench += ["--repeats", str(repeats), "--prompts", str(write_prompts(folder, 32)), "--prompt-tokens", "32"]
             sys.argv = bench + [word for preset in PRESETS for word in ("--policy", preset)]
             sys.argv += ["--out", str(json)] if json is not None else []
             xshare()
