@@ -30,6 +30,7 @@ KINDS = (
     ("time of the selection on a CPU", {"policy", "rows", "selection_us", "reference_us"}),
     ("cost of the selection on a CPU", {"question", "policy", "n", "ratio"}),
     ("protected requests in fixed batches", {"policy", "protected_same", "others_moved", "batches"}),
+    ("time of the kernels of a step", {"who", "part", "kernel", "launches", "us"}),
     ("checks", {"check", "passed"}),
 )
 
