@@ -28,7 +28,7 @@ import torch
 import typer
 from lib.model_shapes import gpt_oss_120b, qwen3_30b_a3b, write
 from lib.routing_fits import fits
-from lib.sglang_dummy_weights import VARIABLE, write_plugin
+from lib.sglang_dummy_weights import write_plugin
 
 from xshare import models
 from xshare.models.untied_output import write_untied_copy
@@ -84,7 +84,7 @@ def model(name: str, folder: Path) -> tuple[Path, dict[str, Any]]:
         return write_untied_copy(models.folder("nano"), folder / "nano"), {"dtype": "float16"} if GPU else {}
     shape = gpt_oss_120b(4, tiny=not GPU) if name.startswith("gpt-oss") else qwen3_30b_a3b(4, tiny=not GPU)
     shape.pop("quantization_config", None)  # random weights in MXFP4 have no loader here
-    os.environ |= write_plugin(folder / "plugin") | {VARIABLE: json_format.dumps(fits()["carried"])}
+    os.environ |= write_plugin(folder / "plugin", fits()["carried"])
     sys.path.insert(0, str(folder / "plugin"))  # which the engine's processes inherit
     return write(shape, folder / "random"), {"load_format": "dummy", "skip_tokenizer_init": True}
 

@@ -28,7 +28,7 @@ from typing import Annotated
 import torch
 import typer
 from lib.routing_fits import fits
-from lib.sglang_dummy_weights import VARIABLE, write_plugin
+from lib.sglang_dummy_weights import write_plugin
 from tokenizers import Tokenizer
 
 from xshare import models
@@ -110,9 +110,8 @@ def main(
         port = free.getsockname()[1]
     http = Http(f"http://127.0.0.1:{port}", 120)
     with tempfile.TemporaryDirectory() as temporary:
-        env = os.environ | write_plugin(Path(temporary, "plugin"))
-        env |= {"XSHARE": json_format.dumps(SETTINGS), VARIABLE: json_format.dumps(fits()["carried"])}
-        env |= {} if GPU else {"SGLANG_USE_CPU_ENGINE": "1"}
+        env = os.environ | write_plugin(Path(temporary, "plugin"), fits()["carried"])
+        env |= {"XSHARE": json_format.dumps(SETTINGS)} | ({} if GPU else {"SGLANG_USE_CPU_ENGINE": "1"})
         folder = model(shape, layers, Path(temporary, shape))
         server = subprocess.Popen(command(folder, port), env=env, stdout=sys.stderr, start_new_session=True)
         try:

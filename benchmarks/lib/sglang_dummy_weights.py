@@ -22,13 +22,13 @@ VARIABLE = "XSHARE_DUMMY"  # the knobs of Weights, as JSON
 ENTRY = "[sglang.srt.plugins]\nxshare_dummy = lib.sglang_dummy_weights:register\n"
 
 
-def write_plugin(folder: Path) -> dict[str, str]:
-    """Write the plugin's entry point into a folder -> the environment of a server that loads it."""
+def write_plugin(folder: Path, knobs: dict[str, float]) -> dict[str, str]:
+    """Write the plugin's entry point into a folder -> the environment of a server that loads it, for such routing."""
     place = folder / "xshare_dummy-1.dist-info"
     place.mkdir(parents=True)
     (place / "METADATA").write_text("Metadata-Version: 2.1\nName: xshare-dummy\nVersion: 1\n")
     (place / "entry_points.txt").write_text(ENTRY)
-    return {"PYTHONPATH": python_path(folder)}
+    return {"PYTHONPATH": python_path(folder), VARIABLE: json.dumps(knobs)}
 
 
 def register() -> None:
