@@ -6,7 +6,8 @@ Prefill steps are left alone, so the more often prompts arrive, the less there i
 random weights (`xshare_dummy`, routing `carried` of fit_routing.py: this measures speed, not quality) in one vLLM
 engine with at most 64 running requests; Poisson arrivals at several rates, answers of several lengths. Native routing,
 the control and `balanced` take turns on the same requests and arrivals, as in `xshare bench --rate`. Where the engine
-cannot keep up (`inf`: all requests at once) its batch is as full as it gets.
+cannot keep up (`inf`: all requests at once) its batch is as full as it gets. Before a cell is timed its requests run
+once: vLLM's kernels are compiled for the sizes of prefill steps when those first occur, which takes seconds each.
 
 A row has the rate, tokens per prompt and per answer, tokens per second in all and per request, TTFT, ITL, the share of
 decode steps that were acted on and of all steps (`acted_all`, prefill included), and paired ratios to native with their
@@ -26,6 +27,7 @@ from lib.paths import EVIDENCE
 from lib.routing_fits import fits
 
 from xshare.bench.interleaved import Variant, compare, noop_control, policies_by_name
+from xshare.bench.run_record import measure as record_run
 from xshare.bench.summary import summary_rows
 from xshare.bench.workload import Workload
 from xshare.cli.output import number_table, progress_bar, wide_console
@@ -39,17 +41,22 @@ RATES, LENGTHS = (2.0, 8.0, 16.0, 32.0, inf), (64, 256)
 CELL = ("rate", "tokens")
 
 
-def measure(engine: Engine, rate: float, tokens: int, seconds: float, repeats: int, tiny: bool) -> list[Row]:
-    """The rows of one cell: 24 to 96 requests, which arrive over about `seconds` seconds."""
+def measure(
+    engine: Engine, rate: float, tokens: int, seconds: float, repeats: int, tiny: bool
+) -> tuple[list[Row], list[Row]]:
+    """Rows and samples of one cell: 24 to 96 requests, which arrive over about `seconds` seconds."""
     requests = 96 if rate == inf else max(24, min(96, round(rate * seconds)))
     batch, prompt = (8, 32) if tiny else (BATCH, PROMPT)
     workload = Workload(batch, requests, None if rate == inf else rate, prompt, tokens, "random", 0)
     samples: list[Row] = []
     ways = [Variant(policy) for policy in policies_by_name(engine, [Policy.parse("balanced")]).values()]
-    with progress_bar(f"{rate:g} a second, {tokens} tokens", repeats * len(ways) * requests) as advance:
+    with progress_bar(f"{rate:g} a second, {tokens} tokens", (1 + repeats * len(ways)) * requests) as advance:
+        engine.use(None, timed=True)
+        record_run(engine, workload, workload.prompts_of(engine, -1), workload.arrivals_of(-1), advance)
         compare(engine, ways, workload, range(repeats), advance, samples.extend)
     setting: Row = {"rate": workload.rate, "tokens": tokens, "prompt_tokens": prompt, "requests": requests}
-    return summary_rows(samples, str(noop_control(engine)), setting)
+    rows = summary_rows(samples, str(noop_control(engine)), setting)
+    return rows, [{"rate": workload.rate, "tokens": tokens} | sample for sample in samples]
 
 
 def main(
@@ -71,13 +78,15 @@ def main(
         model = write(gpt_oss_120b(layers, tiny), Path(folder, "model"))
         engine = open_engine("vllm", str(model), policies=[Policy.parse("balanced")], options=options)
         about = engine.about.record() | {"model": "gpt-oss-120b's shape", "regime": "carried", "seed": 0, "tiny": tiny}
-        results = Results(json, {"tiny": tiny, "layers": layers, "regime": "carried"}, about, lists=())
+        results = Results(json, {"tiny": tiny, "layers": layers, "regime": "carried"}, about)
         try:
             for length in tokens or ((16,) if tiny else LENGTHS):
                 for per_second in rate or ((4.0, inf) if tiny else RATES):
                     measured = {tuple(row[name] for name in CELL) for row in results.rows}
                     if (None if per_second == inf else per_second, length) not in measured:
-                        results.put(measure(engine, per_second, length, seconds, repeats, tiny), CELL)
+                        rows, samples = measure(engine, per_second, length, seconds, repeats, tiny)
+                        results.put(rows, CELL)
+                        results.put(samples, CELL, into="samples")
                         results.write()
         finally:
             engine.close()

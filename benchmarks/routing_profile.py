@@ -3,10 +3,11 @@
     python benchmarks/routing_profile.py [--json evidence/routing_profile.json]
 
 Needs a GPU. For each shape two engines of a few layers with random weights, one after another, each in a process of its
-own: unmodified vLLM, and one with the no-op control. torch's profiler times the kernels of decode steps; their names
-decide to which part they belong. `routing` is what runs between the router's product and the experts' first product,
-`selection` is XShare's. A row has shape, who, batch, part, kernel, and launches and microseconds per layer and step.
-Gaps between launches are not counted, so each launch saved gains about a microsecond more.
+own: unmodified vLLM, and one with the no-op control. An engine whose rows the file has is not started again. torch's
+profiler times the kernels of decode steps; their names decide to which part they belong. `routing` is what runs between
+the router's product and the experts' first product, `selection` is XShare's. A row has shape, who, batch, part, kernel,
+and launches and microseconds per layer and step. Gaps between launches are not counted, so each launch saved gains
+about a microsecond more.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from xshare.cli.output import number_table, wide_console
 from xshare.results import Results, Row
 
 LAYERS, STEPS = 8, 32
+SIDES = ("native", "control")
 # A kernel belongs to the first part whose pattern its name matches.
 PARTS = {
     "selection": r"select_in_|reroute_rows|count_step",
@@ -98,7 +100,7 @@ def decoded(shape: str, control: bool, batches: list[int], folder: str) -> list[
 def main(
     shape: Annotated[list[str] | None, typer.Option(help=f"Of {', '.join(SHAPES)}; may be repeated.")] = None,
     batch: Annotated[list[int] | None, typer.Option(help="Requests; may be repeated.")] = None,
-    json: Annotated[Path, typer.Option(help="Results.")] = EVIDENCE / "routing_profile.json",
+    json: Annotated[Path, typer.Option(help="Results; goes on from them.")] = EVIDENCE / "routing_profile.json",
     one: Annotated[str, typer.Option(hidden=True)] = "",
 ) -> None:
     batches = batch or [4, 16, 32]
@@ -111,9 +113,11 @@ def main(
     import vllm
 
     about = {"gpu": torch.cuda.get_device_name(), "vllm": vllm.__version__, "regime": "carried", "seed": 0}
-    results = Results(json, None, about | {"layers": LAYERS, "steps": STEPS}, lists=())
+    results = Results(json, {"layers": LAYERS, "steps": STEPS}, about, lists=())
     for name in shape or SHAPES:
-        for side in ("native", "control"):
+        for side in SIDES:
+            if (name, side) in {(row["shape"], row["who"]) for row in results.rows}:
+                continue
             batch_options = [option for size in batches for option in ("--batch", str(size))]
             environment = os.environ | ({} if side == "control" else {"VLLM_PLUGINS": ""})
             command = [sys.executable, __file__, "--one", f"{name} {side}", *batch_options]

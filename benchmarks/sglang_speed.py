@@ -34,6 +34,7 @@ from tokenizers import Tokenizer
 from xshare import models
 from xshare.cli import main as xshare
 from xshare.engines.client import Http, ServerError
+from xshare.results import write_result
 
 GPU = torch.cuda.is_available()
 PRESETS = ("careful", "balanced", "fast")
@@ -84,6 +85,16 @@ def write_prompts(folder: Path, words: int) -> Path:
     return path
 
 
+def add_facts(path: Path | None, shape: str) -> None:
+    """What `xshare bench` cannot know of a server."""
+    if path is not None and path.exists():
+        content = json_format.loads(path.read_text())
+        facts = {"gpu": torch.cuda.get_device_name() if GPU else None, "shape": shape}
+        facts["weights"] = "random, routing `carried`: speed, not quality"
+        lists = {name: records for name, records in content.items() if name not in ("format", "provenance", "rows")}
+        write_result(path, content["rows"], content["provenance"] | facts, **lists)
+
+
 def wait(http: Http, process: subprocess.Popen[bytes], seconds: float) -> None:
     began = time.monotonic()
     while time.monotonic() < began + seconds and process.poll() is None:
@@ -120,7 +131,10 @@ def main(
             bench += ["--repeats", str(repeats), "--prompts", str(write_prompts(folder, 32)), "--prompt-tokens", "32"]
             sys.argv = bench + [word for preset in PRESETS for word in ("--policy", preset)]
             sys.argv += ["--out", str(json)] if json is not None else []
-            xshare()
+            try:
+                xshare()
+            finally:
+                add_facts(json, shape)
         finally:
             server.terminate()
             try:

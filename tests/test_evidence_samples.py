@@ -37,6 +37,7 @@ ANSWERED = (
 )  # fmt: skip
 FIXED = ("protected", "protected_vllm")
 TIMED = ("paper_speed", "paper_speed_any", "paper_speed_slow_host", "cost_aware", "offload", "staircase")
+BENCHED = ("sglang_speed",)  # written as `xshare bench` does, some with several workloads
 # The paper's gains in percent, as printed, a line for each of its data sets.
 PRINTED = {
     (0, 16): (
@@ -62,7 +63,10 @@ def content(name):
 
 def test_every_file_is_computed_again_or_listed():
     there = {path.stem for path in EVIDENCE.glob("*.json")}
-    assert there == set(NO_SAMPLES) | set(ANSWERED) | set(TIMED) | set(FIXED) | {"neighbours", "one_model"}
+    assert there == set(NO_SAMPLES) | set(ANSWERED) | set(TIMED) | set(BENCHED) | set(FIXED) | {
+        "neighbours",
+        "one_model",
+    }
 
 
 @pytest.mark.parametrize("name", FIXED)
@@ -189,6 +193,25 @@ def test_ratios_of_several_starts(name):
         assert (row["pairs"], row["starts"]) == (len(pairs), len(runs))
         ends = row["ratio"], row["ratio_low"], row["ratio_high"]
         check_interval([pair[0] / pair[2] for pair in pairs], *ends, within=5e-5)
+
+
+@pytest.mark.parametrize("name", BENCHED)
+def test_ratios_within_repeats(name):
+    results = content(name)
+    for row in results["rows"]:
+        samples = [
+            sample
+            for sample in results["samples"]
+            if all(sample[column] == row[column] for column in ("rate", "tokens") if column in sample)
+        ]
+        native = {sample["repeat"]: sample for sample in samples if sample["policy"] == "native"}
+        own = [sample for sample in samples if sample["policy"] == row["policy"]]
+        assert len(own) == len(native) == row["repeats"]
+        for ratio, column in (("ratio", "otps"), ("total_ratio", "otps_total")):
+            ends = row[ratio], row[f"{ratio}_low"], row[f"{ratio}_high"]
+            check_interval([sample[column] / native[sample["repeat"]][column] for sample in own], *ends, within=1e-9)
+        for column in ("otps", "itl_ms_p50", "ttft_ms_p50"):
+            assert row[column] == pytest.approx(median(sample[column] for sample in own))
 
 
 def line_through(points):

@@ -103,10 +103,22 @@ def test_table_and_file(tmp_path, monkeypatch):
     assert tries == list(kernels)  # none was tried again
 
 
+def test_named_kernels_alone_and_the_others_later_into_the_same_file(tmp_path, monkeypatch):
+    kernels = {"auto": ("A", 4.0, 3.0), "marlin": ("M", 5.0, 2.0), "triton": ("A", 0, 0)}
+    tries = played(monkeypatch, kernels)
+    command = ["doctor", "--out", str(tmp_path / "backends.json")]
+    result = CliRunner().invoke(app, [*command, "--backend", "marlin"])
+    assert tries == ["marlin"]
+    assert "Only one kernel was measured, M" in result.output
+    result = CliRunner().invoke(app, [*command, "--backends"])
+    assert tries == ["marlin", "auto", "triton"]
+    assert "Fastest natively: auto" in result.output
+
+
 def test_where_there_is_one_kernel_or_none_it_says_so(monkeypatch):
     played(monkeypatch, {"auto": ("A", 4.0, 3.0), "triton": ("A", 0, 0)})
     result = CliRunner().invoke(app, ["doctor", "--backends"])
-    assert "Only one kernel runs here, A: there is none to choose." in result.output
+    assert "Only one kernel was measured, A: there is none to choose." in result.output
     played(monkeypatch, {"auto": (None, 0, 0)})
     result = CliRunner().invoke(app, ["doctor", "--backends"])
     assert str(result.exception) == "no moe_backend of this vLLM could be measured here: the lines above say why"
@@ -117,10 +129,12 @@ def test_where_there_is_one_kernel_or_none_it_says_so(monkeypatch):
     [
         (["--engine", "transformers"], "--backends are kernels of vLLM"),
         (["--stairs", "s.json"], "--backends are kernels of vLLM"),
-        (["--engine-args", '{"moe_backend": "triton"}'], "--backends tries every moe_backend"),
+        (["--backend", "nvfp4"], "--backend nvfp4: this vLLM has auto, triton"),
+        (["--engine-args", '{"moe_backend": "triton"}'], "--backends names the moe_backend itself"),
     ],
 )
-def test_what_does_not_go_together_is_refused(more, sentence):
+def test_what_does_not_go_together_is_refused(more, sentence, monkeypatch):
+    played(monkeypatch, {"auto": ("A", 4.0, 3.0), "triton": ("A", 0, 0)})
     result = CliRunner().invoke(app, ["doctor", "--backends", *more])
     assert isinstance(result.exception, XShareError)
     assert sentence in str(result.exception)

@@ -12,6 +12,7 @@ from spans import Span
 from speed_tables import REGIMES, bare, deepest, ratio
 
 from xshare.policy_text import current_policy_text
+from xshare.report.labels import policy_label
 
 Row = dict[str, Any]
 Table = tuple[list[str], list[list[str]]]
@@ -97,7 +98,7 @@ def routing_profile(results: Row) -> Table:
         rows = [row for row in results["rows"] if (row["shape"], row["batch"]) == (shape, batch)]
         native, control = ([row for row in rows if row["who"] == who] for who in ("native", "control"))
         routing = [took([row for row in of if row["part"] in ("routing", "selection")]) for of in (native, control)]
-        texts = [text for launches, us in routing for text in (f"{launches:.0f}", f"{us:.1f}")]
+        texts = [text for launches, us in routing for text in ((f"{launches:.0f}", f"{us:.1f}") if us else ("", ""))]
         cells.append([shape, str(batch), *texts, f"{took(native)[1]:.0f}"])
     return ["shape", "requests", "vLLM: launches", "µs", "ours: launches", "µs", "vLLM's whole layer, µs"], cells
 
@@ -255,6 +256,31 @@ def _gain(ratio: float) -> str:
     return f"{100 * (ratio - 1):+.1f} %"
 
 
+def sglang_speed(results: Row) -> Table:
+    """Native routing, the control and the presets on a server of SGLang."""
+    cells = []
+    for row in results["rows"]:
+        experts = f"{row['active']:.1f} of {row['active_native']:.1f}"
+        times = "" if row["policy"] == "native" else ratio(row)
+        name = {"native": "native", "noop": "no-op control"}.get(row["method"], f"`{policy_label(row['policy'])}`")
+        cells.append([name, times, f"{row['itl_ms_p50']:.2f}", experts])
+    return ["", "times as fast (95 %)", "ms between two tokens", "experts"], cells
+
+
+def sglang_checks(results: Row) -> Table:
+    """How many checks of each case pass, by version and machine."""
+    counts: dict[str, dict[str, list[bool]]] = {}  # case -> where -> passed
+    for row in results["rows"]:
+        where = f"{row['sglang']}, {'CPU' if row['device'] == 'cpu' else row['device'].removeprefix('NVIDIA ')}"
+        counts.setdefault(row["check"].partition(":")[0], {}).setdefault(where, []).append(row["passed"])
+    places = sorted({where for by_place in counts.values() for where in by_place}, reverse=True)
+    cells = [
+        [case, *(f"{sum(passed)} of {len(passed)}" if (passed := by_place.get(where)) else "" for where in places)]
+        for case, by_place in counts.items()
+    ]
+    return ["checks that pass", *places], cells
+
+
 def soak(results: Row, processes: bool = False) -> Table:
     """The checks of requests and steps, or those of the server's processes, which are the last three."""
     rows = results["rows"][-3:] if processes else results["rows"][:-3]
@@ -274,6 +300,8 @@ def tables() -> dict[str, tuple[str, Callable[..., Table]]]:
         "assumed": ("assumptions assumptions_lab", assumed),
         "mates": ("neighbours", mates),
         "followed": ("cost_aware", followed),
+        "sglang_speed": ("sglang_speed", sglang_speed),
+        "sglang_checks": ("sglang_check", sglang_checks),
         "soak": ("soak", soak),
         "soak_processes": ("soak", partial(soak, processes=True)),
     }

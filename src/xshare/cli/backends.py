@@ -17,10 +17,11 @@ from xshare.version import __version__
 NATIVE = "native"
 
 
-def backends(benchmark: BackendBenchmark, out: Path | None) -> None:
-    """Measure every moe_backend and print a table. Those that the file `out` already holds are not measured again."""
+def backends(benchmark: BackendBenchmark, chosen: list[str], out: Path | None) -> None:
+    """Measure the `chosen` values of moe_backend, or all, and print a table. Those that the file `out` already holds
+    are not measured again."""
     if "moe_backend" in benchmark.options:
-        raise XShareError("--backends tries every moe_backend: leave it out of engine-args")
+        raise XShareError("--backends names the moe_backend itself: leave it out of engine-args")
     fingerprint: Row = {
         "backends": True,
         "engine": "vllm",
@@ -29,10 +30,12 @@ def backends(benchmark: BackendBenchmark, out: Path | None) -> None:
     }
     fingerprint |= benchmark.workload.record() | {"policies": list(benchmark.policies), "repeats": benchmark.repeats}
     fingerprint |= {"engine_args": dict(benchmark.options), "xshare": __version__}
+    if unknown := [name for name in chosen if name not in moe_backends()]:
+        raise XShareError(f"--backend {unknown[0]}: this vLLM has {', '.join(moe_backends())}")
     check_resumable(out, fingerprint)
     results = Results(out, fingerprint, {"seed": benchmark.workload.seed})
     with says_what_is_kept(out, kept_text):
-        names = moe_backends()
+        names = [name for name in moe_backends() if not chosen or name in chosen]
         with progress_bar("backends", len(names)) as advance:
             for name in names:
                 if name not in [sample["moe_backend"] for sample in results.samples]:
@@ -79,7 +82,7 @@ def fastest_text(rows: list[Row]) -> str:
     """Which kernel was fastest."""
     kernels = {row["backend"] for row in rows}
     if len(kernels) == 1:
-        return f"Only one kernel runs here, {kernels.pop()}: there is none to choose."
+        return f"Only one kernel was measured, {kernels.pop()}: there is none to choose."
     native, best = min((row for row in rows if row["policy"] == NATIVE), key=_ms), min(rows, key=_ms)
     return (
         f"Fastest natively: {native['moe_backend']}, {native['step_ms']:.2f} ms a step; of all: {best['moe_backend']} "

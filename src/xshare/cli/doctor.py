@@ -80,12 +80,16 @@ def doctor(
     ] = None,
     rounds: Annotated[int, typer.Option(min=LEAST, help="Rounds over all sizes, at most, for --stairs.")] = 12,
     backends: Annotated[bool, typer.Option("--backends", help="Time every MoE kernel of vLLM instead.")] = False,
+    backend: Annotated[
+        list[str] | None, typer.Option(help="Time this MoE kernel of vLLM instead; may be repeated.", metavar="NAME")
+    ] = None,
 ) -> None:
     """Force the number of active experts, fit step = a + b * T, and say whether selection is worth it here."""
     if stairs is None and rows:
         raise XShareError("--rows are those of the staircase: name its file, with --stairs FILE")
     if stairs is not None and (policy or out is not None):
         raise XShareError("--stairs FILE measures sets of every size alone, into FILE: leave --policy and --out out")
+    backends = backends or bool(backend)
     if protect and (stairs is not None or backends):
         raise XShareError("--protect measures policies with some requests protected: leave --stairs and --backends out")
     if backends and (stairs is not None or engine not in (None, "vllm")):
@@ -107,7 +111,7 @@ def doctor(
 
         workload = Workload(batch, batch, None, prompt_tokens, tokens, prompts, seed, texts)
         policy_names = tuple(str(Policy.parse(text)) for text in policy or ("balanced",))
-        compare_backends(BackendBenchmark(model, policy_names, workload, repeats, drafts, options), out)
+        compare_backends(BackendBenchmark(model, policy_names, workload, repeats, drafts, options), backend or [], out)
         return
     setting: Row = {"batch": batch, "prompts": prompts, "prompt_tokens": prompt_tokens, "tokens": tokens, "seed": seed}
     setting |= {"engine_args": options, "xshare": __version__}

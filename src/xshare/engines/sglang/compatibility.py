@@ -14,7 +14,7 @@ from xshare.staircase import read_stairs
 
 # How each version's path was checked. The others in the range were not looked at.
 VERIFIED = {
-    "0.5.16": "run on a CPU and signature-checked",
+    "0.5.16": "run on a GPU (H200) and signature-checked",
     "0.5.23": "run on a CPU and signature-checked",
 }
 FIRST, LAST = (0, 5, 16), (0, 5, 23)
