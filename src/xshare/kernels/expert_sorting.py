@@ -19,7 +19,7 @@ def masked(x, S, LOWEST: tl.constexpr):
     every expert outside. Any other logit is unchanged, so S = E changes no bit of a finite row."""
     lowest = tl.full(x.shape, LOWEST, tl.float32).to(x.dtype)
     above = tl.full(x.shape, LOWEST / 2, tl.float32).to(x.dtype)
-    return tl.where(S[None, :], tl.where(x == float("-inf"), above, x), lowest)
+    return tl.where(S, tl.where(x == float("-inf"), above, x), lowest)
 
 
 @triton.jit
@@ -44,7 +44,7 @@ def _column(key):
 @triton.jit
 def top_inside(x, S, N: tl.constexpr, BN: tl.constexpr, K: tl.constexpr, LOWEST: tl.constexpr):
     """-> keys of the masked logits, int32 [BR, BN], and a mask of each row's K best inside S"""
-    key = tl.where((tl.arange(0, BN) < N)[None, :], _as_bits(masked(x, S, LOWEST), BN), REMOVED)
+    key = tl.where((tl.arange(0, BN) < N)[None, :], _as_bits(masked(x, S[None, :], LOWEST), BN), REMOVED)
     most = tl.max(key, axis=1)
     left = key
     for _ in tl.static_range(1, K):
@@ -64,11 +64,16 @@ def bits_set(x):
 
 @triton.jit
 def leave_rows(key, chosen, keys, marks, rows, BQ: tl.constexpr, BN: tl.constexpr, K: tl.constexpr):
-    """Write what rows have chosen to memory, as votes are: per row its K keys in column order, and per column a mark
-    whose bit r says whether the program's row r is routed there."""
-    BR: tl.constexpr = chosen.shape[0]
+    """Write what rows have chosen to memory, as votes are: per row its K keys in column order, and columns' marks."""
     slot = tl.cumsum(chosen.to(tl.int32), axis=1) - 1
     tl.store(keys + rows[:, None] * K + slot, key, mask=chosen)
+    leave_marks(chosen, marks, BQ, BN)
+
+
+@triton.jit
+def leave_marks(chosen, marks, BQ: tl.constexpr, BN: tl.constexpr):
+    """Write per column a mark whose bit r says whether the program's row r is routed there."""
+    BR: tl.constexpr = chosen.shape[0]
     bits = tl.where(chosen, 1 << tl.arange(0, BR)[:, None], 0)
     if BR > BQ:
         bits = tl.sum(tl.reshape(bits, [BR // BQ, BQ, BN]), axis=0)

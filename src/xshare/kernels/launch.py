@@ -19,6 +19,7 @@ from xshare.kernels.control_words import LayerNumber
 from xshare.kernels.limits import DTYPES, THRESHOLDS, thresholds_of, unsupported_shape
 from xshare.kernels.plan import Plan, Scratch
 from xshare.kernels.refinement import reroute_rows
+from xshare.kernels.routing_blocks import Blocks
 from xshare.kernels.routing_tables import Tables, no_tables
 from xshare.kernels.two_halves import leave_message
 from xshare.policy import Policy
@@ -47,7 +48,7 @@ class FusedSelection:
     cost: Tensor | None = None  # float64 [tables, N + 1]: cost tables
     thresholds: frozenset[str] = THRESHOLDS  # that policies may set: code for the others is not compiled
     scratch: Scratch | None = None  # of another layer with the same plan, to share it
-    tables: Tables | None = None  # where to write the routing of 16-bit logits, instead of masking the logits
+    tables: Tables | Blocks | None = None  # where to write the routing of 16-bit logits, instead of masking the logits
     # An all-reduce in place: sums an int64 tensor over all ranks, so that S is chosen from the votes of all of them. It
     # is called at every launch, on every rank, and a graph must be able to capture it.
     across: Callable[[Tensor], None] | None = None

@@ -12,6 +12,7 @@ from xshare.kernels.plan import Plan
 
 TOP_KS = (1, 2, 4, 8)  # for which sums are taken in the engine's order
 DTYPES = (torch.bfloat16, torch.float16)  # of logits: a 32-bit integer holds a logit and its column
+FORM_NONE, FORM_SORTED, FORM_IDS, FORM_BLOCKS = range(4)  # values of the kernels' ROUTE
 LINE = 512  # table rows begin at multiples of it, as the engine's do: its kernels are compiled for that alignment
 
 
@@ -59,16 +60,18 @@ class Tables:
 
     def arguments(self, present: int) -> dict[str, Any]:
         """The kernels' arguments for a step of `present` rows."""
-        return {
+        return no_tables(self.pairs) | {
             "pairs": self.pairs, "weights": self.weights, "hist": self.hist, "offsets": self.offsets,
             "tiles": self.tiles, "most_tiles": most_tiles(present * self.top_k, self.num_experts),
             "keys": self.keys, "marks": self.marks, "places": self.places,
-            "ROUTE": True, "ROWS_MOST": self.rows, "OFFSETS": self.offsets.stride(0), "TILES": self.tiles.stride(0),
+            "ROUTE": FORM_SORTED, "ROWS_MOST": self.rows,
+            "OFFSETS": self.offsets.stride(0), "TILES": self.tiles.stride(0),
             "TILES_MOST": most_tiles(self.rows * self.top_k, self.num_experts),
         }  # fmt: skip
 
 
 def no_tables(anything: Tensor) -> dict[str, Any]:
     """The kernels' arguments for a selection without routing. `anything`: a tensor that is never read."""
-    memory = dict.fromkeys(("pairs", "weights", "hist", "offsets", "tiles", "keys", "marks", "places"), anything)
-    return memory | {"most_tiles": 0, "ROUTE": False, "ROWS_MOST": 0, "OFFSETS": 0, "TILES": 0, "TILES_MOST": 0}
+    names = ("pairs", "weights", "hist", "offsets", "tiles", "keys", "marks", "places", "ids", "row_sums")
+    sizes = ("most_tiles", "shift", "ROWS_MOST", "OFFSETS", "TILES", "TILES_MOST", "SLOTS")
+    return dict.fromkeys(names, anything) | dict.fromkeys(sizes, 0) | {"ROUTE": FORM_NONE, "EXACT": False}

@@ -1,5 +1,6 @@
 """Selection as one Triton launch: router logits -> S, without a sort, a rounded sum or a host synchronisation. With
-ROUTE also the routing: each row's experts inside S, and the tables that the experts' kernel reads.
+ROUTE also the routing: each row's experts inside S, and the tables that the experts' kernel reads, in one of two forms
+(routing_tables.py, routing_blocks.py).
 
 The steps are those of `algorithms/`. Rows and columns need opposite layouts, one row per warp and one expert per
 thread. Changing a tile's layout inside a kernel costs more than all the arithmetic. So votes go through a little
@@ -13,8 +14,10 @@ import triton.language as tl
 
 from xshare.kernels.column_choice import add_up, choose, leave_votes
 from xshare.kernels.control_words import LayerNumber, Word
+from xshare.kernels.expert_blocks import scores_inside, write_best, write_blocks, write_members, write_weights
 from xshare.kernels.expert_sorting import (
     bits_set,
+    leave_marks,
     leave_rows,
     marks_of,
     masked,
@@ -23,6 +26,7 @@ from xshare.kernels.expert_sorting import (
     write_pairs,
     write_tables,
 )
+from xshare.kernels.routing_tables import FORM_BLOCKS, FORM_IDS, FORM_SORTED
 from xshare.kernels.row_votes import LOWEST_FLOAT, SIGMOID, SOFTMAX, addresses, as_rows, fold, read_rows, vote, votes
 from xshare.kernels.two_halves import all_act, votes_of_all
 
@@ -30,6 +34,7 @@ GATE, ROWS, REQUESTS, K0, MR, MG, ROUNDS, TOPK, POWER, PROTECTED, COST_TABLE, SA
     tl.constexpr(int(word)) for word in list(Word)[: Word.SAMPLE + 1]
 )
 M, TAU, RHO, LAM = (tl.constexpr(int(own)) for own in LayerNumber)
+SORTED, IDS, BLOCKED = tl.constexpr(FORM_SORTED), tl.constexpr(FORM_IDS), tl.constexpr(FORM_BLOCKS)
 
 # EARLY, programmatic dependent launch: a kernel starts while the previous one still runs, and waits for it before
 # touching logits, outputs or scratch, which earlier kernels read or write. The control, the layer's numbers and the
@@ -67,7 +72,7 @@ def _leave_seen(seen, sample, rows, present, x, N: tl.constexpr, BN: tl.constexp
 @triton.jit
 def _mask_rows(logits, place, exists, x, S, LOWEST: tl.constexpr):
     """Mask logits outside S. Logits inside S are written back unchanged, so that whole vectors are stored."""
-    tile = tl.reshape(masked(x, S, LOWEST), [x.shape[0], place.shape[0], place.shape[2]])
+    tile = tl.reshape(masked(x, S[None, :], LOWEST), [x.shape[0], place.shape[0], place.shape[2]])
     tl.store(logits + place, tl.permute(tile, (1, 0, 2)), mask=exists)
 
 
@@ -134,10 +139,11 @@ def _meet(arrivals, BLOCKS: tl.constexpr):
         tl.debug_barrier()
 
 
-@triton.jit(do_not_specialize=["present", "most_tiles"])  # one kernel for all row counts of a bucket
+@triton.jit(do_not_specialize=["present", "most_tiles", "shift"])  # one kernel for all row counts of a bucket
 def select_in_one_tile(
     logits, stride, present, bias_ptr, control, own, protected_ptr, cost, devices, num_devices, keep, masked_bias,
     share, seen, halves, counts, order, pairs, weights, hist, offsets, tiles, most_tiles, keys, marks, places,
+    ids, row_sums, shift,
     N: tl.constexpr, BR: tl.constexpr, BQ: tl.constexpr, BN: tl.constexpr, SPAN: tl.constexpr,
     TOP_K: tl.constexpr, SCORING: tl.constexpr, RENORMALIZE: tl.constexpr,
     GROUPS: tl.constexpr, KEEP_GROUPS: tl.constexpr,
@@ -145,7 +151,7 @@ def select_in_one_tile(
     MASS: tl.constexpr, COVERAGE: tl.constexpr, PRICE: tl.constexpr,
     MASK_LOGITS: tl.constexpr, MASK_BIAS: tl.constexpr, SHARE: tl.constexpr, SEEN: tl.constexpr,
     ROUTE: tl.constexpr, ROWS_MOST: tl.constexpr, OFFSETS: tl.constexpr, TILES: tl.constexpr, TILES_MOST: tl.constexpr,
-    LOWEST: tl.constexpr, EARLY: tl.constexpr,
+    SLOTS: tl.constexpr, EXACT: tl.constexpr, LOWEST: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """Few rows and no request budgets: one program holds one tile in registers from beginning to end."""
     if EARLY:  # nothing is loaded ahead of the wait: measured, that made this kernel no faster
@@ -192,7 +198,21 @@ def select_in_one_tile(
             kept = tl.sum(tl.where(S[None, :], score, 0.0), axis=1) / total
             tl.store(share + rows, tl.where(usable & (total > 0), kept, 1.0), mask=rows < present)
         _write_set(S, keep, bias, masked_bias, N, BN, MASK_BIAS)
-    if ROUTE:
+    if ROUTE >= IDS:
+        score = scores_inside(x, S, logits, stride, rows, 0, present, places, row_sums, N, BN, LOWEST, EXACT)
+        chosen = write_best(score, S, rows, present, ids, keys, BN, TOP_K)
+        if ROUTE == BLOCKED:
+            leave_marks(chosen, marks, BQ, BN)
+        tl.debug_barrier()
+        write_weights(keys, 0, present, weights, BR, TOP_K, SLOTS)
+        if ROUTE == BLOCKED:
+            mark = marks_of(marks, BR, BQ, BN)
+            first = write_blocks(bits_set(mark), shift, pairs, tiles, offsets, present * TOP_K, 0, 1, BN)
+            tl.store(places + cols, first)
+            tl.store(places + BN + cols, mark)
+            tl.debug_barrier()
+            write_members(ids, 0, present, places, pairs, BR, BN, TOP_K, SLOTS)
+    if ROUTE == SORTED:
         key, chosen = top_inside(x, S, N, BN, TOP_K, LOWEST)
         leave_rows(key, chosen & (rows < present)[:, None], keys, marks, rows, BQ, BN, TOP_K)
         tl.debug_barrier()
@@ -209,11 +229,11 @@ def select_in_one_tile(
         _leave_seen(seen, sample, rows, present, x, N, BN)
 
 
-@triton.jit(do_not_specialize=["present", "most_tiles"])
+@triton.jit(do_not_specialize=["present", "most_tiles", "shift"])
 def select_in_blocks(
     logits, stride, present, bias_ptr, starts, control, own, protected_ptr, cost, devices, num_devices, keep,
     masked_bias, share, seen, stats, halves, counts, sums, totals, order, arrivals, pairs, weights, hist, offsets,
-    tiles, most_tiles, keys, marks, places, hists, message,
+    tiles, most_tiles, keys, marks, places, ids, row_sums, shift, hists, message,
     BLOCKS: tl.constexpr, PART: tl.constexpr, QUOTA: tl.constexpr, DIRECT: tl.constexpr, ACROSS: tl.constexpr,
     N: tl.constexpr, BR: tl.constexpr, BQ: tl.constexpr, BN: tl.constexpr, SPAN: tl.constexpr, EACH: tl.constexpr,
     TOP_K: tl.constexpr, SCORING: tl.constexpr, RENORMALIZE: tl.constexpr,
@@ -222,7 +242,7 @@ def select_in_blocks(
     MASS: tl.constexpr, COVERAGE: tl.constexpr, PRICE: tl.constexpr,
     MASK_LOGITS: tl.constexpr, MASK_BIAS: tl.constexpr, SHARE: tl.constexpr, SEEN: tl.constexpr,
     ROUTE: tl.constexpr, ROWS_MOST: tl.constexpr, OFFSETS: tl.constexpr, TILES: tl.constexpr, TILES_MOST: tl.constexpr,
-    LOWEST: tl.constexpr, EARLY: tl.constexpr,
+    SLOTS: tl.constexpr, EXACT: tl.constexpr, LOWEST: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """More rows, or request budgets: every program votes for BR rows, or for QUOTA requests with budgets; then all
     meet, and each writes its BR rows.
@@ -303,43 +323,57 @@ def select_in_blocks(
                 tl.store(share + rows, _share_inside(x, rows, top, total, S, end, SCORING), mask=rows < present)
             if block == 0:
                 _write_set(S, keep, bias, masked_bias, N, BN, MASK_BIAS)
-    if ROUTE:
+    if ROUTE > 0:
         marks += block * BQ * BN
         places += block * 2 * BN
         if PART == 0 or PART == 2:
-            key, chosen = top_inside(x, S, N, BN, TOP_K, LOWEST)
-            leave_rows(key, chosen & (rows < present)[:, None], keys, marks, rows, BQ, BN, TOP_K)
+            if ROUTE == SORTED:
+                key, chosen = top_inside(x, S, N, BN, TOP_K, LOWEST)
+                leave_rows(key, chosen & (rows < present)[:, None], keys, marks, rows, BQ, BN, TOP_K)
+            else:
+                score = scores_inside(
+                    x, S, logits, stride, rows, block * BR, present, places, row_sums, N, BN, LOWEST, EXACT
+                )
+                leave_marks(write_best(score, S, rows, present, ids, keys, BN, TOP_K), marks, BQ, BN)
             tl.debug_barrier()
+            if ROUTE >= IDS:
+                write_weights(keys, block * BR, present, weights, BR, TOP_K, SLOTS)
             mark = marks_of(marks, BR, BQ, BN)
             tl.store(places + BN + cols, mark)
             tl.store(hists + block * BN + cols, bits_set(mark))
-        if PART == 0:
+        if PART == 0 and ROUTE != IDS:
             _meet(arrivals, BLOCKS)
-        if PART == 0 or PART == 3:
+        if (PART == 0 or PART == 3) and ROUTE != IDS:
             count, earlier = tl.zeros([BN], tl.int32), tl.zeros([BN], tl.int32)
             for other in range(BLOCKS):
                 block_count = tl.load(hists + other * BN + cols, cache_modifier=".cg")
                 count += block_count
                 earlier += tl.where(other < block, block_count, 0)
             SHARED: tl.constexpr = BLOCKS if BLOCKS < 4 else 4
-            first = write_tables(
-                count, hist, offsets, OFFSETS, tiles, TILES, most_tiles, block, SHARED, N, BN, ROWS_MOST, TILES_MOST
-            )
+            if ROUTE == SORTED:
+                first = write_tables(
+                    count, hist, offsets, OFFSETS, tiles, TILES, most_tiles, block, SHARED, N, BN, ROWS_MOST, TILES_MOST
+                )
+            else:
+                first = write_blocks(count, shift, pairs, tiles, offsets, present * TOP_K, block, BLOCKS, BN)
             tl.store(places + cols, first + earlier)
             tl.debug_barrier()
-            pair, pair_exists, column, weight = weigh(keys, block * BR, present, weights, BR, TOP_K)
-            write_pairs(
-                pair,
-                pair_exists,
-                column,
-                weight,
-                block * BR,
-                places,
-                pairs,
-                pairs + present * TOP_K,
-                weights,
-                BN,
-                TOP_K,
-            )
+            if ROUTE == SORTED:
+                pair, pair_exists, column, weight = weigh(keys, block * BR, present, weights, BR, TOP_K)
+                write_pairs(
+                    pair,
+                    pair_exists,
+                    column,
+                    weight,
+                    block * BR,
+                    places,
+                    pairs,
+                    pairs + present * TOP_K,
+                    weights,
+                    BN,
+                    TOP_K,
+                )
+            else:
+                write_members(ids, block * BR, present, places, pairs, BR, BN, TOP_K, SLOTS)
     if SEEN and (PART == 0 or PART == 2):
         _leave_seen(seen, sample, rows, present, x, N, BN)
