@@ -1,11 +1,13 @@
-"""All of routing in one launch against vLLM's own, on its Triton path for MXFP4: is it the same, and what does it save?
+"""All of routing in one launch against vLLM's own: is it the same, and what does it save?
 
     python benchmarks/one_launch.py [--json evidence/one_launch.json]
+    python benchmarks/one_launch.py --path modular --json FILE
 
-Needs a GPU and a vLLM with that path (0.26). A graph of LAYERS layers of [router GEMM -> routing] is replayed, with the
+Needs a GPU and vLLM 0.26. There are two paths: `mxfp4`, vLLM's Triton path for gpt-oss (top-4), and `modular`, that of
+Qwen3 (top-8). A graph of LAYERS layers of [router GEMM -> routing] is replayed, with the
 experts left out, in seven forms, in turns; `..._us` are medians of a layer, the router's GEMM included:
 
-  native   vLLM's routing() as it is: top-k, histogram, offsets, sort
+  native   vLLM's routing as it is: top-k, and what sorts rows by expert
   masked   selection in front of it, which masks logits
   one      selection and routing in one launch of ours
   noop     the same with the no-op control, which keeps every expert and ranks all of them for it
@@ -20,6 +22,7 @@ gate open and closed; of `differ` any table had another bit.
 from __future__ import annotations
 
 import statistics
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -29,30 +32,49 @@ from kernel import HIDDEN, LAYERS, captured, replay_us
 
 from xshare import Policy, RouterSpec
 from xshare.cli.output import number_table, progress_bar, wide_console
-from xshare.engines.vllm.one_launch import engine_tables, same_bits, stand_in
+from xshare.engines.vllm import one_launch, one_launch_modular
 from xshare.kernels.control import Control
 from xshare.kernels.launch import FusedSelection
+from xshare.kernels.plan import Plan
+from xshare.kernels.routing_blocks import Blocks
 from xshare.kernels.routing_tables import Tables
 from xshare.results import Results, Row
 
 REPLAYS = 60
-EXPERTS, TOP_K = 128, 4  # gpt-oss-120b
+EXPERTS = 128
 CELLS = [(rows, 0) for rows in (1, 4, 8, 16, 32, 64, 128, 256)] + [(16, 4), (64, 4)]  # rows, and of a request
 POLICIES = ("k0=0,rho=0.7", "k0=1,m=24", "k0=2,m=0")
 
 
-def fused_selection(rows: int, rows_per_request: int, routes: bool, protects: bool = True) -> FusedSelection:
+@dataclass(frozen=True)
+class Routed:
+    """One of vLLM's paths, its model's top-k, and the memory of its routing."""
+
+    module: Any
+    top_k: int
+    tables: type[Tables] | type[Blocks]
+
+    def make_tables(self, plan: Plan) -> Any:
+        return self.tables(plan, EXPERTS, self.top_k, torch.bfloat16, "cuda")
+
+
+PATHS = {"mxfp4": Routed(one_launch, 4, Tables), "modular": Routed(one_launch_modular, 8, Blocks)}
+
+
+def fused_selection(
+    path: Routed, rows: int, rows_per_request: int, routes: bool, protects: bool = True
+) -> FusedSelection:
     selection = FusedSelection(
         num_experts=EXPERTS,
         rows=rows,
         device="cuda",
-        router=RouterSpec.softmax(TOP_K),
+        router=RouterSpec.softmax(path.top_k),
         rows_per_request=rows_per_request,
         mask_logits=True,
         protects=protects,
     )
     if routes:
-        selection.tables = Tables(selection.plan, EXPERTS, TOP_K, torch.bfloat16, "cuda")
+        selection.tables = path.make_tables(selection.plan)
     return selection
 
 
@@ -66,10 +88,11 @@ def control_of(policy: str, rows: int, rows_per_request: int, protected: int = 0
     return control
 
 
-def differing(selection: FusedSelection, control: Control, rows: int, batches: int, dice: torch.Generator) -> int:
+def differing(
+    path: Routed, selection: FusedSelection, control: Control, rows: int, batches: int, dice: torch.Generator
+) -> int:
     """How many of the batches are not routed bit for bit as by vLLM."""
-    native, lowest, mismatches = stand_in().native, torch.finfo(torch.bfloat16).min, 0
-    assert selection.tables is not None
+    lowest, mismatches = torch.finfo(torch.bfloat16).min, 0
     assert selection.keep is not None
     for batch in range(batches):
         logits = torch.randn(rows, EXPERTS, generator=dice, device="cuda") * 4 ** (batch % 5 - 2)
@@ -85,16 +108,16 @@ def differing(selection: FusedSelection, control: Control, rows: int, batches: i
         inside = torch.where(selection.keep, finite, lowest) if batch % 2 == 0 else logits
         # With nothing outside, -inf is the same as the value that stands for it: neither gets a weight.
         inside = torch.where(inside == -torch.inf, lowest / 2, inside).bfloat16()
-        mismatches += not same_bits(engine_tables(selection.tables, rows), native(inside, TOP_K, sm_first=False))
+        ours = path.module.engine_tables(selection.tables, rows)
+        mismatches += not path.module.same_bits(ours, path.module.route_natively(selection.tables, inside))
     return mismatches
 
 
-def times(rows: int, rows_per_request: int) -> Row:
-    native = stand_in().native
-    masking, policy = fused_selection(rows, rows_per_request, False), POLICIES[0]
+def times(path: Routed, rows: int, rows_per_request: int) -> Row:
+    masking, policy = fused_selection(path, rows, rows_per_request, False), POLICIES[0]
     routing, bare = (
-        fused_selection(rows, rows_per_request, True),
-        fused_selection(rows, rows_per_request, True, protects=False),
+        fused_selection(path, rows, rows_per_request, True),
+        fused_selection(path, rows, rows_per_request, True, protects=False),
     )
     is_open, closed = control_of(policy, rows, rows_per_request), control_of(policy, rows, rows_per_request)
     closed.set_gate(False)
@@ -120,7 +143,7 @@ def times(rows: int, rows_per_request: int) -> Row:
                 if form == "masked":
                     masking.launch(logits, is_open)
                 if form != "none":
-                    native(logits, TOP_K, sm_first=False)
+                    path.module.route_natively(routing.tables, logits)
 
         return captured(layers)
 
@@ -135,14 +158,17 @@ def times(rows: int, rows_per_request: int) -> Row:
 def main(
     json: Annotated[Path | None, typer.Option(help="Write the rows here.")] = None,
     batches: Annotated[int, typer.Option(help="Batches of logits of each policy to compare.")] = 70,
+    path: Annotated[str, typer.Option(help="mxfp4 or modular.")] = "mxfp4",
 ) -> None:
+    chosen = PATHS[path]
     import triton
     import vllm
     from vllm.utils.import_utils import has_triton_kernels
 
     has_triton_kernels()  # gives vLLM's own copy that name
     about = {"gpu": torch.cuda.get_device_name(), "triton": triton.__version__, "vllm": vllm.__version__, "seed": 0}
-    results = Results(json, None, about | {"layers": LAYERS, "experts": EXPERTS, "top_k": TOP_K}, lists=())
+    about |= {"layers": LAYERS, "experts": EXPERTS, "top_k": chosen.top_k, "path": path}
+    results = Results(json, None, about, lists=())
     dice = torch.Generator("cuda").manual_seed(0)
     forms = ["GEMM alone", "native", "masked", "one launch", "gate closed", "bare", "guarded", "no-op"]
     title = "routing of a layer, us, its router's GEMM included"
@@ -150,13 +176,14 @@ def main(
     with progress_bar("cells", len(CELLS)) as advance:
         for rows, rows_per_request in CELLS:
             differ = 0
-            selection = fused_selection(rows, rows_per_request, True)
+            selection = fused_selection(chosen, rows, rows_per_request, True)
             for policy in POLICIES:
-                differ += differing(selection, control_of(policy, rows, rows_per_request), rows, batches, dice)
+                control = control_of(policy, rows, rows_per_request)
+                differ += differing(chosen, selection, control, rows, batches, dice)
             row = {
                 "rows": rows,
                 "each": rows_per_request,
-                **times(rows, rows_per_request),
+                **times(chosen, rows, rows_per_request),
                 "compared": batches * len(POLICIES),
                 "differ": differ,
             }

@@ -12,6 +12,9 @@ six pairs. The control (`noop`) is selection with a budget of N and bypasses off
 drafts, acceptance is synthetic, 2.5 tokens per step, so ratios of steps are ratios of tokens; `token_ratio` is the
 ratio of the tokens that were really decoded.
 
+`--shape qwen3-30b-a3b --json FILE` measures the piece `presets` in that shape, whose experts vLLM computes on another
+path.
+
 The cells of a piece are regimes times batches, with so many layers. Pieces with the same engines share one start of the
 two. All routing regimes are measured in one start: routers, embedding and head are refilled in place. Rows are written
 after every cell and measured cells are skipped, so a run may be stopped and repeated; `--again` measures them once
@@ -50,7 +53,7 @@ from typing import Annotated, Any
 
 import typer
 from lib.engine_process import ACCEPTED, PROMPT, Engine
-from lib.model_shapes import Config, cache_bytes, expert_bytes, gpt_oss_120b
+from lib.model_shapes import SHAPES, Config, cache_bytes, expert_bytes, gpt_oss_120b
 from lib.paths import EVIDENCE
 from lib.routing_fits import fits
 from lib.speed_rows import FULL, LOGIT_SUM, NOOP, PAPER, UNUSED, Bytes, Counted, pooled, row_text, rows_of, totals
@@ -70,7 +73,7 @@ BUDGETS = tuple(f"k0=0,m={m}{FULL}" for m in range(8, 50, 2))
 PRESETS = tuple(str(Policy.parse(name)) for name in RECOMMENDED)
 GIB = 1 << 30
 CACHES = 8 * GIB  # what two engines of all LAYERS leave on a card of 141 GB, for the caches of both
-LAYERS = 36
+SHAPE, LAYERS = "gpt-oss-120b", 36
 CHUNK = 2048  # tokens of long prompts that a step reads
 GROWTH = 4  # long prompts are read again when 1 / GROWTH of their length has been decoded
 BEGAN = time.perf_counter()
@@ -161,7 +164,7 @@ class SpeedResults(Results):
     def __init__(self, path: Path, settings: Row) -> None:
         """A file that was measured with other `settings` is refused."""
         self.settings = settings
-        about = {"shape": "gpt-oss-120b", "weights": "xshare_dummy: speed, not quality", "seed": 0}
+        about = {"shape": settings.get("shape", SHAPE), "weights": "xshare_dummy: speed, not quality", "seed": 0}
         super().__init__(path, settings, about, ("runs", "pooled"))
 
     def done(self) -> set[tuple[Any, ...]]:
@@ -282,7 +285,7 @@ def start_options(tasks: list[Task], settings: Row, layers: int, steps: int) -> 
     """Options of both engines, so that all these cells can be measured."""
     piece, tiny = tasks[0][0], settings["tiny"]
     options: Row = {"tiny": tiny, "layers": layers, "drafter": piece.drafter, "drafts": piece.drafts}
-    options["runner"] = piece.runner
+    options |= {"runner": piece.runner, "shape": settings.get("shape", SHAPE)}
     # A drafting head runs on one row a request after its first pass.
     rows_each = {1 + piece.drafts} | ({1} if piece.drafter == "eagle3" else set())
     options["sizes"] = sorted({batch * rows for piece, *_ in tasks for batch in piece.batches for rows in rows_each})
@@ -301,17 +304,18 @@ def start_options(tasks: list[Task], settings: Row, layers: int, steps: int) -> 
 def run_together(tasks: list[Task], layers: int, results: SpeedResults, steps: int, start: int) -> None:
     """Start the two engines and measure these cells, one after another."""
     tiny, regimes = results.settings["tiny"], results.settings["regimes"]
-    shape = gpt_oss_120b(layers, tiny)
+    shape = SHAPES[results.settings.get("shape", SHAPE)](layers, tiny)
+    experts = shape.get("num_local_experts") or shape["num_experts"]
     options = start_options(tasks, results.settings, layers, steps)
     names = " and ".join(dict.fromkeys(piece.name for piece, *_ in tasks))
     say(f"{names}: starting two engines of {layers} layers")
     with ExitStack() as stack:
         native = stack.enter_context(Engine("native", options | {"rule": None}))
-        second = stack.enter_context(Engine("second", options | tasks[0][0].second(shape["num_local_experts"])))
+        second = stack.enter_context(Engine("second", options | tasks[0][0].second(experts)))
         about = [engine.answer() for engine in (native, second)][1]
         bandwidth = native.ask("bandwidth")
         say(f"{names}: started, {about}" + (f", copies at {bandwidth / 1e9:.0f} GB/s" if bandwidth else ""))
-        pair = Pair(native, second, f"k0=1,m={shape['num_local_experts']}", tasks[0][1][0])
+        pair = Pair(native, second, f"k0=1,m={experts}", tasks[0][1][0])
         moved = Bytes(layers * expert_bytes(shape), bandwidth)
         for piece, where, repeats in tasks:
             regime, batch, prompt = where
@@ -357,7 +361,8 @@ def main(
     pieces: Annotated[list[str] | None, typer.Argument(help=f"{', '.join(PIECES)}; all by default.")] = None,
     batch: Annotated[list[int] | None, typer.Option(help="Only cells of this batch; may be repeated.")] = None,
     regime: Annotated[list[str] | None, typer.Option(help="Only cells of this regime; may be repeated.")] = None,
-    layers: Annotated[int | None, typer.Option(help="36 by default, which is all; fewer for a smaller card.")] = None,
+    layers: Annotated[int | None, typer.Option(help="All by default; fewer for a smaller card.")] = None,
+    shape: Annotated[str, typer.Option(help=f"{', '.join(SHAPES)}; another one needs a file of its own.")] = SHAPE,
     steps: Annotated[int, typer.Option(help="Steps of a timed decode.")] = 64,
     repeats: Annotated[
         int | None,
@@ -378,11 +383,16 @@ def main(
     for name in regime or []:
         if name not in REGIMES:
             raise typer.BadParameter(f"{name!r} is no regime: there are {', '.join(REGIMES)}")
+    if shape not in SHAPES:
+        raise typer.BadParameter(f"{shape!r} is no shape: there are {', '.join(SHAPES)}")
+    if shape != SHAPE and (not pieces or set(pieces) - {"presets"}):
+        raise typer.BadParameter(f"{shape} is measured with the piece `presets` alone")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))  # so that the engines are stopped as well
     regimes: dict[str, Row] = {"independent": {"skew": 0.0, "correlation": 0.0}} | fits()
-    layers = layers or (4 if tiny else LAYERS)
+    layers = layers or (4 if tiny else LAYERS if shape == SHAPE else SHAPES[shape]()["num_hidden_layers"])
     try:
-        results = SpeedResults(json, {"tiny": tiny, "regimes": regimes})
+        other = {} if shape == SHAPE else {"shape": shape}
+        results = SpeedResults(json, {"tiny": tiny, "regimes": regimes} | other)
         together: dict[tuple[Any, ...], list[Task]] = {}
         for name in [] if summary else pieces or PIECES:
             piece = PIECES[name]

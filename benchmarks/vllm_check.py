@@ -253,7 +253,7 @@ def run_case(name: str, tiny: bool) -> dict[str, Any]:
         if case.get("across"):
             between = state.ranks.add_up.__name__ if state.ranks is not None else "nothing"
             check("takes the path of several ranks", state.ranks is not None, f"in between: {between}")
-        elif case["shape"] == "gpt-oss" and not tiny:
+        elif not tiny:
             routed = state.snapshot()["routed_layers"]
             check("routed in one launch", routed == 4, f"{routed} of 4 layers")
         if case.get("host") and not tiny:

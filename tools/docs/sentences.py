@@ -67,7 +67,13 @@ PAGES: dict[str, tuple[str, ...]] = {
         "engines/sglang/routers.py",
         "engines/sglang/site.py",
     ),
-    "troubleshooting.md": ("engines/vllm/routers.py", "engines/vllm/site.py", "engines/vllm/one_launch.py"),
+    "troubleshooting.md": (
+        "engines/vllm/routers.py",
+        "engines/vllm/site.py",
+        "engines/vllm/one_launch.py",
+        "engines/vllm/one_launch_modular.py",
+        "engines/vllm/routing_check.py",
+    ),
 }
 
 

@@ -27,6 +27,17 @@ def _exp(x, EXACT: tl.constexpr):
 
 
 @triton.jit
+def _plus(a, b, EXACT: tl.constexpr):
+    """a + b, by itself: a compiler would join it with the product at the end of exp, and vLLM's does not."""
+    if EXACT:
+        return tl.inline_asm_elementwise(
+            "add.rn.f32 $0, $1, $2;", "=f,f,f", [a, b], dtype=tl.float32, is_pure=True, pack=1
+        )
+    else:
+        return a + b
+
+
+@triton.jit
 def _part(logits, column, S, top, LOWEST: tl.constexpr, EXACT: tl.constexpr):
     """exp of masked logits less the row's largest, read from memory at `logits` + `column`."""
     inside = tl.load(S + column) != 0
@@ -44,10 +55,11 @@ def _sum_by_lanes(
     lane = tl.arange(0, LANES)[None, :] * LOADED
     total = _part(logits, lane, S, top, LOWEST, EXACT)
     for place in tl.static_range(1, LOADED):
-        total += _part(logits, lane + place, S, top, LOWEST, EXACT)
+        total = _plus(total, _part(logits, lane + place, S, top, LOWEST, EXACT), EXACT)
     for load in tl.static_range(1, LOADS):
         for place in tl.static_range(LOADED):
-            total += _part(logits, lane + load * LOADED * LANES + place, S, top, LOWEST, EXACT)
+            part = _part(logits, lane + load * LOADED * LANES + place, S, top, LOWEST, EXACT)
+            total = _plus(total, part, EXACT)
     if LANES > 16:
         total = tl.sum(tl.reshape(total, [BR, 2, 16]), axis=1)
     if LANES > 8:

@@ -10,9 +10,10 @@ from xshare import RouterSpec
 
 pytest.importorskip("triton", reason="Triton has no wheel for this platform")
 
-from xshare.engines.vllm import one_launch
+from xshare.engines.vllm import one_launch, routing_check
 from xshare.engines.vllm.hooks import Route
 from xshare.engines.vllm.one_launch import StandIn, aligned, engine_tables, same_bits, tensors_of, why_not
+from xshare.engines.vllm.routing_check import find_difference
 from xshare.kernels.launch import FusedSelection
 from xshare.kernels.plan import Plan
 from xshare.kernels.routing_tables import Tables
@@ -115,13 +116,13 @@ def test_every_start_looks_whether_both_route_alike(monkeypatch):
     routing_module.routing = routed_by_hand
     stand_in = StandIn(routing_module)
     monkeypatch.setattr(one_launch, "stand_in", lambda: stand_in)
-    monkeypatch.setattr(one_launch, "COMPARED", 16)
+    monkeypatch.setattr(routing_check, "COMPARED", 16)
     selections = {rows: selection_of(rows) for rows in (2, 4)}
     selector = SimpleNamespace(selections=selections, own=torch.zeros(1))
-    assert one_launch.find_difference(selector) is None
+    assert find_difference(selector, one_launch) is None
     assert all(selection.tables.checked for selection in selections.values())
     stand_in.native = lambda *args, **kwargs: pytest.fail("what was looked at is not looked at again")
-    assert one_launch.find_difference(selector) is None
+    assert find_difference(selector, one_launch) is None
 
     def otherwise(logits, top_k, sm_first=False):
         data, *indices = routed_by_hand(logits, top_k)
@@ -129,9 +130,8 @@ def test_every_start_looks_whether_both_route_alike(monkeypatch):
         return data, *indices
 
     stand_in.native = otherwise
-    assert one_launch.find_difference(SimpleNamespace(selections={2: selection_of(2)}, own=torch.zeros(1))) == (
-        "2 rows, the gate closed"
-    )
+    other = SimpleNamespace(selections={2: selection_of(2)}, own=torch.zeros(1))
+    assert find_difference(other, one_launch) == "2 rows, the gate closed"
 
 
 def test_logits_that_cannot_be_routed_are_masked_and_named_once(monkeypatch, caplog):
@@ -140,7 +140,7 @@ def test_logits_that_cannot_be_routed_are_masked_and_named_once(monkeypatch, cap
     selector = SimpleNamespace(
         routed=lambda logits: None, masked=lambda logits: (logits + 1, None), cannot_route=reason, routes=torch.bfloat16
     )
-    hook = Route(SimpleNamespace(name="layer 3", router=RouterSpec.softmax(4)), selector)
+    hook = Route(SimpleNamespace(name="layer 3", monolithic=True, router=RouterSpec.softmax(4)), selector)
     with caplog.at_level("WARNING", "vllm.xshare"):
         for _ in range(2):
             assert torch.equal(hook.compute(lambda logits: logits, torch.zeros(2, 16)), torch.ones(2, 16))

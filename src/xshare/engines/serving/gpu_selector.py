@@ -17,6 +17,7 @@ from xshare.kernels.control import layer_numbers
 from xshare.kernels.control_words import LayerNumber, MessageWord
 from xshare.kernels.launch import FusedSelection
 from xshare.kernels.plan import Plan, Scratch
+from xshare.kernels.routing_blocks import Blocks
 from xshare.kernels.routing_tables import Tables
 from xshare.policy import Policy
 
@@ -27,7 +28,10 @@ class OneLaunch(Protocol):
     def aligned(self, logits: Tensor) -> bool:
         """Whether the kernel can read these logits."""
 
-    def engine_tables(self, tables: Tables, rows: int) -> Any:
+    def make_tables(self, plan: Plan, site: Any, dtype: torch.dtype, device: torch.device) -> Tables | Blocks:
+        """Memory for the routing of a layer."""
+
+    def engine_tables(self, tables: Any, rows: int) -> Any:
         """The tables of a step of so many rows, in the form that the engine's own routing returns."""
 
 
@@ -36,7 +40,7 @@ class Pool:
 
     def __init__(self) -> None:
         self._scratch: dict[Plan, Scratch] = {}
-        self._tables: dict[tuple[Any, ...], Tables] = {}
+        self._tables: dict[tuple[Any, ...], Tables | Blocks] = {}
         self._messages: dict[int, Tensor] = {}  # by size
 
     def scratch(self, plan: Plan, device: torch.device) -> Scratch:
@@ -52,10 +56,12 @@ class Pool:
             self._messages[size] = torch.zeros(size, dtype=torch.int64, device=device)
         return self._messages[size]
 
-    def tables(self, plan: Plan, num_experts: int, top_k: int, dtype: torch.dtype, device: torch.device) -> Tables:
-        key = plan, num_experts, top_k, dtype
+    def tables(
+        self, one_launch: OneLaunch, plan: Plan, site: Site, dtype: torch.dtype, device: torch.device
+    ) -> Tables | Blocks:
+        key = one_launch, plan, site.num_experts, site.router.top_k, dtype
         if key not in self._tables:
-            self._tables[key] = Tables(plan, num_experts, top_k, dtype, device)
+            self._tables[key] = one_launch.make_tables(plan, site, dtype, device)
         return self._tables[key]
 
 
@@ -88,7 +94,9 @@ class FusedSelector:
         self.selections: dict[int, FusedSelection] = {}  # by rows
         for rows in sizes.buckets:
             plan = Plan.of(site.num_experts, rows, rows_per_request, step.device, across is not None)
-            shape = site.num_experts, site.router.top_k
+            routed = None
+            if routes is not None and one_launch is not None:
+                routed = pool.tables(one_launch, plan, site, routes, step.device)
             self.selections[rows] = FusedSelection(
                 num_experts=site.num_experts,
                 rows=rows,
@@ -105,7 +113,7 @@ class FusedSelector:
                 thresholds=compiled.thresholds,
                 protects=compiled.protects,
                 scratch=pool.scratch(plan, step.device),
-                tables=None if routes is None else pool.tables(plan, *shape, routes, step.device),
+                tables=routed,
                 across=across,
             )
         self.routes, self.one_launch = routes, one_launch

@@ -1,7 +1,8 @@
 """How S reaches the engine's own routing rule. There are four modes:
 
 logits   mask the logits: softmax routers, and sigmoid routers without a bias
-route    as `logits`, but our kernel also routes, with the same bits as the engine's rule (one_launch.py)
+route    as `logits`, but our kernel also routes, with the same bits as the engine's rule (one_launch.py,
+         one_launch_modular.py)
 bias     mask the correction bias: routers that rank by score + bias
 reroute  replace the engine's ids and weights: routers with groups, which the engine would judge by experts outside S
 """
@@ -31,20 +32,27 @@ class Route(MaskLogits):
     mode: ClassVar[str] = ROUTED
 
     def __init__(self, site: Site, selector: Selector) -> None:
-        from xshare.engines.vllm.one_launch import stand_in  # needs Triton
+        from xshare.engines.vllm import one_launch, one_launch_modular  # need Triton
 
         super().__init__(site, selector)
-        self.stand_in = stand_in()
+        self.stand_in: Any = one_launch.stand_in() if site.monolithic else one_launch_modular.stand_in()
         self.warned = False  # that some logits could not be routed here
 
-    def compute(self, native: Callable[[Tensor], Any], logits: Tensor) -> Any:
+    def _ready(self, logits: Tensor) -> Any:
         ready = self.selector.routed(logits)
-        if ready is not None:
-            return self.stand_in.during(ready, native, logits)
-        if self.selector.cannot_route is not None and not self.warned:
+        if ready is None and self.selector.cannot_route is not None and not self.warned:
             self.warned = True
             log.warning("xshare: %s is routed by vLLM itself for %s", self.name, self.selector.cannot_route)
-        return super().compute(native, logits)
+        return ready
+
+    def route(self, native: Callable[[Tensor], Routed], logits: Tensor) -> Routed:
+        ready = self._ready(logits)
+        self.stand_in.ready = ready
+        return super().route(native, logits) if ready is None else (ready.weights, ready.ids)
+
+    def compute(self, native: Callable[[Tensor], Any], logits: Tensor) -> Any:
+        ready = self._ready(logits)
+        return super().compute(native, logits) if ready is None else self.stand_in.during(ready, native, logits)
 
 
 class MaskBias:

@@ -110,8 +110,9 @@ def make_layers(
         selector: Selector
         if step.control is not None:
             from xshare.engines.serving.gpu_selector import FusedSelector, Pool  # needs Triton
-            from xshare.engines.vllm import one_launch as launches
+            from xshare.engines.vllm import one_launch, one_launch_modular
 
+            launches: Any = one_launch if site.monolithic else one_launch_modular
             pool, dtype = pool or Pool(), site.runner.moe_config.in_dtype
             if mode == MaskLogits.mode and compiled.one_launch:
                 reason = "ranks choose together" if ranks else launches.why_not(site, step.device, dtype)
@@ -148,9 +149,9 @@ def compile_layers(layers: Sequence[Attached], dtype: torch.dtype) -> None:
     routing = [layer for layer in layers if layer.mode == Route.mode]
     if not routing:
         return
-    from xshare.engines.vllm.one_launch import find_difference
+    from xshare.engines.vllm.routing_check import find_difference
 
-    differences = (find_difference(layer.selector) for layer in routing)
+    differences = (find_difference(layer.selector, layer.selector.one_launch) for layer in routing)  # type: ignore[attr-defined, arg-type]
     difference = next((text for text in differences if text is not None), None)
     if difference is None:
         log.info("xshare: %d layers are routed in one launch, to the bit as vLLM routes them", len(routing))

@@ -9,7 +9,6 @@ that again.
 from __future__ import annotations
 
 import inspect
-import logging
 from collections.abc import Callable, Iterable
 from importlib import import_module
 from typing import Any
@@ -17,19 +16,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from xshare.engines.vllm.routing_check import as_bits, masked
 from xshare.engines.vllm.site import Site
 from xshare.kernels.control import Control
 from xshare.kernels.launch import FusedSelection
+from xshare.kernels.plan import Plan
 from xshare.kernels.routing_tables import DTYPES, TOP_KS, Tables, most_tiles
-from xshare.policy import Policy
 
-log = logging.getLogger("vllm.xshare")
 VERIFIED = ("0.26.",)  # versions of vLLM with which it was run on a GPU
 EXPERTS = "OAITritonMxfp4ExpertsMonolithic"
 PARAMETERS = ["logits", "n_expts_act", "sm_first", "expt_indx", "simulated_ep", "n_rows"]  # of routing()
 TILES = (16, 32, 64, 128)
 ALIGNED = 16  # elements: for other strides Triton compiles vLLM's kernel so that it sums a softmax in another order
-COMPARED = 2**19  # random rows: if sums ran in another order, one weight in 10^5 would differ in its last bit
 
 
 class StandIn:
@@ -88,6 +86,10 @@ def why_not(site: Site, device: torch.device, dtype: torch.dtype) -> str | None:
     return None
 
 
+def make_tables(plan: Plan, site: Site, dtype: torch.dtype, device: torch.device) -> Tables:
+    return Tables(plan, site.num_experts, site.top_k, dtype, device)
+
+
 def engine_tables(tables: Tables, rows: int) -> Any:
     """The tables of a step of so many rows, in the form that routing() returns."""
     module, N, k = stand_in().module, tables.num_experts, tables.top_k
@@ -123,55 +125,23 @@ def same_bits(ours: Any, native: Any) -> bool:
     )
 
 
-def as_bits(tensor: Tensor) -> Tensor:
-    return tensor.view(torch.int16) if tensor.dtype in DTYPES else tensor
-
-
 def aligned(logits: Tensor) -> bool:
     """Whether rows start where Triton compiles vLLM's kernel as for ours."""
     return logits.stride(0) % ALIGNED == 0 and logits.data_ptr() % (2 * ALIGNED) == 0
 
 
-def find_difference(selector: Any) -> str | None:
-    """A case in which a layer's selections route differently from vLLM; None where there is none. It tries random
-    logits, with the gate closed and open. Layers share their tables, so tables are checked once."""
-    dice = torch.Generator(selector.own.device).manual_seed(0)
-    unchecked = {n: selection for n, selection in selector.selections.items() if not selection.tables.checked}
-    for rows, selection in unchecked.items():
-        selection.tables.checked = True
-        control = Control(selection.device)
-        control.set_policy(Policy(warmup=1, batch_budget=selection.router.top_k))
-        control.set_step(rows)
-        for is_open in (False, True):
-            control.set_gate(is_open)
-            control.push()
-            logits = random_logits(selection, rows, dice)
-            if not same_bits(*route_both(selection, control, logits)):
-                return f"{rows} rows, the gate {'open' if is_open else 'closed'}"
-    if unchecked:
-        rows, selection = max(unchecked.items())
-        control = Control(selection.device)  # the gate is closed
-        control.push()
-        for _ in range(min(2000, COMPARED // rows)):  # takes a second
-            ours, native = route_both(selection, control, random_logits(selection, rows, dice))
-            differing = int((as_bits(ours[0].gate_scal) != as_bits(native[0].gate_scal)).sum())
-            if differing:
-                return f"{rows} rows, {differing} of whose {rows * selection.router.top_k} weights have other bits"
-    return None
-
-
-def random_logits(selection: FusedSelection, rows: int, dice: torch.Generator) -> Tensor:
-    assert selection.tables is not None
-    logits = torch.randn(rows, selection.num_experts, generator=dice, device=selection.device)
-    return logits.to(selection.tables.dtype)
-
-
 def route_both(selection: FusedSelection, control: Control, logits: Tensor) -> tuple[Any, Any]:
     """Our routing of these logits, and vLLM's of the same logits after masking."""
-    assert selection.tables is not None
-    assert selection.keep is not None
+    tables = selection.tables
+    assert isinstance(tables, Tables)
     selection.launch(logits, control)
-    masked = torch.where(selection.keep, logits, torch.finfo(logits.dtype).min)
-    return engine_tables(selection.tables, len(logits)), stand_in().native(
-        masked, selection.tables.top_k, sm_first=False
-    )
+    return engine_tables(tables, len(logits)), route_natively(tables, masked(selection, logits))
+
+
+def route_natively(tables: Tables, logits: Tensor) -> Any:
+    return stand_in().native(logits, tables.top_k, sm_first=False)
+
+
+def weights_of(routed: Any) -> Tensor:
+    weights: Tensor = routed[0].gate_scal
+    return weights
