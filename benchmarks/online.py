@@ -6,8 +6,7 @@ Prefill steps are left alone, so the more often prompts arrive, the less there i
 random weights (`xshare_dummy`, routing `carried` of fit_routing.py: this measures speed, not quality) in one vLLM
 engine with at most 64 running requests; Poisson arrivals at several rates, answers of several lengths. Native routing,
 the control and `balanced` take turns on the same requests and arrivals, as in `xshare bench --rate`. Where the engine
-cannot keep up (`inf`: all requests at once) its batch is as full as it gets. Before a cell is timed its requests run
-once: vLLM's kernels are compiled for the sizes of prefill steps when those first occur, which takes seconds each.
+cannot keep up (`inf`: all requests at once) its batch is as full as it gets.
 
 A row has the rate, tokens per prompt and per answer, tokens per second in all and per request, TTFT, ITL, the share of
 decode steps that were acted on and of all steps (`acted_all`, prefill included), and paired ratios to native with their
@@ -27,7 +26,6 @@ from lib.paths import EVIDENCE
 from lib.routing_fits import fits
 
 from xshare.bench.interleaved import Variant, compare, noop_control, policies_by_name
-from xshare.bench.run_record import measure as record_run
 from xshare.bench.summary import summary_rows
 from xshare.bench.workload import Workload
 from xshare.cli.output import number_table, progress_bar, wide_console
@@ -50,9 +48,7 @@ def measure(
     workload = Workload(batch, requests, None if rate == inf else rate, prompt, tokens, "random", 0)
     samples: list[Row] = []
     ways = [Variant(policy) for policy in policies_by_name(engine, [Policy.parse("balanced")]).values()]
-    with progress_bar(f"{rate:g} a second, {tokens} tokens", (1 + repeats * len(ways)) * requests) as advance:
-        engine.use(None, timed=True)
-        record_run(engine, workload, workload.prompts_of(engine, -1), workload.arrivals_of(-1), advance)
+    with progress_bar(f"{rate:g} a second, {tokens} tokens", repeats * len(ways) * requests) as advance:
         compare(engine, ways, workload, range(repeats), advance, samples.extend)
     setting: Row = {"rate": workload.rate, "tokens": tokens, "prompt_tokens": prompt, "requests": requests}
     rows = summary_rows(samples, str(noop_control(engine)), setting)

@@ -4,9 +4,12 @@ from itertools import pairwise
 
 import pytest
 
+from xshare.bench.interleaved import Variant, compare
 from xshare.bench.workload import Workload
-from xshare.engines.base import About
+from xshare.engines.base import About, Answer, Run
+from xshare.engines.counters import Stats
 from xshare.errors import XShareError
+from xshare.progress import quiet
 
 
 class Letters:
@@ -66,3 +69,36 @@ def test_arrivals_are_poisson_and_repeat():
     assert min(gaps) > 0
     assert sum(gaps) / len(gaps) == pytest.approx(1 / 50, rel=0.06)
     assert sum(gap > 1 / 50 for gap in gaps) / len(gaps) == pytest.approx(0.368, abs=0.03)  # e**-1
+
+
+def test_requests_join_others_in_a_stream_and_where_they_wait_for_a_place():
+    assert not workload(batch=4, requests=4).joins
+    assert workload(batch=4, requests=5).joins
+    assert workload(batch=4, requests=4, rate=2.0).joins
+
+
+class Running(Letters):
+    """One that remembers what it was asked to run: tokens per answer, and whether requests arrive one by one."""
+
+    def __init__(self):
+        super().__init__()
+        self.runs = []
+
+    def use(self, policy, **_):
+        pass
+
+    def stats(self):
+        return Stats()
+
+    def run(self, prompts, *, limit, arrivals=None, **_):
+        self.runs.append((limit, arrivals is not None))
+        return Run([Answer([0] * limit, "", 0.0, [0.1 * (1 + token) for token in range(limit)]) for _ in prompts])
+
+
+@pytest.mark.parametrize(("rate", "untimed"), [(None, []), (2.0, [(8, True)])])
+def test_a_stream_runs_once_before_it_is_timed(rate, untimed):
+    engine, samples = Running(), []
+    compare(engine, [Variant(None)], workload(requests=4, rate=rate), range(2), quiet, samples.extend)
+    timed = [(4, False), (8, rate is not None)]  # of each repeat: a few tokens of one batch, and then all
+    assert engine.runs == [(4, False), *untimed, *timed, *timed]
+    assert len(samples) == 2

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from xshare.bench.run_record import measure, warm_up
+from xshare.bench.run_record import measure, warm_up, warm_up_joining
 from xshare.bench.workload import Workload
 from xshare.engines.base import Engine
 from xshare.policy import Policy
@@ -93,6 +93,9 @@ def compare(
     for variant in variants if repeats else ():  # refuse and compile before anything is timed
         engine.use(variant.policy, timed=True, cost=variant.cost)
         warm_up(engine, workload, warm_up_prompts, variant.protected_requests(workload.batch))
+    if repeats and workload.joins:
+        engine.use(variants[0].policy, timed=True, cost=variants[0].cost)
+        warm_up_joining(engine, workload, warm_up_prompts)
     for repeat in repeats:
         prompts, arrivals = workload.prompts_of(engine, repeat), workload.arrivals_of(repeat)
         samples: dict[Variant, Row] = {}

@@ -24,6 +24,12 @@ def warm_up(engine: Engine, workload: Workload, prompts: Prompts, protected: Col
     engine.run(batch_prompts, limit=WARM, batch=workload.batch, to_the_end=True, protected=protected)
 
 
+def warm_up_joining(engine: Engine, workload: Workload, prompts: Prompts) -> None:
+    """Run the whole workload once, untimed. Where requests join others that decode, prefill steps have sizes of their
+    own, and an engine compiles kernels for them when they first occur, which takes seconds each."""
+    engine.run(prompts, limit=workload.tokens, batch=workload.batch, arrivals=workload.arrivals_of(-1), to_the_end=True)
+
+
 def measure(
     engine: Engine,
     workload: Workload,

@@ -28,6 +28,11 @@ class Workload:
     seed: int = 0
     texts: tuple[str, ...] = ()
 
+    @property
+    def joins(self) -> bool:
+        """Whether requests start while others decode."""
+        return self.rate is not None or self.requests > self.batch
+
     def record(self) -> dict[str, Any]:
         """The columns of a result file: everything but the texts."""
         columns = asdict(self)
