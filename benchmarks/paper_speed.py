@@ -154,6 +154,12 @@ def cell_of(record: Row) -> tuple[Any, ...]:
     return *(record[name] for name in ("piece", "regime", "batch", "layers")), *prompt_and_start
 
 
+def shape_of(settings: Row) -> str:
+    """Settings name a shape only if it is another one: older files have none."""
+    name: str = settings.get("shape", SHAPE)
+    return name
+
+
 def say(text: str) -> None:
     print(f"[{time.perf_counter() - BEGAN:6.1f} s] {text}", flush=True)
 
@@ -164,7 +170,7 @@ class SpeedResults(Results):
     def __init__(self, path: Path, settings: Row) -> None:
         """A file that was measured with other `settings` is refused."""
         self.settings = settings
-        about = {"shape": settings.get("shape", SHAPE), "weights": "xshare_dummy: speed, not quality", "seed": 0}
+        about = {"shape": shape_of(settings), "weights": "xshare_dummy: speed, not quality", "seed": 0}
         super().__init__(path, settings, about, ("runs", "pooled"))
 
     def done(self) -> set[tuple[Any, ...]]:
@@ -285,7 +291,7 @@ def start_options(tasks: list[Task], settings: Row, layers: int, steps: int) -> 
     """Options of both engines, so that all these cells can be measured."""
     piece, tiny = tasks[0][0], settings["tiny"]
     options: Row = {"tiny": tiny, "layers": layers, "drafter": piece.drafter, "drafts": piece.drafts}
-    options |= {"runner": piece.runner, "shape": settings.get("shape", SHAPE)}
+    options |= {"runner": piece.runner, "shape": shape_of(settings)}
     # A drafting head runs on one row a request after its first pass.
     rows_each = {1 + piece.drafts} | ({1} if piece.drafter == "eagle3" else set())
     options["sizes"] = sorted({batch * rows for piece, *_ in tasks for batch in piece.batches for rows in rows_each})
@@ -304,7 +310,7 @@ def start_options(tasks: list[Task], settings: Row, layers: int, steps: int) -> 
 def run_together(tasks: list[Task], layers: int, results: SpeedResults, steps: int, start: int) -> None:
     """Start the two engines and measure these cells, one after another."""
     tiny, regimes = results.settings["tiny"], results.settings["regimes"]
-    shape = SHAPES[results.settings.get("shape", SHAPE)](layers, tiny)
+    shape = SHAPES[shape_of(results.settings)](layers, tiny)
     experts = shape.get("num_local_experts") or shape["num_experts"]
     options = start_options(tasks, results.settings, layers, steps)
     names = " and ".join(dict.fromkeys(piece.name for piece, *_ in tasks))
@@ -346,8 +352,8 @@ def fitting(piece: Piece, cells: list[Cell], steps: int, repeats: int, layers: i
     for cell in cells:
         regime, batch, prompt = cell
         policies = len(piece.policies(batch, regime))
-        need = 0 if prompt == PROMPT else Long.of(cell, policies, steps, repeats, layers, tiny).bytes
-        if need <= most:
+        need = Long.of(cell, policies, steps, repeats, layers, tiny).bytes
+        if prompt == PROMPT or need <= most:
             fitting_cells.append(cell)
         else:
             text = (

@@ -232,6 +232,8 @@ def test_long_prompts_are_measured_as_far_as_they_fit(capsys):
         "left out, 16 prompts of 8192 tokens", "left out, 64 prompts of 8192 tokens",
     ]  # fmt: skip
     assert paper_speed.fitting(piece, piece.cells(), 16, 8, 18, False) == piece.cells()
+    short = paper_speed.PIECES["presets"]
+    assert paper_speed.fitting(short, short.cells(), 16, 8, 48, False) == short.cells()  # deeper shapes too
     shape = model_shapes.gpt_oss_120b()
     assert model_shapes.cache_bytes(shape, 8192) == 18 * (8192 + 128) * 2 * 8 * 64 * 2
     long = paper_speed.Long.of(("carried", 4, 8192), 4, 16, 8, 36, False)
