@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 from one_selection import CASES, DEVICE, GPU, fused, of_shape
-from sorted_rows_oracle import best_first, blocks_of
+from routed_forms import blocks_selection, check_blocks
 
 import xshare
 from xshare import BatchLayout, Policy, RouterSpec
@@ -13,31 +13,7 @@ from xshare import BatchLayout, Policy, RouterSpec
 pytest.importorskip("triton", reason="Triton has no wheel for this platform")
 
 from xshare.kernels.control import Control
-from xshare.kernels.routing_blocks import Blocks, unsorted_rows
-
-
-def routing_selection(N, rows, k=8, size=16, dtype=torch.bfloat16, **options):
-    """A selection that routes into blocks of `size` rows."""
-    selection = of_shape(N, rows, RouterSpec.softmax(k), mask_logits=True, **options)
-    selection.tables = Blocks(selection.plan, N, k, dtype, DEVICE, lambda rows: size)
-    return selection
-
-
-def check(selection, logits, N, k, size=16):
-    """What a launch left, against S as it left it."""
-    tables, n = selection.tables, len(logits)
-    routed = [best_first(row, selection.keep.cpu().tolist(), k) for row in logits]
-    ids = [row_ids for row_ids, _ in routed]
-    assert tables.ids[: n * k].view(n, k).tolist() == ids
-    weights = torch.stack([weight for _, weight in routed])
-    assert torch.allclose(tables.weights[: n * k].view(n, k).cpu(), weights, rtol=1e-6, atol=1e-12)
-    if tables.rows > unsorted_rows(N, k):
-        pairs, tiles = blocks_of(ids, N, k, size)
-        assert tables.end.tolist() == [len(pairs)]
-        assert tables.pairs[: len(pairs)].tolist() == pairs
-        assert tables.tiles[: len(tiles)].tolist() == tiles
-    return ids
-
+from xshare.kernels.routing_blocks import Blocks
 
 SHAPES = [(16, 128, 8), (5, 128, 8), (4, 128, 8), (32, 128, 8), (13, 32, 4), (40, 64, 6), (33, 256, 8), (6, 512, 10),
           (1, 16, 4), (2, 16, 2)]  # fmt: skip
@@ -50,41 +26,14 @@ def test_rows_are_in_blocks(n, N, k):
         logits = torch.randn(n, N, generator=torch.Generator().manual_seed(seed)).bfloat16()
         voting = n if seed else max(1, n - 3)  # and padding after
         selection, left = fused(
-            RouterSpec.softmax(k), Policy.parse(policy), logits, range(voting + 1), routing_selection(N, n, k, size)
+            RouterSpec.softmax(k), Policy.parse(policy), logits, range(voting + 1), blocks_selection(N, n, k, size)
         )
         assert torch.equal(left, logits)  # nothing is masked
         layout = BatchLayout([*range(voting), *[-1] * (n - voting)])
         want = xshare.route(logits.float(), RouterSpec.softmax(k), Policy.parse(policy), layout=layout)
         assert torch.equal(selection.keep.cpu(), want.selected)
-        ids = check(selection, logits, N, k, size)
+        ids = check_blocks(selection, logits, N, k, size)
         assert [sorted(row) for row in ids] == want.ids.sort(dim=-1).values.tolist()
-
-
-def test_requests_of_several_rows():
-    logits = torch.randn(24, 64, generator=torch.Generator().manual_seed(3)).bfloat16()
-    selection = routing_selection(64, 24, 4, rows_per_request=4)
-    fused(None, Policy.parse("k0=1,mr=3"), logits, [0, 4, 6, 10, 14, 15, 19, 22], selection)
-    check(selection, logits, 64, 4)
-
-
-def test_a_closed_gate_routes_natively():
-    for n in (16, 48):
-        logits = torch.randn(n, 64, generator=torch.Generator().manual_seed(4)).bfloat16()
-        selection, control = routing_selection(64, n), Control(DEVICE)
-        control.set_policy(Policy.parse("k0=1,m=0"))
-        control.push()
-        assert selection.launch(logits.to(DEVICE), control)
-        assert selection.keep.all()
-        check(selection, logits, 64, 8)
-
-
-def test_fewer_rows_than_it_was_made_for():
-    for rows, n in ((32, 9), (64, 41)):
-        selection = routing_selection(128, rows)
-        for seed in range(2):  # the second finds what the first left
-            logits = torch.randn(n + seed, 128, generator=torch.Generator().manual_seed(seed)).bfloat16()
-            fused(None, Policy.parse("k0=1,m=12"), logits, range(n + seed + 1), selection)
-            check(selection, logits, 128, 8)
 
 
 def test_ties_zeros_infinities_and_nan():
@@ -98,20 +47,9 @@ def test_ties_zeros_infinities_and_nan():
     logits[6, 4:8] = 1.0
     logits[7, 3] = 300.0  # all other scores are 0
     for policy in ("k0=1,m=6", "k0=1,m=32"):
-        selection = routing_selection(32, 8, 4)
+        selection = blocks_selection(32, 8, 4)
         fused(None, Policy.parse(policy), logits, range(9), selection)
-        check(selection, logits, 32, 4)
-
-
-def test_one_expert_takes_every_row():
-    n = 200 if GPU else 70
-    logits = torch.full((n, 16), -4.0).bfloat16()
-    logits[:, 3] = 5.0
-    logits[:, 7:10] = 1.0
-    selection = routing_selection(16, n, 4)
-    fused(None, Policy.parse("k0=1,m=16"), logits, range(n + 1), selection)
-    ids = check(selection, logits, 16, 4)
-    assert all(row_ids == [3, 7, 8, 9] for row_ids in ids)
+        check_blocks(selection, logits, 32, 4)
 
 
 def test_what_cannot_be_put_into_blocks_is_refused():
@@ -134,7 +72,7 @@ def test_to_the_bit_as_vllm_routes(n, N, k):
     from xshare.engines.vllm.routing_check import random_logits
 
     dice = torch.Generator("cuda").manual_seed(n)
-    selection, control = routing_selection(N, n, k), Control("cuda")
+    selection, control = blocks_selection(N, n, k), Control("cuda")
     control.set_policy(Policy.parse("k0=1,m=8"))
     control.set_step(n)
     for batch in range(CASES):
