@@ -4,8 +4,8 @@
     python benchmarks/one_launch.py --path modular --json FILE
 
 Needs a GPU and vLLM 0.26. There are two paths: `mxfp4`, vLLM's Triton path for gpt-oss (top-4), and `modular`, that of
-Qwen3 (top-8). A graph of LAYERS layers of [router GEMM -> routing] is replayed, with the
-experts left out, in seven forms, in turns; `..._us` are medians of a layer, the router's GEMM included:
+Qwen3 (top-8). A graph of LAYERS layers of [router GEMM -> routing] is replayed, with the experts left out, in seven
+forms, in turns; `..._us` are medians of a layer, the router's GEMM included:
 
   native   vLLM's routing as it is: top-k, and what sorts rows by expert
   masked   selection in front of it, which masks logits
@@ -22,7 +22,9 @@ gate open and closed; of `differ` any table had another bit.
 from __future__ import annotations
 
 import statistics
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -33,6 +35,7 @@ from kernel import HIDDEN, LAYERS, captured, replay_us
 from xshare import Policy, RouterSpec
 from xshare.cli.output import number_table, progress_bar, wide_console
 from xshare.engines.vllm import one_launch, one_launch_modular
+from xshare.engines.vllm.expert_bytes import rows_unshared
 from xshare.kernels.control import Control
 from xshare.kernels.launch import FusedSelection
 from xshare.kernels.plan import Plan
@@ -52,13 +55,16 @@ class Routed:
 
     module: Any
     top_k: int
-    tables: type[Tables] | type[Blocks]
+    tables: Callable[..., Tables | Blocks]
 
-    def make_tables(self, plan: Plan) -> Any:
+    def make_tables(self, plan: Plan) -> Tables | Blocks:
         return self.tables(plan, EXPERTS, self.top_k, torch.bfloat16, "cuda")
 
 
-PATHS = {"mxfp4": Routed(one_launch, 4, Tables), "modular": Routed(one_launch_modular, 8, Blocks)}
+PATHS = {
+    "mxfp4": Routed(one_launch, 4, Tables),
+    "modular": Routed(one_launch_modular, 8, partial(Blocks, unsorted=rows_unshared(EXPERTS, 8))),
+}
 
 
 def fused_selection(
@@ -160,6 +166,8 @@ def main(
     batches: Annotated[int, typer.Option(help="Batches of logits of each policy to compare.")] = 70,
     path: Annotated[str, typer.Option(help="mxfp4 or modular.")] = "mxfp4",
 ) -> None:
+    if path not in PATHS:
+        raise typer.BadParameter(f"{path!r} is no path: there are {', '.join(PATHS)}")
     chosen = PATHS[path]
     import triton
     import vllm

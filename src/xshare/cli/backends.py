@@ -30,12 +30,13 @@ def backends(benchmark: BackendBenchmark, chosen: list[str], out: Path | None) -
     }
     fingerprint |= benchmark.workload.record() | {"policies": list(benchmark.policies), "repeats": benchmark.repeats}
     fingerprint |= {"engine_args": dict(benchmark.options), "xshare": __version__}
-    if unknown := [name for name in chosen if name not in moe_backends()]:
-        raise XShareError(f"--backend {unknown[0]}: this vLLM has {', '.join(moe_backends())}")
     check_resumable(out, fingerprint)
+    known_names = moe_backends()
+    if unknown := [name for name in chosen if name not in known_names]:
+        raise XShareError(f"--backend {unknown[0]}: this vLLM has {', '.join(known_names)}")
     results = Results(out, fingerprint, {"seed": benchmark.workload.seed})
     with says_what_is_kept(out, kept_text):
-        names = [name for name in moe_backends() if not chosen or name in chosen]
+        names = [name for name in known_names if not chosen or name in chosen]
         with progress_bar("backends", len(names)) as advance:
             for name in names:
                 if name not in [sample["moe_backend"] for sample in results.samples]:

@@ -112,8 +112,7 @@ def write_best(score, S, rows, present, ids, keys, BN: tl.constexpr, K: tl.const
     for slot in tl.static_range(K):
         hit = cols == first_of(left, tl.max(left, axis=1), BN)[:, None]
         left = tl.where(hit, TAKEN, left)
-        if slot > 0:
-            place = tl.where(hit, place + slot, place)
+        place = tl.where(hit, place + slot, place)
     chosen = S[None, :] & (left == TAKEN) & (rows < present)[:, None]
     tl.store(keys + place, key, mask=chosen)
     tl.store(ids + place, cols + tl.zeros([score.shape[0], 1], tl.int32), mask=chosen)

@@ -17,11 +17,6 @@ BLOCK_SIZES = (16, 32, 64, 128)
 MOST_TOP_K = 16
 
 
-def unsorted_rows(num_experts: int, top_k: int) -> int:
-    """Rows up to which the engine reads ids alone."""
-    return num_experts // (4 * top_k)
-
-
 class Blocks:
     """Tables for steps of up to `rows` rows. Layers run one after another, and may share them.
 
@@ -40,8 +35,10 @@ class Blocks:
         dtype: torch.dtype,
         device: torch.device | str,
         block_size: Callable[[int], int] = lambda rows: BLOCK_SIZES[0],
+        unsorted: int = 0,
     ) -> None:
-        """`block_size`: rows of a step -> rows of a block."""
+        """`block_size`: rows of a step -> rows of a block. `unsorted`: up to so many rows the engine reads ids alone,
+        and no blocks are made."""
 
         def memory(*shape: int, kind: torch.dtype = torch.int32) -> Tensor:
             return torch.zeros(shape, dtype=kind, device=device)
@@ -52,7 +49,7 @@ class Blocks:
                 f"not {num_experts}, {top_k}, {dtype}"
             )
         self.rows, self.num_experts, self.top_k, self.dtype = plan.rows, num_experts, top_k, dtype
-        self.block_size = block_size
+        self.block_size, self.sorts = block_size, plan.rows > unsorted
         self.checked = False  # against the engine's own routing
         self.exact = plan.on_gpu
         most = plan.rows * top_k
@@ -67,11 +64,10 @@ class Blocks:
 
     def arguments(self, present: int) -> dict[str, Any]:
         """The kernels' arguments for a step of `present` rows."""
-        sorts = self.rows > unsorted_rows(self.num_experts, self.top_k)
         return no_tables(self.ids) | {
             "ids": self.ids, "weights": self.weights, "pairs": self.pairs, "tiles": self.tiles, "offsets": self.end,
             "shift": self.block_size(present).bit_length() - 1,
             "keys": self.keys, "row_sums": self.row_sums, "marks": self.marks, "places": self.places,
             "SLOTS": triton.next_power_of_2(self.top_k), "EXACT": self.exact,
-            "ROUTE": FORM_BLOCKS if sorts else FORM_IDS,
+            "ROUTE": FORM_BLOCKS if self.sorts else FORM_IDS,
         }  # fmt: skip

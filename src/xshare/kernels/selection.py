@@ -334,13 +334,16 @@ def select_in_blocks(
                 score = scores_inside(
                     x, S, logits, stride, rows, block * BR, present, places, row_sums, N, BN, LOWEST, EXACT
                 )
-                leave_marks(write_best(score, S, rows, present, ids, keys, BN, TOP_K), marks, BQ, BN)
+                chosen = write_best(score, S, rows, present, ids, keys, BN, TOP_K)
+                if ROUTE == BLOCKED:
+                    leave_marks(chosen, marks, BQ, BN)
             tl.debug_barrier()
             if ROUTE >= IDS:
                 write_weights(keys, block * BR, present, weights, BR, TOP_K, SLOTS)
-            mark = marks_of(marks, BR, BQ, BN)
-            tl.store(places + BN + cols, mark)
-            tl.store(hists + block * BN + cols, bits_set(mark))
+            if ROUTE != IDS:
+                mark = marks_of(marks, BR, BQ, BN)
+                tl.store(places + BN + cols, mark)
+                tl.store(hists + block * BN + cols, bits_set(mark))
         if PART == 0 and ROUTE != IDS:
             _meet(arrivals, BLOCKS)
         if (PART == 0 or PART == 3) and ROUTE != IDS:
@@ -361,18 +364,9 @@ def select_in_blocks(
             if ROUTE == SORTED:
                 pair, pair_exists, column, weight = weigh(keys, block * BR, present, weights, BR, TOP_K)
                 write_pairs(
-                    pair,
-                    pair_exists,
-                    column,
-                    weight,
-                    block * BR,
-                    places,
-                    pairs,
-                    pairs + present * TOP_K,
-                    weights,
-                    BN,
-                    TOP_K,
-                )
+                    pair, pair_exists, column, weight, block * BR, places, pairs, pairs + present * TOP_K, weights,
+                    BN, TOP_K,
+                )  # fmt: skip
             else:
                 write_members(ids, block * BR, present, places, pairs, BR, BN, TOP_K, SLOTS)
     if SEEN and (PART == 0 or PART == 2):

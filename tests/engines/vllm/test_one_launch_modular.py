@@ -12,6 +12,7 @@ from xshare import Policy, RouterSpec
 pytest.importorskip("triton", reason="Triton has no wheel for this platform")
 
 from xshare.engines.vllm import one_launch_modular, routing_check
+from xshare.engines.vllm.expert_bytes import rows_unshared
 from xshare.engines.vllm.hooks import Route
 from xshare.engines.vllm.one_launch_modular import (
     PARAMETERS,
@@ -71,6 +72,15 @@ def test_blocks_are_handed_to_whoever_asks_for_these_ids_alone():
     assert fused_moe.moe_align_block_size(ready.ids, 16, N, None) is not ready.blocks  # once
 
 
+def test_few_rows_have_no_blocks():
+    tables = Blocks(Plan.of(N, 2, 0, "cpu"), N, K, torch.bfloat16, "cpu", unsorted=rows_unshared(N, K))
+    few = engine_tables(tables, 2)
+    assert few.blocks is None
+    assert not few.serves(few.ids, 16, N)
+    assert same_bits(few, few)
+    assert not same_bits(few, Routing(few.weights, few.ids, 16, N, aligned_by_hand(few.ids, 16, N)))
+
+
 def test_tables_have_the_sizes_that_vllm_asks_for():
     ready = routing(rows=12, size=32)
     assert ready.weights.shape == ready.ids.shape == (12, 4)
@@ -87,7 +97,7 @@ def test_the_real_function_takes_what_is_expected():
 
 def selection_of(rows):
     selection = FusedSelection(num_experts=N, rows=rows, device="cpu", router=RouterSpec.softmax(K), mask_logits=True)
-    site = SimpleNamespace(num_experts=N, top_k=K)
+    site = SimpleNamespace(num_experts=N, top_k=K, rows_unshared=rows_unshared(N, K))
     selection.tables = make_tables(selection.plan, site, torch.bfloat16, torch.device("cpu"))
     return selection
 

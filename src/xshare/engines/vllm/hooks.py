@@ -26,16 +26,21 @@ from xshare.policy import Policy
 log = logging.getLogger("vllm.xshare")
 
 
+def one_launch_of(site: Site) -> Any:
+    """The module for routing in one launch on a layer's path."""
+    from xshare.engines.vllm import one_launch, one_launch_modular  # need Triton
+
+    return one_launch if site.monolithic else one_launch_modular
+
+
 class Route(MaskLogits):
     """Hands the experts the kernel's routing where there is one; otherwise masks the logits."""
 
     mode: ClassVar[str] = ROUTED
 
     def __init__(self, site: Site, selector: Selector) -> None:
-        from xshare.engines.vllm import one_launch, one_launch_modular  # need Triton
-
         super().__init__(site, selector)
-        self.stand_in: Any = one_launch.stand_in() if site.monolithic else one_launch_modular.stand_in()
+        self.stand_in = one_launch_of(site).stand_in()
         self.warned = False  # that some logits could not be routed here
 
     def _ready(self, logits: Tensor) -> Any:

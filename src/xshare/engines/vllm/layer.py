@@ -26,7 +26,7 @@ from xshare.engines.serving.selector import Selector
 from xshare.engines.serving.state import Attached
 from xshare.engines.serving.step import Step
 from xshare.engines.serving.step_sizes import Sizes
-from xshare.engines.vllm.hooks import Route, make_hook, mode_of
+from xshare.engines.vllm.hooks import Route, make_hook, mode_of, one_launch_of
 from xshare.engines.vllm.routers import first_replicas, has_replicas, replica_map
 from xshare.engines.vllm.site import Site
 from xshare.policy import Policy
@@ -110,9 +110,8 @@ def make_layers(
         selector: Selector
         if step.control is not None:
             from xshare.engines.serving.gpu_selector import FusedSelector, Pool  # needs Triton
-            from xshare.engines.vllm import one_launch, one_launch_modular
 
-            launches: Any = one_launch if site.monolithic else one_launch_modular
+            launches = one_launch_of(site)
             pool, dtype = pool or Pool(), site.runner.moe_config.in_dtype
             if mode == MaskLogits.mode and compiled.one_launch:
                 reason = "ranks choose together" if ranks else launches.why_not(site, step.device, dtype)

@@ -60,14 +60,22 @@ def stand_in() -> StandIn:
     return module.routing if isinstance(module.routing, StandIn) else StandIn(module)
 
 
-def why_not(site: Site, device: torch.device, dtype: torch.dtype) -> str | None:
-    """Why a layer is routed by vLLM itself, or None."""
+def not_here(device: torch.device, verified: tuple[str, ...]) -> str | None:
+    """Why a path that was run on a GPU with the `verified` versions of vLLM is not taken here, or None."""
     if device.type != "cuda":
         return "there is no GPU"
+    if not verified:
+        return "this path was not run on a GPU yet"
     import vllm
 
-    if not vllm.__version__.startswith(VERIFIED):
-        return f"it was verified with vLLM {VERIFIED[0]}x, not {vllm.__version__}"
+    known = vllm.__version__.startswith(verified)
+    return None if known else f"it was verified with vLLM {verified[0]}x, not {vllm.__version__}"
+
+
+def why_not(site: Site, device: torch.device, dtype: torch.dtype) -> str | None:
+    """Why a layer is routed by vLLM itself, or None."""
+    if (reason := not_here(device, VERIFIED)) is not None:
+        return reason
     if not site.monolithic or site.backend != EXPERTS:
         return f"the experts are computed by {site.backend}, not {EXPERTS}"
     rule = site.router

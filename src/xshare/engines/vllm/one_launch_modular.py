@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from xshare.engines.vllm.one_launch import not_here
 from xshare.engines.vllm.routers import has_replicas
 from xshare.engines.vllm.routing_check import as_bits, masked
 from xshare.engines.vllm.site import Site
@@ -41,10 +42,10 @@ class Routing:
     ids: Tensor  # int32 [n, k]
     block_size: int
     num_experts: int
-    blocks: tuple[Tensor, Tensor, Tensor]  # pairs, each block's expert, and the number of positions
+    blocks: tuple[Tensor, Tensor, Tensor] | None  # pairs, each block's expert, the number of positions; None: no blocks
 
     def serves(self, ids: Tensor, block_size: int, num_experts: int) -> bool:
-        same_ids = ids.data_ptr() == self.ids.data_ptr() and ids.shape == self.ids.shape
+        same_ids = self.blocks is not None and ids.data_ptr() == self.ids.data_ptr() and ids.shape == self.ids.shape
         return same_ids and (block_size, num_experts) == (self.block_size, self.num_experts)
 
 
@@ -73,12 +74,8 @@ def stand_in() -> StandIn:
 
 def why_not(site: Site, device: torch.device, dtype: torch.dtype) -> str | None:
     """Why a layer is routed by vLLM itself, or None."""
-    if device.type != "cuda":
-        return "there is no GPU"
-    import vllm
-
-    if not vllm.__version__.startswith(VERIFIED):
-        return "this path was not run on a GPU yet"
+    if (reason := not_here(device, VERIFIED)) is not None:
+        return reason
     if site.monolithic or site.backend != EXPERTS:
         return f"the experts are computed by {site.backend}, not {EXPERTS}"
     rule, router = site.router, site.runner.router
@@ -96,7 +93,7 @@ def why_not(site: Site, device: torch.device, dtype: torch.dtype) -> str | None:
 
 
 def make_tables(plan: Plan, site: Site, dtype: torch.dtype, device: torch.device) -> Blocks:
-    return Blocks(plan, site.num_experts, site.top_k, dtype, device, block_size_of(site, dtype))
+    return Blocks(plan, site.num_experts, site.top_k, dtype, device, block_size_of(site, dtype), site.rows_unshared)
 
 
 def block_size_of(site: Site, dtype: torch.dtype) -> Callable[[int], int]:
@@ -130,7 +127,7 @@ def engine_tables(tables: Blocks, rows: int) -> Routing:
     positions = pairs + N * (size - 1)  # for any distribution over experts, as vLLM counts them
     if pairs < N:
         positions = min(pairs * size, positions)
-    blocks = tables.pairs[:positions], tables.tiles[: -(-positions // size)], tables.end
+    blocks = (tables.pairs[:positions], tables.tiles[: -(-positions // size)], tables.end) if tables.sorts else None
     return Routing(tables.weights[:pairs].view(rows, k), tables.ids[:pairs].view(rows, k), size, N, blocks)
 
 
@@ -146,15 +143,14 @@ def route_natively(tables: Blocks, logits: Tensor) -> Routing:
 
     size, N = tables.block_size(len(logits)), tables.num_experts
     weights, ids, _ = fused_topk(logits, logits, tables.top_k, True)
-    return Routing(weights, ids, size, N, stand_in().native(ids, size, N))
+    return Routing(weights, ids, size, N, stand_in().native(ids, size, N) if tables.sorts else None)
 
 
 def same_bits(ours: Routing, native: Routing) -> bool:
-    """Whether ids, weights and blocks are the same; rows of an expert may be in another order. Up to a few rows there
-    are no blocks of ours, because vLLM does not ask for them."""
+    """Whether ids, weights and blocks are the same; rows of an expert may be in another order."""
     same = torch.equal(ours.ids, native.ids) and torch.equal(as_bits(ours.weights), as_bits(native.weights))
-    if not same or ours.ids.numel() * 4 <= ours.num_experts:
-        return same
+    if not same or ours.blocks is None or native.blocks is None:
+        return same and ours.blocks is native.blocks
     (pairs, tiles, end), (their_pairs, their_tiles, their_end) = ours.blocks, native.blocks
     if end.item() != their_end.item() or pairs.shape != their_pairs.shape or tiles.shape != their_tiles.shape:
         return False
