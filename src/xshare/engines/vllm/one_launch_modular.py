@@ -28,7 +28,7 @@ from xshare.kernels.plan import Plan
 from xshare.kernels.routing_blocks import BLOCK_SIZES, MOST_TOP_K, NUM_EXPERTS, Blocks
 from xshare.kernels.routing_tables import DTYPES
 
-VERIFIED: tuple[str, ...] = ()  # versions of vLLM with which it was run on a GPU
+VERIFIED = ("0.26.",)  # versions of vLLM with which it was run on a GPU
 EXPERTS, ROUTER = "TritonExperts", "FusedTopKRouter"
 MODULE = "vllm.model_executor.layers.fused_moe.fused_moe"
 PARAMETERS = ["topk_ids", "block_size", "num_experts", "expert_map", "pad_sorted_ids", "ignore_invalid_experts"]
