@@ -78,6 +78,7 @@ def fused_selection(
         rows_per_request=rows_per_request,
         mask_logits=True,
         protects=protects,
+        routes=routes,
     )
     if routes:
         selection.tables = path.make_tables(selection.plan)

@@ -18,7 +18,7 @@ from xshare.kernels.routing_tables import Tables, most_tiles
 
 def sorted_selection(N, rows, k=4, dtype=torch.bfloat16, **options):
     """A selection that sorts rows by expert."""
-    selection = of_shape(N, rows, RouterSpec.softmax(k), mask_logits=True, **options)
+    selection = of_shape(N, rows, RouterSpec.softmax(k), mask_logits=True, routes=True, **options)
     selection.tables = Tables(selection.plan, N, k, dtype, DEVICE)
     return selection
 
@@ -45,7 +45,7 @@ def check_sorted(selection, logits, N, k):
 
 def blocks_selection(N, rows, k=8, size=16, dtype=torch.bfloat16, **options):
     """A selection that routes into blocks of `size` rows."""
-    selection = of_shape(N, rows, RouterSpec.softmax(k), mask_logits=True, **options)
+    selection = of_shape(N, rows, RouterSpec.softmax(k), mask_logits=True, routes=True, **options)
     unsorted = rows_unshared(N, k)
     selection.tables = Blocks(selection.plan, N, k, dtype, DEVICE, lambda rows: size, unsorted)
     return selection

@@ -15,8 +15,8 @@ pytest.importorskip("triton", reason="Triton has no wheel for this platform")
 from xshare.kernels.control import Control
 from xshare.kernels.routing_blocks import Blocks
 
-SHAPES = [(16, 128, 8), (5, 128, 8), (4, 128, 8), (32, 128, 8), (13, 32, 4), (40, 64, 6), (33, 256, 8), (6, 512, 10),
-          (1, 16, 4), (2, 16, 2)]  # fmt: skip
+SHAPES = [(16, 128, 8), (8, 128, 8), (5, 128, 8), (4, 128, 8), (32, 128, 8), (13, 32, 4), (40, 64, 6), (33, 256, 8),
+          (6, 512, 10), (1, 16, 4), (2, 16, 2)]  # fmt: skip
 
 
 @pytest.mark.parametrize(("n", "N", "k"), SHAPES)
@@ -52,6 +52,12 @@ def test_ties_zeros_infinities_and_nan():
         check_blocks(selection, logits, 32, 4)
 
 
+def test_one_program_routes_few_pairs():
+    for routes, k, most in ((True, 8, 8), (True, 4, 16), (False, 8, 16)):
+        plans = {n: of_shape(128, n, RouterSpec.softmax(k), routes=routes).plan for n in (4, 8, 9, 16, 17)}
+        assert {n: plan.one_tile for n, plan in plans.items()} == {n: n <= most for n in plans}
+
+
 def test_what_cannot_be_put_into_blocks_is_refused():
     plan = of_shape(32, 8).plan
     with pytest.raises(ValueError, match="not 60"):
@@ -63,8 +69,8 @@ def test_what_cannot_be_put_into_blocks_is_refused():
 @pytest.mark.skipif(not GPU, reason="vLLM's routing is made of GPU kernels")
 @pytest.mark.parametrize(
     ("n", "N", "k"),
-    [(1, 128, 8), (5, 128, 8), (16, 128, 8), (24, 128, 8), (64, 128, 8), (256, 128, 8), (24, 256, 8), (24, 32, 4),
-     (8, 512, 10)],
+    [(1, 128, 8), (5, 128, 8), (8, 128, 8), (16, 128, 8), (24, 128, 8), (64, 128, 8), (256, 128, 8), (24, 256, 8),
+     (24, 32, 4), (8, 512, 10)],
 )  # fmt: skip
 def test_to_the_bit_as_vllm_routes(n, N, k):
     pytest.importorskip("vllm")

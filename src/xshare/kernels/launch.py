@@ -48,6 +48,7 @@ class FusedSelection:
     cost: Tensor | None = None  # float64 [tables, N + 1]: cost tables
     thresholds: frozenset[str] = THRESHOLDS  # that policies may set: code for the others is not compiled
     scratch: Scratch | None = None  # of another layer with the same plan, to share it
+    routes: bool = False  # whether tables will be set: affects speed only
     tables: Tables | Blocks | None = None  # where to write the routing of 16-bit logits, instead of masking the logits
     # An all-reduce in place: sums an int64 tensor over all ranks, so that S is chosen from the votes of all of them. It
     # is called at every launch, on every rank, and a graph must be able to capture it.
@@ -64,7 +65,8 @@ class FusedSelection:
         devices = torch.zeros(N) if self.placement is None else self.placement.devices
         self.devices = devices.to(device, torch.int32).contiguous()
         self.num_devices = 1 if self.placement is None else self.placement.num_devices
-        self.plan = Plan.of(N, self.rows, self.rows_per_request, device, self.across is not None)
+        routed = self.router.top_k if self.routes and self.router is not None else 0
+        self.plan = Plan.of(N, self.rows, self.rows_per_request, device, self.across is not None, routed)
         self.scratch = Scratch(self.plan, device) if self.scratch is None else self.scratch
         if self.scratch.plan != self.plan:
             raise LayoutError("layers that share scratch memory must have the same rows, experts and requests")

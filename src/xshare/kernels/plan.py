@@ -12,6 +12,7 @@ from torch import Tensor
 from xshare.kernels.control_words import MessageWord
 
 FEW_ROWS = 16
+FEW_PAIRS = 64  # of row and expert
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,7 @@ class Plan:
     block_r: int  # rows that a program writes
     on_gpu: bool
     early: bool  # programmatic dependent launch
+    direct: bool  # whether rows are few enough for every program to sum all of them
     in_halves: bool = False  # two launches, with an all-reduce of the votes over all ranks in between
 
     @classmethod
@@ -39,7 +41,9 @@ class Plan:
         rows_per_request: int,
         device: torch.device | str,
         in_halves: bool = False,
+        routed: int = 0,
     ) -> Self:
+        """`routed`: experts per row that the launch also routes to; 0: it does not route."""
         block_n = max(16, triton.next_power_of_2(num_experts))
         # All rows of a request are read at once, as far as they fit the registers.
         fit = max(1, 512 // block_n)
@@ -47,10 +51,11 @@ class Plan:
         # One expert per thread where experts are ranked, one row per warp where rows are read.
         warps = min(16, max(1, block_n // 32))
         block_q = min(max(4, warps), triton.next_power_of_2(rows))
-        # Measured: at 24 rows, several programs are faster by a third.
-        one_tile = not rows_at_once and rows <= FEW_ROWS and not in_halves
+        # Measured: several programs are faster by a third at 24 rows, and at 16 rows that are routed to 8 experts each.
+        few = min(FEW_ROWS, FEW_PAIRS // routed) if routed else FEW_ROWS
+        one_tile = not rows_at_once and rows <= few and not in_halves
         # With few rows one program takes all requests, of which there may be one per row.
-        quota = rows if one_tile or (rows_at_once and rows <= FEW_ROWS) else block_q
+        quota = rows if one_tile or (rows_at_once and rows <= few) else block_q
         blocks = triton.cdiv(rows, quota)
         on_gpu = torch.device(device).type == "cuda"
         return cls(
@@ -66,6 +71,7 @@ class Plan:
             on_gpu=on_gpu,
             # AMD devices report capability 9 and above too, but their kernels cannot start early.
             early=on_gpu and not torch.version.hip and torch.cuda.get_device_capability(device) >= (9, 0),
+            direct=blocks * block_q <= few and not in_halves,
             in_halves=in_halves,
         )
 
@@ -73,11 +79,6 @@ class Plan:
     def message_size(self) -> int:
         """The length of a rank's message, int64. It depends only on the number of experts: ranks may differ in rows."""
         return 2 * self.block_n + len(MessageWord)
-
-    @property
-    def direct(self) -> bool:
-        """Whether rows are few enough for every program to sum all of them."""
-        return self.blocks * self.block_q <= FEW_ROWS and not self.in_halves
 
 
 class Scratch:

@@ -85,7 +85,9 @@ def test_where_it_is_not_used():
 
 def selection_of(rows):
     """A selection that routes, of 16 experts."""
-    selection = FusedSelection(num_experts=16, rows=rows, device="cpu", router=RouterSpec.softmax(4), mask_logits=True)
+    selection = FusedSelection(
+        num_experts=16, rows=rows, device="cpu", router=RouterSpec.softmax(4), mask_logits=True, routes=True
+    )
     selection.tables = Tables(selection.plan, 16, 4, torch.bfloat16, "cpu")
     return selection
 

@@ -96,7 +96,9 @@ def test_the_real_function_takes_what_is_expected():
 
 
 def selection_of(rows):
-    selection = FusedSelection(num_experts=N, rows=rows, device="cpu", router=RouterSpec.softmax(K), mask_logits=True)
+    selection = FusedSelection(
+        num_experts=N, rows=rows, device="cpu", router=RouterSpec.softmax(K), mask_logits=True, routes=True
+    )
     site = SimpleNamespace(num_experts=N, top_k=K, rows_unshared=rows_unshared(N, K))
     selection.tables = make_tables(selection.plan, site, torch.bfloat16, torch.device("cpu"))
     return selection

@@ -93,10 +93,11 @@ class FusedSelector:
         rows_per_request = compiled.rows_per_request
         self.selections: dict[int, FusedSelection] = {}  # by rows
         for rows in sizes.buckets:
-            plan = Plan.of(site.num_experts, rows, rows_per_request, step.device, across is not None)
-            routed = None
+            routed = 0 if routes is None or one_launch is None else site.router.top_k
+            plan = Plan.of(site.num_experts, rows, rows_per_request, step.device, across is not None, routed)
+            tables = None
             if routes is not None and one_launch is not None:
-                routed = pool.tables(one_launch, plan, site, routes, step.device)
+                tables = pool.tables(one_launch, plan, site, routes, step.device)
             self.selections[rows] = FusedSelection(
                 num_experts=site.num_experts,
                 rows=rows,
@@ -113,7 +114,8 @@ class FusedSelector:
                 thresholds=compiled.thresholds,
                 protects=compiled.protects,
                 scratch=pool.scratch(plan, step.device),
-                tables=routed,
+                routes=tables is not None,
+                tables=tables,
                 across=across,
             )
         self.routes, self.one_launch = routes, one_launch
