@@ -25,7 +25,7 @@ NO_SAMPLES = {
     "fit_routing": "everything", "load": "everything",
     "kernel": "everything", "kernel_score": "everything", "nano_curve": "everything",
     "nano_curve_single": "everything", "nano_load": "everything", "nano_overlap": "everything",
-    "one_launch": "everything", "parallel_kernel": "everything",
+    "one_launch": "everything", "one_launch_modular": "everything", "parallel_kernel": "everything",
     "overlap": "everything", "paper_ep": "everything", "paper_ep_topk": "everything",
     "replay": "everything", "replay_devices": "everything", "replay_draft": "everything", "replay_mixed": "everything",
     "replay_single": "everything", "replay_protected": "everything", "scale_8": "everything", "scale_16": "everything",
@@ -36,7 +36,7 @@ ANSWERED = (
     "frontier", "paper_quality", "paper_quality_lab", "assumptions", "assumptions_lab", "further_quality"
 )  # fmt: skip
 FIXED = ("protected", "protected_vllm")
-TIMED = ("paper_speed", "paper_speed_any", "paper_speed_slow_host", "cost_aware", "offload", "staircase")
+TIMED = ("paper_speed", "qwen3_speed", "paper_speed_any", "paper_speed_slow_host", "cost_aware", "offload", "staircase")
 BENCHED = ("sglang_speed",)  # written as `xshare bench` does, some with several workloads
 # The paper's gains in percent, as printed, a line for each of its data sets.
 PRINTED = {
