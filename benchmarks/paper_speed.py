@@ -53,7 +53,7 @@ from typing import Annotated, Any
 
 import typer
 from lib.engine_process import ACCEPTED, PROMPT, Engine
-from lib.model_shapes import SHAPES, Config, cache_bytes, expert_bytes, gpt_oss_120b
+from lib.model_shapes import SHAPES, Config, cache_bytes, expert_bytes, experts_of, gpt_oss_120b
 from lib.paths import EVIDENCE
 from lib.routing_fits import fits
 from lib.speed_rows import FULL, LOGIT_SUM, NOOP, PAPER, UNUSED, Bytes, Counted, pooled, row_text, rows_of, totals
@@ -311,7 +311,7 @@ def run_together(tasks: list[Task], layers: int, results: SpeedResults, steps: i
     """Start the two engines and measure these cells, one after another."""
     tiny, regimes = results.settings["tiny"], results.settings["regimes"]
     shape = SHAPES[shape_of(results.settings)](layers, tiny)
-    experts = shape.get("num_local_experts") or shape["num_experts"]
+    experts = experts_of(shape)
     options = start_options(tasks, results.settings, layers, steps)
     names = " and ".join(dict.fromkeys(piece.name for piece, *_ in tasks))
     say(f"{names}: starting two engines of {layers} layers")
@@ -395,7 +395,7 @@ def main(
         raise typer.BadParameter(f"{shape} is measured with the piece `presets` alone")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))  # so that the engines are stopped as well
     regimes: dict[str, Row] = {"independent": {"skew": 0.0, "correlation": 0.0}} | fits()
-    layers = layers or (4 if tiny else LAYERS if shape == SHAPE else SHAPES[shape]()["num_hidden_layers"])
+    layers = layers or (4 if tiny else SHAPES[shape]()["num_hidden_layers"])
     try:
         other = {} if shape == SHAPE else {"shape": shape}
         results = SpeedResults(json, {"tiny": tiny, "regimes": regimes} | other)

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from lib.model_shapes import SHAPES, write
+from lib.model_shapes import SHAPES, experts_of, write
 from lib.paths import EVIDENCE
 from lib.routing_fits import fits
 
@@ -56,7 +56,7 @@ def decoded(shape: str, control: bool, batches: list[int], folder: str) -> list[
     if not control:
         register_dummy_loader()
     config = SHAPES[shape](LAYERS)
-    experts = config.get("num_local_experts") or config["num_experts"]
+    experts = experts_of(config)
     noop: Row = {"policy": f"k0=1,m={experts}", "gates": {"bypass": False}, "metrics": False}
     llm: Any = LLM(
         model=str(write(config, Path(folder, "model"))),

@@ -88,6 +88,11 @@ def eagle3_head(target: Config) -> Config:
     }
 
 
+def experts_of(config: Config) -> int:
+    """The number of a layer's experts, which families call differently."""
+    return int(config.get("num_local_experts") or config["num_experts"])
+
+
 def expert_bytes(config: Config) -> float:
     """Bytes of one expert of one layer. MXFP4 has half a byte per weight, and one byte of scale per 32 weights."""
     width = config.get("moe_intermediate_size", config["intermediate_size"])

@@ -4,14 +4,16 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from one_selection import DEVICE, of_shape
+from one_selection import CASES, DEVICE, of_shape
 from sorted_rows_oracle import best_first, blocks_of, chosen, tables_of
 
-from xshare import RouterSpec
+from xshare import Policy, RouterSpec
 
 pytest.importorskip("triton", reason="Triton has no wheel for this platform")
 
 from xshare.engines.vllm.expert_bytes import rows_unshared
+from xshare.engines.vllm.routing_check import random_logits, route_both
+from xshare.kernels.control import Control
 from xshare.kernels.routing_blocks import Blocks
 from xshare.kernels.routing_tables import Tables, most_tiles
 
@@ -66,6 +68,19 @@ def check_blocks(selection, logits, N, k, size=16):
         assert tables.pairs[: len(pairs)].tolist() == pairs
         assert tables.tiles[: len(tiles)].tolist() == tiles
     return ids
+
+
+def check_bits(path, selection, scales=(1,)):
+    """Random logits of all rows, the gate open and closed, against vLLM's own routing; on a GPU."""
+    n = selection.rows
+    dice, control = torch.Generator("cuda").manual_seed(n), Control("cuda")
+    control.set_policy(Policy.parse("k0=1,m=8"))
+    control.set_step(n)
+    for batch in range(CASES):
+        control.set_gate(batch % 2 == 0)
+        control.push()
+        logits = random_logits(selection, n, dice) * scales[batch % len(scales)]
+        assert path.same_bits(*route_both(path, selection, control, logits))
 
 
 class Form(NamedTuple):

@@ -4,15 +4,14 @@ import math
 
 import pytest
 import torch
-from one_selection import CASES, DEVICE, GPU, fused, of_shape
-from routed_forms import blocks_selection, check_blocks
+from one_selection import DEVICE, GPU, fused, of_shape
+from routed_forms import blocks_selection, check_bits, check_blocks
 
 import xshare
 from xshare import BatchLayout, Policy, RouterSpec
 
 pytest.importorskip("triton", reason="Triton has no wheel for this platform")
 
-from xshare.kernels.control import Control
 from xshare.kernels.routing_blocks import Blocks
 
 SHAPES = [(16, 128, 8), (8, 128, 8), (5, 128, 8), (4, 128, 8), (32, 128, 8), (13, 32, 4), (40, 64, 6), (33, 256, 8),
@@ -74,15 +73,6 @@ def test_what_cannot_be_put_into_blocks_is_refused():
 )  # fmt: skip
 def test_to_the_bit_as_vllm_routes(n, N, k):
     pytest.importorskip("vllm")
-    from xshare.engines.vllm.one_launch_modular import route_both, same_bits
-    from xshare.engines.vllm.routing_check import random_logits
+    from xshare.engines.vllm import one_launch_modular
 
-    dice = torch.Generator("cuda").manual_seed(n)
-    selection, control = blocks_selection(N, n, k), Control("cuda")
-    control.set_policy(Policy.parse("k0=1,m=8"))
-    control.set_step(n)
-    for batch in range(CASES):
-        control.set_gate(batch % 2 == 0)
-        control.push()
-        logits = random_logits(selection, n, dice) * (0.1 + batch % 7)
-        assert same_bits(*route_both(selection, control, logits))
+    check_bits(one_launch_modular, blocks_selection(N, n, k), [0.1 + more for more in range(7)])

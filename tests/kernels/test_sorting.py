@@ -4,8 +4,8 @@ import math
 
 import pytest
 import torch
-from one_selection import CASES, DEVICE, GPU, fused, of_shape
-from routed_forms import check_sorted, sorted_selection
+from one_selection import DEVICE, GPU, fused, of_shape
+from routed_forms import check_bits, check_sorted, sorted_selection
 
 import xshare
 from xshare import BatchLayout, Policy, RouterSpec
@@ -81,14 +81,6 @@ def test_what_cannot_be_sorted_is_refused():
 def test_to_the_bit_as_vllm_routes(n):
     pytest.importorskip("vllm").utils.import_utils.has_triton_kernels()
     pytest.importorskip("triton_kernels", reason="this vLLM has no Triton path")
-    from xshare.engines.vllm.one_launch import route_both, same_bits
-    from xshare.engines.vllm.routing_check import random_logits
+    from xshare.engines.vllm import one_launch
 
-    dice = torch.Generator("cuda").manual_seed(n)
-    selection, control = sorted_selection(128, n), Control("cuda")
-    control.set_policy(Policy.parse("k0=1,m=8"))
-    control.set_step(n)
-    for batch in range(CASES):
-        control.set_gate(batch % 2 == 0)
-        control.push()
-        assert same_bits(*route_both(selection, control, random_logits(selection, n, dice)))
+    check_bits(one_launch, sorted_selection(128, n))

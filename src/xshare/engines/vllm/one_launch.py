@@ -16,10 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from xshare.engines.vllm.routing_check import as_bits, masked
+from xshare.engines.vllm.routing_check import as_bits
 from xshare.engines.vllm.site import Site
-from xshare.kernels.control import Control
-from xshare.kernels.launch import FusedSelection
 from xshare.kernels.plan import Plan
 from xshare.kernels.routing_tables import DTYPES, TOP_KS, Tables, most_tiles
 
@@ -134,14 +132,6 @@ def same_bits(ours: Any, native: Any) -> bool:
 def aligned(logits: Tensor) -> bool:
     """Whether rows start where Triton compiles vLLM's kernel as for ours."""
     return logits.stride(0) % ALIGNED == 0 and logits.data_ptr() % (2 * ALIGNED) == 0
-
-
-def route_both(selection: FusedSelection, control: Control, logits: Tensor) -> tuple[Any, Any]:
-    """Our routing of these logits, and vLLM's of the same logits after masking."""
-    tables = selection.tables
-    assert isinstance(tables, Tables)
-    selection.launch(logits, control)
-    return engine_tables(tables, len(logits)), route_natively(tables, masked(selection, logits))
 
 
 def route_natively(tables: Tables, logits: Tensor) -> Any:

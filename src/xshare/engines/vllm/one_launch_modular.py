@@ -20,10 +20,8 @@ from torch import Tensor
 
 from xshare.engines.vllm.one_launch import not_here
 from xshare.engines.vllm.routers import has_replicas
-from xshare.engines.vllm.routing_check import as_bits, masked
+from xshare.engines.vllm.routing_check import as_bits
 from xshare.engines.vllm.site import Site
-from xshare.kernels.control import Control
-from xshare.kernels.launch import FusedSelection
 from xshare.kernels.plan import Plan
 from xshare.kernels.routing_blocks import BLOCK_SIZES, MOST_TOP_K, NUM_EXPERTS, Blocks
 from xshare.kernels.routing_tables import DTYPES
@@ -129,13 +127,6 @@ def engine_tables(tables: Blocks, rows: int) -> Routing:
         positions = min(pairs * size, positions)
     blocks = (tables.pairs[:positions], tables.tiles[: -(-positions // size)], tables.end) if tables.sorts else None
     return Routing(tables.weights[:pairs].view(rows, k), tables.ids[:pairs].view(rows, k), size, N, blocks)
-
-
-def route_both(selection: FusedSelection, control: Control, logits: Tensor) -> tuple[Routing, Routing]:
-    """Our routing of these logits, and vLLM's of the same logits after masking."""
-    assert isinstance(selection.tables, Blocks)
-    selection.launch(logits, control)
-    return engine_tables(selection.tables, len(logits)), route_natively(selection.tables, masked(selection, logits))
 
 
 def route_natively(tables: Blocks, logits: Tensor) -> Routing:

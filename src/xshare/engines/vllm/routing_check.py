@@ -19,8 +19,11 @@ COMPARED = 2**19  # random rows: if sums ran in another order, one weight in 10^
 class Comparable(Protocol):
     """A module of one of vLLM's paths: one_launch.py, one_launch_modular.py."""
 
-    def route_both(self, selection: FusedSelection, control: Control, logits: Tensor) -> tuple[Any, Any]:
-        """Our routing of these logits, and vLLM's of the same logits after masking."""
+    def engine_tables(self, tables: Any, rows: int) -> Any:
+        """What a launch left for so many rows, in the form of vLLM's own routing."""
+
+    def route_natively(self, tables: Any, logits: Tensor) -> Any:
+        """vLLM's own routing of these logits."""
 
     def same_bits(self, ours: Any, native: Any) -> bool:
         """Whether all of it is the same, to the bit."""
@@ -45,14 +48,14 @@ def find_difference(selector: FusedSelector, path: Comparable) -> str | None:
             control.set_gate(is_open)
             control.push()
             logits = random_logits(selection, rows, dice)
-            if not path.same_bits(*path.route_both(selection, control, logits)):
+            if not path.same_bits(*route_both(path, selection, control, logits)):
                 return f"{rows} rows, the gate {'open' if is_open else 'closed'}"
     if unchecked:
         rows, selection = max(unchecked.items())
         control = Control(selection.device)  # the gate is closed
         control.push()
         for _ in range(min(2000, COMPARED // rows)):  # takes a second
-            ours, native = path.route_both(selection, control, random_logits(selection, rows, dice))
+            ours, native = route_both(path, selection, control, random_logits(selection, rows, dice))
             differing = int((as_bits(path.weights_of(ours)) != as_bits(path.weights_of(native))).sum())
             if differing:
                 weights = path.weights_of(ours).numel()
@@ -76,7 +79,9 @@ def random_logits(selection: FusedSelection, rows: int, dice: torch.Generator) -
     return logits.to(selection.tables.dtype)
 
 
-def masked(selection: FusedSelection, logits: Tensor) -> Tensor:
-    """The logits as they would have been masked after the last launch."""
+def route_both(path: Comparable, selection: FusedSelection, control: Control, logits: Tensor) -> tuple[Any, Any]:
+    """Our routing of these logits, and vLLM's of the same logits after masking."""
     assert selection.keep is not None
-    return torch.where(selection.keep, logits, torch.finfo(logits.dtype).min)
+    selection.launch(logits, control)
+    masked = torch.where(selection.keep, logits, torch.finfo(logits.dtype).min)
+    return path.engine_tables(selection.tables, len(logits)), path.route_natively(selection.tables, masked)
