@@ -35,7 +35,9 @@ from xshare.policy import Policy
 from xshare.results import Results, Row
 
 BATCH, PROMPT = 64, 512
-RATES, LENGTHS = (2.0, 8.0, 16.0, 32.0, inf), (64, 256)
+# Tokens of an answer -> requests per second, up to about what the engine can serve. The one that takes longest is last.
+RATES: dict[int, tuple[float, ...]] = {64: (8.0, 16.0, 32.0, inf), 256: (4.0, 8.0, inf, 2.0)}
+TINY_RATES: dict[int, tuple[float, ...]] = {16: (4.0, inf)}
 CELL = ("rate", "tokens")
 
 
@@ -76,8 +78,9 @@ def main(
         about = engine.about.record() | {"model": "gpt-oss-120b's shape", "regime": "carried", "seed": 0, "tiny": tiny}
         results = Results(json, {"tiny": tiny, "layers": layers, "regime": "carried"}, about)
         try:
-            for length in tokens or ((16,) if tiny else LENGTHS):
-                for per_second in rate or ((4.0, inf) if tiny else RATES):
+            planned = TINY_RATES if tiny else RATES
+            for length in tokens or planned:
+                for per_second in rate or planned.get(length, (inf,)):
                     measured = {tuple(row[name] for name in CELL) for row in results.rows}
                     if (None if per_second == inf else per_second, length) not in measured:
                         rows, samples = measure(engine, per_second, length, seconds, repeats, tiny)

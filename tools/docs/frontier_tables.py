@@ -51,9 +51,7 @@ def _times(row: Row | None) -> str:
     """The speedup as text; empty where it was not timed."""
     if row is None:
         return ""
-    digits = 3 if row["policy"] == "noop" else 2
-    text = f"{row['ratio']:.{digits}f} ({row['ratio_low']:.{digits}f} to {row['ratio_high']:.{digits}f})"
-    return Span.of(text, row)
+    return Span.ratio(row, digits=3 if row["policy"] == "noop" else 2)
 
 
 def frontier(results: Row, batch: int, drafts: int) -> Table:
@@ -97,10 +95,14 @@ def offload(results: Row, batch: int) -> Table:
     cells = []
     for row in (row for row in results["rows"] if row["batch"] == batch):
         label = {"noop": "no-op control", "native": "native"}.get(row["policy"], f"`{row['policy']}`")
-        times = Span.of(f"{row['ratio']:.2f} ({row['ratio_low']:.2f} to {row['ratio_high']:.2f})", row)
         line = [label, f"{row['active']:.1f}", f"{row['ms']:.0f}"]
         cells.append(
-            [*line, "" if row["policy"] == "native" else times, f"{row['expected']:.2f}", f"{row['gbps']:.0f}"]
+            [
+                *line,
+                "" if row["policy"] == "native" else Span.ratio(row),
+                f"{row['expected']:.2f}",
+                f"{row['gbps']:.0f}",
+            ]
         )
     return titles, cells
 

@@ -1,5 +1,5 @@
-"""Tables of larger batches, thresholds and device budgets, of speed and answers of one model, and of selection in two
-halves, for render.py: a result file -> titles and cells."""
+"""Tables of larger batches, thresholds and device budgets, of speed and answers of one model, of vLLM's kernels, and of
+selection in two halves, for render.py: a result file -> titles and cells."""
 
 from __future__ import annotations
 
@@ -42,11 +42,25 @@ def one_model(results: Row) -> Table:
     titles = ["", "tokens per second", "times as fast (95 %)", "experts", "right", "points (95 %)"]
     cells = []
     for row in results["rows"]:
-        ratio = Span.of(f"{row['ratio']:.2f} ({row['ratio_low']:.2f} to {row['ratio_high']:.2f})", row)
         native = row["policy"] == "native"
         experts = "" if row["active"] is None else f"{row['active']:.1f} of {row['active_native']:.1f}"
-        line = [row["preset"], f"{row['tokens_per_s']:.0f}", "" if native else ratio, experts]
+        line = [row["preset"], f"{row['tokens_per_s']:.0f}", "" if native else Span.ratio(row), experts]
         cells.append([*line, f"{row['accuracy']:.1%}", "" if native else change(row)])
+    return titles, cells
+
+
+def backends(results: Row) -> Table:
+    """A line per kernel of vLLM: its native step, and how many times as fast a step is under each policy."""
+    rows = results["rows"]
+    policies = [name for name in dict.fromkeys(row["policy"] for row in rows) if name != "native"]
+    titles = ["`--moe-backend`", "kernel", "native, ms per step"]
+    controls = {row["policy"] for row in rows if row["method"] == "noop"}
+    titles += ["control (95 %)" if name in controls else f"`{policy_label(name)}` (95 %)" for name in policies]
+    cells = []
+    for backend in dict.fromkeys(row["moe_backend"] for row in rows):
+        at = {row["policy"]: row for row in rows if row["moe_backend"] == backend}
+        timed = [Span.ratio(at[name], "step_ratio") for name in policies]
+        cells.append([f"`{backend}`", f"`{at['native']['backend']}`", f"{at['native']['step_ms']:.2f}", *timed])
     return titles, cells
 
 
@@ -77,6 +91,7 @@ def tables() -> dict[str, tuple[str, Callable[..., Table]]]:
         "thresholds": ("further_quality", lambda results: bounded(results, "tau")),
         "device_budgets": ("further_quality", lambda results: bounded(results, "mg")),
         "one_model": ("one_model", one_model),
+        "backends": ("backends", backends),
         "parallel_kernel": ("parallel_kernel", parallel_kernel),
         "protected_kernel": ("one_launch", protected_kernel),
     }

@@ -15,6 +15,7 @@ from typing import Annotated, Any
 import claim_tables
 import frontier_tables
 import further_tables
+import online_tables
 import parallel_tables
 import protected_tables
 import quality_tables
@@ -235,6 +236,7 @@ TABLES: dict[str, Callable[[str], str]] = {
 
 FILES = quality_tables.tables() | speed_tables.tables() | parallel_tables.tables() | frontier_tables.tables()
 FILES |= summary_tables.tables() | protected_tables.tables() | further_tables.tables() | third_tables.tables()
+FILES |= online_tables.tables()
 FILES["accepted_speed"] = ("paper_speed paper_quality", claim_tables.accepted)
 
 

@@ -25,6 +25,12 @@ class Span(str):
     def of(cls, text: str, row: dict[str, Any], column: str = "ratio") -> Span:
         return cls(text, count_of(row, column))
 
+    @classmethod
+    def ratio(cls, row: dict[str, Any], column: str = "ratio", digits: int = 2) -> Span:
+        """A ratio with its interval."""
+        value, low, high = (f"{row[column + end]:.{digits}f}" for end in ("", "_low", "_high"))
+        return cls.of(f"{value} ({low} to {high})", row, column)
+
     def marked(self, mark: str) -> str:
         return f"{self[:-1]}{mark})" if self.endswith(")") else f"{self}{mark}"
 

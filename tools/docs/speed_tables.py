@@ -290,7 +290,7 @@ def _measured(row: Row) -> Span:
 
 
 def ratio(row: Row) -> Span:
-    return Span.of(f"{row['ratio']:.3f} ({row['ratio_low']:.3f} to {row['ratio_high']:.3f})", row)
+    return Span.ratio(row, digits=3)
 
 
 def _bound(row: Row) -> str:

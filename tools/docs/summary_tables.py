@@ -47,8 +47,7 @@ def headline(frontier: Row, speed: Row, nano: Row, lab: Row) -> Table:
             for answer_row in answered
             for cell in ((of_native(answer_row), change(answer_row)) if answer_row else ("", ""))
         ]
-        times = Span.of(f"{row['ratio']:.2f} ({row['ratio_low']:.2f} to {row['ratio_high']:.2f})", row)
-        cells.append([f"the paper's `{policy}`", times, *numbers])
+        cells.append([f"the paper's `{policy}`", Span.ratio(row), *numbers])
     return ["policy", *titles[1:place], *titles[place + 1 :]], cells
 
 
