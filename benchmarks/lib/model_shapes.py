@@ -90,7 +90,8 @@ def eagle3_head(target: Config) -> Config:
 
 def experts_of(config: Config) -> int:
     """The number of a layer's experts, which families call differently."""
-    return int(config.get("num_local_experts") or config["num_experts"])
+    names = ("num_local_experts", "num_experts", "n_routed_experts")
+    return int(next(config[name] for name in names if name in config))
 
 
 def expert_bytes(config: Config) -> float:
@@ -141,10 +142,67 @@ def qwen3_30b_a3b(layers: int = 48, tiny: bool = False) -> Config:
     return config
 
 
+def deepseek_v3(layers: int = 61, tiny: bool = False) -> Config:
+    """In bfloat16, so 22.5 GB a layer; published weights have one byte each. All layers have experts, the first three
+    too."""
+    config: Config = {
+        "architectures": ["DeepseekV3ForCausalLM"],
+        "model_type": "deepseek_v3",
+        "num_hidden_layers": layers,
+        "hidden_size": 7168,
+        "intermediate_size": 18432,
+        "moe_intermediate_size": 2048,
+        "num_attention_heads": 128,
+        "num_key_value_heads": 128,
+        "q_lora_rank": 1536,
+        "kv_lora_rank": 512,
+        "qk_rope_head_dim": 64,
+        "qk_nope_head_dim": 128,
+        "v_head_dim": 128,
+        "n_routed_experts": 256,
+        "n_shared_experts": 1,
+        "num_experts_per_tok": 8,
+        "n_group": 8,
+        "topk_group": 4,
+        "topk_method": "noaux_tc",
+        "scoring_func": "sigmoid",
+        "norm_topk_prob": True,
+        "routed_scaling_factor": 2.5,
+        "first_k_dense_replace": 0,
+        "moe_layer_freq": 1,
+        "num_nextn_predict_layers": 0,
+        "vocab_size": 129280,
+        "max_position_embeddings": 163840,
+        "rope_theta": 10000.0,
+        "rope_scaling": {
+            "type": "yarn",
+            "rope_type": "yarn",
+            "factor": 40.0,
+            "original_max_position_embeddings": 4096,
+            "beta_fast": 32,
+            "beta_slow": 1,
+            "mscale": 1.0,
+            "mscale_all_dim": 1.0,
+        },
+        "rms_norm_eps": 1e-6,
+        "hidden_act": "silu",
+        "attention_bias": False,
+        "tie_word_embeddings": False,
+        "eos_token_id": 1,
+        "bos_token_id": 0,
+        "torch_dtype": "bfloat16",
+    }
+    if tiny:
+        config |= {"hidden_size": 64, "moe_intermediate_size": 32, "intermediate_size": 64, "num_attention_heads": 2}
+        config |= {"num_key_value_heads": 2, "q_lora_rank": None, "qk_nope_head_dim": 32, "v_head_dim": 32}
+        config |= {"n_routed_experts": 32, "vocab_size": 4096}
+    return config
+
+
 def write(config: Config, folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config))
     return folder
 
 
-SHAPES = {"gpt-oss-120b": gpt_oss_120b, "qwen3-30b-a3b": qwen3_30b_a3b}
+SHAPES = {"gpt-oss-120b": gpt_oss_120b, "qwen3-30b-a3b": qwen3_30b_a3b, "deepseek-v3": deepseek_v3}
