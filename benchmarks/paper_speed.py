@@ -272,7 +272,7 @@ def room(shape: Config, tiny: bool) -> int:
     """Bytes for the keys and values of one of two engines."""
     if tiny:
         return GIB // 4
-    freed = (LAYERS - shape["num_hidden_layers"]) * shape["num_local_experts"] * expert_bytes(shape)
+    freed = (LAYERS - shape["num_hidden_layers"]) * experts_of(shape) * expert_bytes(shape)
     return int(CACHES / 2 + freed)
 
 

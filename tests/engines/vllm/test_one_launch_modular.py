@@ -30,6 +30,7 @@ from xshare.kernels.plan import Plan
 from xshare.kernels.routing_blocks import Blocks
 
 N, K = 32, 4
+interpreted = pytest.mark.skipif(torch.cuda.is_available(), reason="Triton's interpreter, not a GPU's roundings")
 
 
 def aligned_by_hand(ids, size, num_experts, *_, **__):
@@ -112,7 +113,7 @@ def routed_by_hand(_, logits, top_k, renormalize):
     return torch.stack([weights for _, weights in rows]), ids, None
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="Triton's interpreter, not a GPU's roundings")
+@interpreted
 def test_every_start_looks_whether_both_route_alike(monkeypatch):
     router = pytest.importorskip("vllm.model_executor.layers.fused_moe.router.fused_topk_router")
     stand_in = StandIn(module())
@@ -146,7 +147,7 @@ def test_other_blocks_are_noticed():
         assert not same_bits(ours, Routing(weights, ids, 16, N, tuple(blocks)))
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="Triton's interpreter, not a GPU's roundings")
+@interpreted
 def test_the_router_returns_what_the_kernel_left(monkeypatch):
     stand_in = StandIn(module())
     monkeypatch.setattr(one_launch_modular, "stand_in", lambda: stand_in)
