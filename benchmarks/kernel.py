@@ -10,7 +10,8 @@ replays; `spread_us` is the middle half of the paired differences.
   floor      an empty kernel instead of selection: what any launch costs
   reference  the torch implementation, captured
   compiled   the same under torch.compile (10 s of compilation per shape; --compile 0 leaves it out)
-  fused      the kernel as a server with that policy compiles it, gate open
+  fused      the kernel as a server with that policy compiles it, gate open; with groups of experts two, one to select
+             and one that corrects the ids and weights of the engine's router
   fused-any  as a server compiles it that may change to any policy (`live: any`)
   fused-off  the kernel, gate closed
 
@@ -63,7 +64,10 @@ class Shape:
         self.n, self.experts, self.k, self.router, self.cost = n, experts, k, router, cost
         self.policy = Policy.parse(policy)
         self.bias = torch.randn(experts, device="cuda") * 0.1
-        self.spec = RouterSpec.softmax(k) if router == "softmax" else RouterSpec.sigmoid(k, correction_bias=self.bias)
+        self.grouped = router == "grouped"  # a sigmoid router with DeepSeek-V3's groups
+        groups, kept = (8, 4) if self.grouped else (1, 1)
+        sigmoid = RouterSpec.sigmoid(k, correction_bias=self.bias, n_group=groups, topk_group=kept)
+        self.spec = RouterSpec.softmax(k) if router == "softmax" else sigmoid
         rows_per_request = 4 if self.policy.request_budget else 0
         self.starts = list(range(0, n + 1, rows_per_request)) if rows_per_request else None
         requests = torch.arange(n, device="cuda") // max(1, rows_per_request)
@@ -75,6 +79,8 @@ class Shape:
         ]
         self.logits = torch.empty(n, experts, device="cuda", dtype=torch.bfloat16)
         self.stairs = (torch.arange(experts + 1, dtype=torch.float64, device="cuda") / 6).ceil() * 6
+        self.ids = torch.randint(experts, (n, k), device="cuda", dtype=torch.int32)  # as the engine's router left them
+        self.row_weights = torch.rand(n, k, device="cuda")
         self.flood = torch.zeros(2**25, device="cuda") if cold else None
         self.selection, self.selection_any = (
             FusedSelection(
@@ -84,6 +90,7 @@ class Shape:
                 router=self.spec,
                 rows_per_request=rows_per_request,
                 cost=self.stairs.unsqueeze(0) if cost else None,
+                mask_logits=not self.grouped,
                 thresholds=thresholds,
             )
             for thresholds in (thresholds_of([self.policy]), THRESHOLDS)
@@ -100,10 +107,15 @@ class Shape:
         return logits.masked_fill_(~keep, torch.finfo(logits.dtype).min)
 
     def fused(self, logits: Tensor) -> None:
-        self.selection.launch(logits, self.control)
+        self.launch(self.selection, logits)
 
     def fused_any(self, logits: Tensor) -> None:
-        self.selection_any.launch(logits, self.control)
+        self.launch(self.selection_any, logits)
+
+    def launch(self, selection: FusedSelection, logits: Tensor) -> None:
+        selection.launch(logits, self.control)
+        if self.grouped:
+            selection.reroute(logits, self.row_weights, self.ids, self.control)
 
     def chain(self, select: Call | None) -> Callable[[], None]:
         def layers() -> None:
@@ -191,6 +203,7 @@ def grid() -> list[Point]:
     ]
     batch = [(n, N, k, "softmax", f"k0=1,m={max(4, 3 * N // 16)}", False) for N, k in SIZES for n in ROWS]
     further = [(16, 256, 8, "sigmoid", "k0=1,m=48", False), (16, 128, 4, "softmax", "k0=1,tau=0.9", False)]
+    further += [(n, 256, 8, "grouped", "k0=0,rho=0.7", False) for n in (4, 16, 32, 64)]
     return list(dict.fromkeys(named + batch + further))
 
 

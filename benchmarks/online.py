@@ -35,8 +35,8 @@ from xshare.policy import Policy
 from xshare.results import Results, Row
 
 BATCH, PROMPT = 64, 512
-# Tokens of an answer -> requests per second, up to about what the engine can serve. The one that takes longest is last.
-RATES: dict[int, tuple[float, ...]] = {64: (8.0, 16.0, 32.0, inf), 256: (4.0, 8.0, inf, 2.0)}
+# Tokens of an answer -> requests per second, up to about what the engine can serve
+RATES: dict[int, tuple[float, ...]] = {64: (8.0, 16.0, 32.0, inf), 16: (16.0, 32.0, inf), 256: (4.0, 8.0, inf)}
 TINY_RATES: dict[int, tuple[float, ...]] = {16: (4.0, inf)}
 CELL = ("rate", "tokens")
 
@@ -62,8 +62,8 @@ def main(
         list[float] | None, typer.Option(help="Requests per second; may be repeated; inf: all at once.")
     ] = None,
     tokens: Annotated[list[int] | None, typer.Option(help="max_tokens of an answer; may be repeated.")] = None,
-    seconds: Annotated[float, typer.Option(help="Seconds over which requests arrive.")] = 6.0,
-    repeats: Annotated[int, typer.Option(help="Pairs of each.")] = 4,
+    seconds: Annotated[float, typer.Option(help="Seconds over which requests arrive.")] = 4.0,
+    repeats: Annotated[int, typer.Option(help="Pairs of each.")] = 6,
     layers: Annotated[int | None, typer.Option(help="36 by default, which is all.")] = None,
     json: Annotated[Path, typer.Option(help="Results; cells already in it are skipped.")] = EVIDENCE / "online.json",
     tiny: Annotated[bool, typer.Option("--tiny", help="A small shape, for a machine without a GPU.")] = False,

@@ -78,11 +78,11 @@ def test_requests_join_others_in_a_stream_and_where_they_wait_for_a_place():
 
 
 class Running(Letters):
-    """One that remembers what it was asked to run: tokens per answer, and whether requests arrive one by one."""
+    """One that remembers what it was asked to run."""
 
     def __init__(self):
         super().__init__()
-        self.runs = []
+        self.runs, self.prompts = [], []  # (tokens per answer, arrivals), and the prompts of each
 
     def use(self, policy, **_):
         pass
@@ -91,14 +91,33 @@ class Running(Letters):
         return Stats()
 
     def run(self, prompts, *, limit, arrivals=None, **_):
-        self.runs.append((limit, arrivals is not None))
+        self.runs.append((limit, arrivals))
+        self.prompts.append(prompts)
         return Run([Answer([0] * limit, "", 0.0, [0.1 * (1 + token) for token in range(limit)]) for _ in prompts])
 
 
-@pytest.mark.parametrize(("rate", "untimed"), [(None, []), (2.0, [(8, True)])])
-def test_a_stream_runs_once_before_it_is_timed(rate, untimed):
+def runs_before_timing(rate):
+    """The runs of two repeats before the first timed one, without the few tokens that begin each policy."""
     engine, samples = Running(), []
-    compare(engine, [Variant(None)], workload(requests=4, rate=rate), range(2), quiet, samples.extend)
-    timed = [(4, False), (8, rate is not None)]  # of each repeat: a few tokens of one batch, and then all
-    assert engine.runs == [(4, False), *untimed, *timed, *timed]
+    given = workload(requests=4, rate=rate, prompt_tokens=40)
+    compare(engine, [Variant(None)], given, range(2), quiet, samples.extend)
     assert len(samples) == 2
+    assert engine.runs[0] == (4, None)
+    timed = [run for repeat in range(2) for run in ((4, None), (8, given.arrivals_of(repeat)))]
+    assert engine.runs[-4:] == timed
+    return engine.runs[1:-4], engine.prompts[1:-4]
+
+
+def test_requests_that_begin_together_need_no_run_before_the_timed_ones():
+    assert runs_before_timing(None) == ([], [])
+
+
+def test_a_stream_runs_in_bursts_and_whole_before_it_is_timed():
+    runs, prompts = runs_before_timing(2.0)
+    bursts = [[0.0], [0.0] * 2, [0.0] * 4, [0.0, 0.001], [0.0] + [0.001] * 2]  # at most 4 run together
+    assert runs[:-1] == [(4, arrivals) for arrivals in bursts]
+    limit, arrivals = runs[-1]
+    assert limit == 8
+    assert len(arrivals) == 4
+    all_prompts = [tuple(prompt) for run in prompts for prompt in run]
+    assert len(set(all_prompts)) == len(all_prompts)  # an engine that caches prefixes reads every one of them

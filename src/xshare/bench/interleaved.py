@@ -95,7 +95,7 @@ def compare(
         warm_up(engine, workload, warm_up_prompts, variant.protected_requests(workload.batch))
     if repeats and workload.joins:
         engine.use(variants[0].policy, timed=True, cost=variants[0].cost)
-        warm_up_joining(engine, workload, warm_up_prompts)
+        warm_up_joining(engine, workload)
     for repeat in repeats:
         prompts, arrivals = workload.prompts_of(engine, repeat), workload.arrivals_of(repeat)
         samples: dict[Variant, Row] = {}

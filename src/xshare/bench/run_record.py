@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from statistics import median
 
@@ -24,10 +25,22 @@ def warm_up(engine: Engine, workload: Workload, prompts: Prompts, protected: Col
     engine.run(batch_prompts, limit=WARM, batch=workload.batch, to_the_end=True, protected=protected)
 
 
-def warm_up_joining(engine: Engine, workload: Workload, prompts: Prompts) -> None:
-    """Run the whole workload once, untimed. Where requests join others that decode, prefill steps have sizes of their
-    own, and an engine compiles kernels for them when they first occur, which takes seconds each."""
-    engine.run(prompts, limit=workload.tokens, batch=workload.batch, arrivals=workload.arrivals_of(-1), to_the_end=True)
+def warm_up_joining(engine: Engine, workload: Workload) -> None:
+    """Untimed: 1, 2, 4, ... requests at once, alone and beside one that decodes; then the whole workload.
+
+    Where requests join others, prefill steps have sizes of their own, and an engine compiles kernels for a size when it
+    first occurs, which takes seconds each. Every run has new prompts: engines cache prefixes.
+    """
+    counts = [2**power for power in range(min(workload.batch, workload.requests).bit_length())]
+    bursts = [[0.0] * count for count in counts]
+    # The first request's prompt is being read when the others arrive, so it decodes while theirs are.
+    bursts += [[0.0] + [0.001] * count for count in counts if count < workload.batch]
+    for repeat, arrivals in enumerate(bursts, 2):
+        prompts = replace(workload, requests=len(arrivals)).prompts_of(engine, -repeat)
+        engine.run(prompts, limit=WARM, batch=workload.batch, arrivals=arrivals, to_the_end=True)
+    repeat = -len(bursts) - 2
+    prompts, all_arrivals = workload.prompts_of(engine, repeat), workload.arrivals_of(repeat)
+    engine.run(prompts, limit=workload.tokens, batch=workload.batch, arrivals=all_arrivals, to_the_end=True)
 
 
 def measure(
