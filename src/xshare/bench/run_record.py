@@ -35,12 +35,10 @@ def warm_up_joining(engine: Engine, workload: Workload) -> None:
     bursts = [[0.0] * count for count in counts]
     # The first request's prompt is being read when the others arrive, so it decodes while theirs are.
     bursts += [[0.0] + [0.001] * count for count in counts if count < workload.batch]
-    for repeat, arrivals in enumerate(bursts, 2):
-        prompts = replace(workload, requests=len(arrivals)).prompts_of(engine, -repeat)
-        engine.run(prompts, limit=WARM, batch=workload.batch, arrivals=arrivals, to_the_end=True)
-    repeat = -len(bursts) - 2
-    prompts, all_arrivals = workload.prompts_of(engine, repeat), workload.arrivals_of(repeat)
-    engine.run(prompts, limit=workload.tokens, batch=workload.batch, arrivals=all_arrivals, to_the_end=True)
+    runs = [(replace(workload, requests=len(arrivals)), arrivals, WARM) for arrivals in bursts]
+    for repeat, (load, arrivals, limit) in enumerate([*runs, (workload, workload.arrivals_of(-1), workload.tokens)], 2):
+        prompts = load.prompts_of(engine, -repeat)
+        engine.run(prompts, limit=limit, batch=workload.batch, arrivals=arrivals, to_the_end=True)
 
 
 def measure(
