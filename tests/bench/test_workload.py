@@ -4,8 +4,10 @@ from itertools import pairwise
 
 import pytest
 
-from xshare.bench.interleaved import Variant, compare
+from xshare.bench.interleaved import TRIES, Variant, compare
+from xshare.bench.summary import summary_rows
 from xshare.bench.workload import Workload
+from xshare.cli.bench import notes
 from xshare.engines.base import About, Answer, Run
 from xshare.engines.counters import Stats
 from xshare.errors import XShareError
@@ -121,3 +123,39 @@ def test_a_stream_runs_in_bursts_and_whole_before_it_is_timed():
     assert len(arrivals) == 4
     all_prompts = [tuple(prompt) for run in prompts for prompt in run]
     assert len(set(all_prompts)) == len(all_prompts)  # an engine that caches prefixes reads every one of them
+
+
+class Compiling(Running):
+    """One whose first runs of a whole workload wait for a compiler, each for another kernel."""
+
+    def __init__(self, kernels):
+        super().__init__()
+        self.kernels = kernels
+
+    def run(self, prompts, *, limit, **rest):
+        run = super().run(prompts, limit=limit, **rest)
+        if limit == 8 and self.kernels:
+            run.compiled, self.kernels = 1, self.kernels - 1
+        return run
+
+
+@pytest.mark.parametrize("kernels", [0, 1, TRIES - 1])
+def test_a_run_that_waited_for_a_compiler_is_run_again(kernels):
+    engine, samples, given = Compiling(kernels), [], workload(requests=4)
+    compare(engine, [Variant(None)], given, range(1), quiet, samples.extend)
+    timed = [prompts for (limit, _), prompts in zip(engine.runs, engine.prompts, strict=True) if limit == 8]
+    assert timed == [given.prompts_of(engine, 0)] * (kernels + 1)  # the same requests
+    assert [sample.get("compiled") for sample in samples] == [None]
+
+
+def test_a_run_that_always_waits_for_a_compiler_says_so():
+    samples = []
+    compare(Compiling(100), [Variant(None)], workload(rate=2.0), range(2), quiet, samples.extend)
+    assert [sample["compiled"] for sample in samples] == [1, 1]
+    row = summary_rows(samples, "k0=1,m=4", workload().record())[0]
+    assert (row["compiled"], row["repeats"]) == (2, 2)
+    about = About("letters", None, "none", "none")
+    assert notes([row], about, "k0=1,m=4")[0] == (
+        "native: in 2 of 2 runs the engine compiled kernels, each of the 5 times it was tried: "
+        "their times are too long."
+    )

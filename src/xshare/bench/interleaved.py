@@ -9,11 +9,12 @@ from xshare.bench.run_record import measure, warm_up, warm_up_joining
 from xshare.bench.workload import Workload
 from xshare.engines.base import Engine
 from xshare.policy import Policy
-from xshare.progress import Advance
+from xshare.progress import Advance, quiet
 from xshare.protected_share import protected_requests
 from xshare.results import Row
 
 NATIVE = "native"
+TRIES = 5  # of a run in which the engine compiled a kernel: its times would be those of the compiler
 
 
 @dataclass(frozen=True)
@@ -101,10 +102,13 @@ def compare(
         samples: dict[Variant, Row] = {}
         tokens: dict[Variant, list[list[int]]] = {}
         for position, variant in enumerate(variants if repeat % 2 == 0 else variants[::-1]):
-            engine.use(variant.policy, timed=True, cost=variant.cost)
             protected = variant.protected_requests(workload.requests)
-            warm_up(engine, workload, warm_up_prompts, variant.protected_requests(workload.batch))
-            figures, run = measure(engine, workload, prompts, arrivals, advance, protected)
+            for attempt in range(TRIES):
+                engine.use(variant.policy, timed=True, cost=variant.cost)
+                warm_up(engine, workload, warm_up_prompts, variant.protected_requests(workload.batch))
+                figures, run = measure(engine, workload, prompts, arrivals, quiet if attempt else advance, protected)
+                if not run.compiled:
+                    break
             samples[variant] = variant.columns() | {"repeat": repeat, "place": position} | figures
             tokens[variant] = [answer.tokens for answer in run.answers]
         native = next((tokens[variant] for variant in variants if variant.policy is None), None)

@@ -65,7 +65,8 @@ def measure(
                 f"an answer ended after {len(answer.times_s)} of {workload.tokens} tokens: ask for fewer, or for an "
                 f"engine that holds prompts of {workload.prompt_tokens} tokens and their answers"
             )
-    return speed_figures(run) | selection_figures(engine.stats()), run
+    waited: Row = {"compiled": run.compiled} if run.compiled else {}
+    return speed_figures(run) | waited | selection_figures(engine.stats()), run
 
 
 def speed_figures(run: Run) -> Row:

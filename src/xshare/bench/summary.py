@@ -22,7 +22,8 @@ PLAIN = (None,) * len(FORMS)
 
 
 def summary_rows(samples: Sequence[Row], control: str, setting: Row) -> list[Row]:
-    """One row per variant. `control` is the name of the no-op control, `setting` the columns that all rows share."""
+    """One row per variant. `control` is the name of the no-op control, `setting` the columns that all rows share.
+    `compiled`, if it is there: how many of its runs waited for a compiler."""
     by_form: dict[tuple[Any, ...], list[Row]] = {}
     for sample in samples:
         by_form.setdefault((sample["policy"], *map(sample.get, FORMS)), []).append(sample)
@@ -35,6 +36,8 @@ def summary_rows(samples: Sequence[Row], control: str, setting: Row) -> list[Row
         row: Row = {"policy": name, **form, "method": method, **setting, "repeats": len(variant_samples)}
         row |= {column: _median(variant_samples, column) for column in (*RATES, *COUNTS)}
         row["left_alone"] = next((sample["left_alone"] for sample in variant_samples if sample.get("left_alone")), None)
+        if waited := sum("compiled" in sample for sample in variant_samples):
+            row["compiled"] = waited
         for ratio, column in RATIOS.items():
             row |= _against(native, variant_samples, ratio, column)
         if cost:

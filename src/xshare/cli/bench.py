@@ -11,6 +11,7 @@ import typer
 from xshare.bench.equal_experts import CLOSE, measure_equal_policy
 from xshare.bench.interleaved import (
     NATIVE,
+    TRIES,
     Variant,
     compare,
     noop_control,
@@ -248,6 +249,11 @@ def notes(rows: list[Row], about: About, control: str) -> list[str]:
     if identical is not None and identical < 1:
         lines.append(f"The control changed {1 - identical:.1%} of native's answers, by rounding or by mistake.")
     for row in rows:
+        if "compiled" in row:
+            lines.append(
+                f"{label(row, control)}: in {row['compiled']} of {row['repeats']} runs the engine compiled kernels, "
+                f"each of the {TRIES} times it was tried: their times are too long."
+            )
         if row["policy"] != NATIVE and row["acted"] is not None and row["acted"] < 0.95:
             lines.append(
                 f"{label(row, '')} left {1 - row['acted']:.0%} of its decode steps alone, mostly by "

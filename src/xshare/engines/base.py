@@ -101,6 +101,7 @@ class Run:
     drafted: int = 0  # tokens proposed by a drafter, and how many of them were accepted
     accepted: int = 0
     timed: list[StepTime] = field(default_factory=list)  # the pure decode steps one by one; not in the record
+    compiled: int = 0  # kernels, which the run waited for; 0 too where the engine does not tell; not in the record
 
     def __add__(self, other: Run) -> Run:
         """One after the other. Steps of which some were not timed have no time."""
@@ -113,14 +114,15 @@ class Run:
             drafted=self.drafted + other.drafted,
             accepted=self.accepted + other.accepted,
             timed=self.timed + other.timed,
+            compiled=self.compiled + other.compiled,
         )
 
     def record(self) -> dict[str, Any]:
-        """All but the answers and single steps: `Run([], **record)`."""
+        """What answers are judged with: `Run([], **record)`."""
         return {
             column.name: getattr(self, column.name)
             for column in fields(self)
-            if column.name not in ("answers", "timed")
+            if column.name not in ("answers", "timed", "compiled")
         }
 
 

@@ -109,6 +109,7 @@ class VllmEngine:
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 
+        from xshare.engines.vllm.compilations import compilations
         from xshare.engines.vllm.protection import extra_args
 
         engine, due = self.llm.llm_engine, arrivals or [0.0] * len(prompts)
@@ -137,7 +138,7 @@ class VllmEngine:
         drafts = self._draft_counters()
         taken = 0.0  # decode time since the last step that brought tokens
         start = time.perf_counter()
-        with leaving(lambda _: self._finished_answers(run.answers, live)):
+        with leaving(lambda _: self._finished_answers(run.answers, live)), compilations() as compiled:
             while waiting or live:
                 began = time.perf_counter() - start
                 arrived = [index for index in waiting[: batch - len(live)] if due[index] <= began]
@@ -177,6 +178,7 @@ class VllmEngine:
                         run.steps += 1
                         run.timed.append(StepTime(taken, decoding))
                         taken = 0.0
+        run.compiled = len(compiled)
         run.drafted, run.accepted = (b - a for a, b in zip(drafts, self._draft_counters(), strict=True))
         self._add_texts(run.answers)
         return run
