@@ -21,7 +21,7 @@ NO_SAMPLES = {
     "soak": "everything but memory and what was lost or wrong",
     "frontier": "kl, agreement, tokens, active; assumptions and paper_quality too",
     "neighbours": "changed, changed_answer, distinct, kl; accuracy and flipped within bounds only",
-    "cpu_decode": "everything", "cpu_selection": "everything", "curve": "everything", "demo": "everything",
+    "backends": "everything", "cpu_decode": "everything", "cpu_selection": "everything", "curve": "everything", "demo": "everything",
     "fit_routing": "everything", "load": "everything",
     "kernel": "everything", "kernel_score": "everything", "nano_curve": "everything",
     "nano_curve_single": "everything", "nano_load": "everything", "nano_overlap": "everything",
@@ -37,7 +37,7 @@ ANSWERED = (
 )  # fmt: skip
 FIXED = ("protected", "protected_vllm")
 TIMED = ("paper_speed", "qwen3_speed", "paper_speed_any", "paper_speed_slow_host", "cost_aware", "offload", "staircase")
-BENCHED = ("sglang_speed",)  # written as `xshare bench` does, some with several workloads
+BENCHED = ("online", "sglang_speed")  # written as `xshare bench` does, some with several workloads
 # The paper's gains in percent, as printed, a line for each of its data sets.
 PRINTED = {
     (0, 16): (
