@@ -5,8 +5,8 @@
 Needs a GPU. For each shape two engines of a few layers with random weights, one after another, each in a process of its
 own: unmodified vLLM, and one with the no-op control. An engine whose rows the file has is not started again. torch's
 profiler times the kernels of decode steps; their names decide to which part they belong. `routing` is what runs between
-the router's product and the experts' first product, `selection` is XShare's. A row has shape, who, batch, part, kernel,
-and launches and microseconds per layer and step. Gaps between launches are not counted, so each launch saved gains
+the router's product and the experts' first product, `selection` is XShare's. A row has shape, layers, who, batch, part,
+kernel, and launches and microseconds per layer and step. Gaps between launches are not counted, so each launch saved gains
 about a microsecond more. What the model does once per step is shared out among the layers.
 """
 
@@ -92,7 +92,7 @@ def decoded(shape: str, control: bool, batches: list[int], folder: str) -> list[
                     micros[event.name] += sign * event.device_time
         per = layers * STEPS
         for kernel, total in micros.most_common():
-            about: Row = {"shape": shape, "who": "control" if control else "native", "batch": batch}
+            about: Row = {"shape": shape, "layers": layers, "who": "control" if control else "native", "batch": batch}
             about |= {"part": part_of(kernel), "kernel": kernel[:120]}
             if total / per > 0.02:
                 rows.append(about | {"launches": launches[kernel] / per, "us": total / per})
