@@ -118,7 +118,7 @@ class Run:
         )
 
     def record(self) -> dict[str, Any]:
-        """What answers are judged with: `Run([], **record)`."""
+        """All but the answers, single steps and compilations: `Run([], **record)`."""
         return {
             column.name: getattr(self, column.name)
             for column in fields(self)
