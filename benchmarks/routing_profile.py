@@ -6,8 +6,8 @@ Needs a GPU. For each shape two engines of a few layers with random weights, one
 own: unmodified vLLM, and one with the no-op control. An engine whose rows the file has is not started again. torch's
 profiler times the kernels of decode steps; their names decide to which part they belong. `routing` is what runs between
 the router's product and the experts' first product, `selection` is XShare's. A row has shape, layers, who, batch, part,
-kernel, and launches and microseconds per layer and step. Gaps between launches are not counted, so each launch saved gains
-about a microsecond more. What the model does once per step is shared out among the layers.
+kernel, and launches and microseconds per layer and step. Gaps between launches are not counted, so each launch saved
+gains about a microsecond more. What the model does once per step is shared out among the layers.
 """
 
 from __future__ import annotations
