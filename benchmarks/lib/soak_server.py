@@ -120,9 +120,6 @@ class Server:
                 resident[name] = int(process.memory_info().rss)
         return resident
 
-    def kill_engine(self) -> None:
-        self.processes()["EngineCore"].kill()
-
     def ended(self, seconds: float) -> bool:
         """Whether the server ends on its own within `seconds`."""
         with suppress(subprocess.TimeoutExpired):
