@@ -13,7 +13,6 @@ from xshare.kernels.control_words import MessageWord
 
 LEAST_ROWS = 4  # of a tile: measured, one row that four warps share takes longer than four rows of a warp each
 FEW_ROWS = 16
-FEW_LOGITS = 2048  # of one tile: the code for more takes longer to fetch than several programs to meet
 FEW_PAIRS = 64  # of row and expert
 
 
@@ -50,15 +49,12 @@ class Plan:
         # All rows of a request are read at once, as far as they fit the registers.
         fit = max(1, 512 // block_n)
         rows_at_once = min(fit, triton.next_power_of_2(rows_per_request)) if rows_per_request else 0
+        # One expert per thread where experts are ranked, one row per warp where rows are read.
+        warps = min(16, max(1, block_n // 32))
+        block_q = max(LEAST_ROWS, min(warps, triton.next_power_of_2(rows)))
         # Measured: several programs are faster by a third at 24 rows, and at 16 rows that are routed to 8 experts each.
-        few = min(FEW_ROWS, FEW_LOGITS // block_n)
-        few = min(few, FEW_PAIRS // routed) if routed else few
+        few = min(FEW_ROWS, FEW_PAIRS // routed) if routed else FEW_ROWS
         one_tile = not rows_at_once and rows <= few and not in_halves
-        # One row per warp where rows are read, which needs no barrier, and one or two experts per thread where experts
-        # are ranked. Measured at 256 experts: more programs of four rows are faster than fewer of eight.
-        least = max(LEAST_ROWS, block_n // 64)
-        warps = min(max(1, block_n // 32), max(least, triton.next_power_of_2(rows)) if one_tile else least)
-        block_q = max(LEAST_ROWS, warps)
         # With few rows one program takes all requests, of which there may be one per row.
         quota = rows if one_tile or (rows_at_once and rows <= few) else block_q
         blocks = triton.cdiv(rows, quota)
@@ -72,7 +68,7 @@ class Plan:
             one_tile=one_tile,
             quota=quota,
             blocks=blocks,
-            block_r=max(block_q, triton.next_power_of_2(triton.cdiv(rows, blocks))),
+            block_r=max(LEAST_ROWS, triton.next_power_of_2(triton.cdiv(rows, blocks))),
             on_gpu=on_gpu,
             # AMD devices report capability 9 and above too, but their kernels cannot start early.
             early=on_gpu and not torch.version.hip and torch.cuda.get_device_capability(device) >= (9, 0),
