@@ -29,6 +29,7 @@ more. With all 36 layers an engine takes 62 GiB, so both fit on a card of 141 GB
   presence               the plugin loaded and not used; presence-eagle3: with drafts
   presets                the recommended presets; presets-fixed, presets-eagle3: with drafts
   contexts               the same with prompts of 1024 and 8192 tokens, as far as their keys and values fit
+  topk, topk-eagle3      the paper's policies by the other reading of its score, score=topk: without and with drafts
 
 Pieces from `presets` on have as many pairs of the control as of every policy, and may be measured in several starts of
 the engines (`--start 2`): starts differ more than pairs of one start. `pooled` in the file has the pairs of all starts.
@@ -129,6 +130,12 @@ def presets(name: str, batches: tuple[int, ...], drafter: str = "none", drafts: 
     return Piece(name, batches, drafter, drafts, runner=runner, **settings)
 
 
+def topk(name: str, batch: int, drafter: str = "none", drafts: int = 0, runner: str = "V1") -> Piece:
+    """The paper's policies as its text defines the score, which is the default of a policy that is typed."""
+    measured = tuple(PAPER[drafts, batch])
+    return Piece(name, (batch,), drafter, drafts, runner=runner, regimes=NEXT, measured=measured, pairs=8)
+
+
 PIECES = {
     piece.name: piece
     for piece in (
@@ -144,6 +151,8 @@ PIECES = {
         presets("presets-fixed", (16, 4), "fixed", 3),
         presets("presets-eagle3", (16, 4), "eagle3", 3, runner="V2"),
         Piece("contexts", (16, 4, 64), regimes=("carried",), measured=PRESETS, pairs=8, prompts=(1024, 8192)),
+        topk("topk", 16),
+        topk("topk-eagle3", 4, "eagle3", 3, runner="V2"),
     )
 }
 

@@ -73,6 +73,37 @@ def test_presets_are_shown_once_they_are_measured():
     assert shown["acted"].endswith("| 16 | 2 | 464 of 464 |")
 
 
+def test_the_other_reading_of_the_papers_score_stands_beside_the_first_once_it_is_timed():
+    results = with_current_policies(json.loads((ROOT / "evidence" / "paper_speed.json").read_text())) | {"format": 2}
+    nothing = tables_of("paper_speed", results)
+    timed = [
+        row
+        | {"piece": "topk", "policy": row["policy"].removesuffix(",score=full"), "pairs": 8, "starts": 1}
+        | {"steps_pruned": 464, "steps_decoded": 464}
+        | {"ratio": 1.06, "ratio_low": 1.05, "ratio_high": 1.07, "active": 36.6, "active_native": 39.9}
+        for row in results["rows"]
+        if (row["piece"], row["batch"], row["layers"]) == ("plain", 16, 36)
+    ]  # fmt: skip
+    assert len(timed) == 3 * (1 + 1 + 8)  # native, the control and the policies, on each routing
+    shown = tables_of("paper_speed", results | {"pooled": results["pooled"] + timed})
+    pages = {"acted", "choosing", "paper_gains", "speed_verdicts"}
+    assert {name for name in shown if shown[name] != nothing[name]} == {
+        *pages, *(f"paper_speed_topk_{regime}" for regime in ("independent", "fitted", "carried"))
+    }  # fmt: skip
+    gain = "+6.0 % (+5.0 % to +7.0 %)"
+    assert all(line.endswith(f"| {gain} |") for line in shown["paper_gains"].splitlines()[2:])
+    assert f"| {gain} | 92% |" in shown["choosing"]
+    assert "no drafts, `score=topk` |" in shown["speed_verdicts"]
+    answers = [json.loads((ROOT / "evidence" / f"{name}.json").read_text()) for name in ("frontier", "paper_quality")]
+    lab = json.loads((ROOT / "evidence" / "paper_quality_lab.json").read_text())
+    summary = importlib.import_module("summary_tables")
+    _, cells = summary.headline(answers[0], results | {"pooled": results["pooled"] + timed}, answers[1], lab)
+    by_policy = {line[0]: line[1:] for line in cells}
+    points = by_policy["the paper's `k0=1,m=24`, `score=topk`"]
+    assert (points[0], points[2].split()[0]) == ("1.06 (1.05 to 1.07)", "-5.0")
+    assert by_policy["the paper's `k0=1,m=24`"][2].startswith("-37.7 (")
+
+
 def test_what_follows_the_staircase_is_shown_with_what_it_gains():
     row = {"policy": "k0=2,m=0", "cost": True, "batch": 16, "active": 26.0, "votes_lost": 0.171}
     row |= {

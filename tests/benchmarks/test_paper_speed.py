@@ -204,7 +204,7 @@ def test_policies_are_spelled_as_the_project_spells_them():
     }
     named -= {NOOP, UNUSED}
     # Two are in both of the paper's tables, and one among the budgets; the pull request's; and what is recommended.
-    assert len(named) == 8 + 8 - 2 + len(paper_speed.BUDGETS) - 1 + 1 + 3
+    assert len(named) == 2 * (8 + 8 - 2) + len(paper_speed.BUDGETS) - 1 + 1 + 3  # twice: by both readings of the score
     for name in named:
         assert str(Policy.parse(name)) == name
     assert (
@@ -221,6 +221,15 @@ def test_presets_are_measured_where_routing_is_most_like_a_models_and_the_contro
         assert {regime for regime, _, _ in piece.cells()} == set(paper_speed.REGIMES)
         for regime, batch, _ in piece.cells():
             assert piece.policies(batch, regime) == [NOOP, *(paper_speed.PRESETS if regime == "carried" else ())]
+
+
+@pytest.mark.parametrize(("other", "name", "batch"), [("plain", "topk", 16), ("eagle3", "topk-eagle3", 4)])
+def test_the_papers_policies_are_measured_by_both_readings(other, name, batch):
+    pieces = paper_speed.PIECES
+    full, topk = (pieces[piece].policies(batch, "carried")[1:] for piece in (other, name))
+    assert [f"{policy}{speed_rows.FULL}" for policy in topk] == full
+    assert {Policy.parse(policy).score for policy in topk} == {"topk"}
+    assert pieces[name].engines() == pieces[other].engines()  # one start of the engines measures both
 
 
 def test_long_prompts_are_measured_as_far_as_they_fit(capsys):

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from spans import Span
-from speed_tables import FULL, deepest
+from speed_tables import FULL, deepest, topk_rows
 
 from xshare.policy_text import current_policy_text
 from xshare.quality.paired import paired
@@ -204,23 +204,27 @@ def choosing(speed: Row, nano: Row, lab: Row | None, setting: Setting) -> Table:
     timed = [r for r in deepest(speed) if (r["piece"], r["regime"], r["batch"]) == (piece, "carried", setting[0])]
     gains = {row["policy"]: row for row in timed if row["method"] == "xshare"}
     order = sorted(gains, key=lambda policy: -gains[policy]["ratio"])
+    timed_topk = topk_rows(speed, "carried", setting[1])
+    other_gains = [timed_topk.get(policy.removesuffix(FULL)) for policy in order]
     columns = {
         "policy": [f"`{policy}`" for policy in order],
         "tokens per second (95 %)": [_gain(gains[policy]) for policy in order],
         "experts": [of_native(gains[policy]) for policy in order],
+        "`score=topk`: tokens per second (95 %)": [_gain(row) if row else "" for row in other_gains],
+        "`score=topk`: experts": [of_native(row) if row else "" for row in other_gains],
     }
     for results in (results for results in (nano, lab) if results is not None):
         name = results["rows"][0]["model"]
         mixed, alike = ([named_row(results, policy, (*setting[:2], mix)) for policy in order] for mix in (True, False))
-        topk_rows = [
+        topk_answers = [
             row and _readings(results).get((_setting_of(row), _read(results, row)[0], "topk")) for row in mixed
         ]
         columns |= {
             f"{name}: experts": [of_native(row) if row else "" for row in mixed],
             f"{name}: points (95 %)": [change(row) if row else "" for row in mixed],
             f"{name}: KL": [f"{row['kl']:.4f}" if row else "" for row in mixed],
-            f"{name}, `score=topk`: experts": [of_native(row) if row else "" for row in topk_rows],
-            f"{name}, `score=topk`: points (95 %)": [change(row) if row else "" for row in topk_rows],
+            f"{name}, `score=topk`: experts": [of_native(row) if row else "" for row in topk_answers],
+            f"{name}, `score=topk`: points (95 %)": [change(row) if row else "" for row in topk_answers],
             f"{name}: one kind at a time": [change(row) if row else "" for row in alike],
         }
     filled = {title: cells for title, cells in columns.items() if any(cells)}

@@ -15,7 +15,10 @@ from xshare.staircase import clear_edges, cost_of
 Row = dict[str, Any]
 Table = tuple[list[str], list[list[str]]]
 REGIMES = ("independent", "fitted", "carried")
-SHOWN = {"plain": "no drafts", "eagle3": "EAGLE-3 head", "fixed": "fixed drafts"}  # pieces with the paper's policies
+# Pieces with the paper's policies: by score=full, and by score=topk
+SHOWN = {"plain": "no drafts", "eagle3": "EAGLE-3 head", "fixed": "fixed drafts"}
+TOPK = {"topk": SHOWN["plain"], "topk-eagle3": SHOWN["eagle3"]}
+SHOWN |= TOPK
 FULL = ",score=full"
 BUDGET = ("k0=1,m=24", "k0=0,m=24")  # judged at every batch; other policies at 4, 8 and 32 are points of the law
 
@@ -44,6 +47,13 @@ def score_of(row: Row) -> str:
     return "full" if row["policy"].endswith(FULL) else "topk"
 
 
+def topk_rows(results: Row, regime: str, drafts: int) -> dict[str, Row]:
+    """The paper's policies by `score=topk`, as far as they were timed, by policy."""
+    piece = "topk-eagle3" if drafts else "topk"
+    rows = (row for row in deepest(results, "pooled") if (row["piece"], row["regime"]) == (piece, regime))
+    return {row["policy"]: row for row in rows if row["method"] == "xshare"}
+
+
 def claims(results: Row, regime: str, piece: str) -> Table:
     """The paper's configurations: its gains, the measured ones, and the best possible."""
     titles = [
@@ -56,7 +66,7 @@ def claims(results: Row, regime: str, piece: str) -> Table:
         "paper's range",
     ]
     cells = []
-    for row in deepest(results):
+    for row in [*deepest(results), *deepest(results, "pooled")]:
         if (row["regime"], row["piece"], row["method"]) == (regime, piece, "xshare") and row["paper_high"]:
             line = [f"`{row['policy']}`", _experts(row), f"{_gain(row['paper_low'])} to {_gain(row['paper_high'])}"]
             line += [_measured(row), _gain(row["predicted"]), _bound(row)]
@@ -66,7 +76,7 @@ def claims(results: Row, regime: str, piece: str) -> Table:
 
 def verdicts(results: Row) -> Table:
     """Per demand and regime: how many rows meet it."""
-    rows = deepest(results)
+    rows = [*deepest(results), *deepest(results, "pooled")]
     ours = [row for row in rows if row["method"] == "xshare" and row["piece"] in SHOWN]
     judged = [row for row in ours if row["paper_high"] or bare(row) in BUDGET]
     demands: dict[str, list[tuple[str, bool]]] = {
@@ -129,7 +139,7 @@ def batches(results: Row, regime: str) -> Table:
 
 def presets(results: Row, contexts: bool = False) -> Table:
     """The presets and the control on `carried` routing; contexts: with long prompts"""
-    rows = [row for row in deepest(results, "pooled") if row["regime"] == "carried"]
+    rows = [row for row in deepest(results, "pooled") if row["regime"] == "carried" and row["piece"] not in TOPK]
     at: dict[tuple[Any, ...], dict[str, Row]] = {}
     for row in rows:
         if ("prompt_tokens" in row) == contexts:
@@ -330,7 +340,7 @@ def tables() -> dict[str, tuple[str, Callable[[Row], Table]]]:
     }
     for regime in REGIMES:
         for piece in SHOWN:
-            name = "paper_speed" if piece == "plain" else f"paper_speed_{piece}"
+            name = "paper_speed" if piece == "plain" else f"paper_speed_{piece.replace('-', '_')}"
             by_marker[f"{name}_{regime}"] = ("paper_speed", partial(claims, regime=regime, piece=piece))
         by_marker[f"batches_{regime}"] = ("paper_speed", partial(batches, regime=regime))
     return by_marker

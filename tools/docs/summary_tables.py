@@ -9,7 +9,7 @@ from typing import Any
 import frontier_tables
 from quality_tables import SETTINGS, change, of_native
 from spans import Span
-from speed_tables import REGIMES, bare, deepest, ratio
+from speed_tables import REGIMES, TOPK, bare, deepest, ratio, topk_rows
 
 from xshare.policy_text import current_policy_text
 from xshare.report.labels import policy_label
@@ -38,16 +38,22 @@ def headline(frontier: Row, speed: Row, nano: Row, lab: Row) -> Table:
     titles, lines = frontier_tables.presets(frontier, speed)
     place = titles.index("drafts")
     cells = [line[:place] + line[place + 1 :] for line in lines if line[place] == "none"]
-    timed = {bare(row): row for row in deepest(speed) if _paper_at_16(row)}
+    readings = {
+        ",score=full": {bare(row): row for row in deepest(speed) if _paper_at_16(row)},
+        "": topk_rows(speed, "carried", 0),
+    }
     for policy in HEADLINE:
-        row, half = timed[policy], ",".join(map(_halved, policy.split(",")))
-        answered = [row_with_policy(nano, f"{half},score=full"), row_with_policy(lab, f"{policy},score=full")]
-        numbers = [
-            cell
-            for answer_row in answered
-            for cell in ((of_native(answer_row), change(answer_row)) if answer_row else ("", ""))
-        ]
-        cells.append([f"the paper's `{policy}`", Span.ratio(row), *numbers])
+        half = ",".join(map(_halved, policy.split(",")))
+        for score, timed in readings.items():
+            if policy in timed:
+                answered = [row_with_policy(nano, half + score), row_with_policy(lab, policy + score)]
+                numbers = [
+                    cell
+                    for answer_row in answered
+                    for cell in ((of_native(answer_row), change(answer_row)) if answer_row else ("", ""))
+                ]
+                name = f"the paper's `{policy}`" + ("" if score else ", `score=topk`")
+                cells.append([name, Span.ratio(timed[policy]), *numbers])
     return ["policy", *titles[1:place], *titles[place + 1 :]], cells
 
 
@@ -63,8 +69,12 @@ def paper_gains(results: Row) -> Table:
     for policy in dict.fromkeys(policy for policy, _ in at):
         by_regime = [at[policy, regime] for regime in REGIMES]
         paper = f"{_gain(by_regime[0]['paper_low'])} to {_gain(by_regime[0]['paper_high'])}"
-        cells.append([f"`{policy}`", paper, *map(_measured, by_regime)])
-    return ["policy", "the paper", *REGIMES], cells
+        topk = topk_rows(results, "carried", 0).get(bare(by_regime[0]))
+        cells.append([f"`{policy}`", paper, *map(_measured, by_regime), _measured(topk) if topk else ""])
+    titles = ["policy", "the paper", *REGIMES, "carried, `score=topk`"]
+    if not any(line[-1] for line in cells):
+        return titles[:-1], [line[:-1] for line in cells]
+    return titles, cells
 
 
 def control_costs(results: Row, every_policy: Row) -> Table:
@@ -103,7 +113,8 @@ def routing_profile(results: Row) -> Table:
 
 
 def _control(row: Row) -> bool:
-    return row["method"] == "noop" and row["regime"] == "carried" and "prompt_tokens" not in row
+    short = "prompt_tokens" not in row
+    return short and row["method"] == "noop" and row["regime"] == "carried" and row["piece"] not in TOPK
 
 
 def answers(speed: Row, nano: Row, lab: Row | None) -> Table:
