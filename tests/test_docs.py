@@ -99,9 +99,9 @@ def test_the_other_reading_of_the_papers_score_stands_beside_the_first_once_it_i
     summary = importlib.import_module("summary_tables")
     _, cells = summary.headline(answers[0], results | {"pooled": results["pooled"] + timed}, answers[1], lab)
     by_policy = {line[0]: line[1:] for line in cells}
-    points = by_policy["the paper's `k0=1,m=24`, `score=topk`"]
+    points = by_policy["the paper's `k0=1,m=24,score=topk`"]
     assert (points[0], points[2].split()[0]) == ("1.06 (1.05 to 1.07)", "-5.0")
-    assert by_policy["the paper's `k0=1,m=24`"][2].startswith("-37.7 (")
+    assert by_policy["the paper's `k0=1,m=24,score=full`"][2].startswith("-37.7 (")
 
 
 def test_what_follows_the_staircase_is_shown_with_what_it_gains():

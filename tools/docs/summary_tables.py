@@ -39,21 +39,20 @@ def headline(frontier: Row, speed: Row, nano: Row, lab: Row) -> Table:
     place = titles.index("drafts")
     cells = [line[:place] + line[place + 1 :] for line in lines if line[place] == "none"]
     readings = {
-        ",score=full": {bare(row): row for row in deepest(speed) if _paper_at_16(row)},
-        "": topk_rows(speed, "carried", 0),
+        "full": {bare(row): row for row in deepest(speed) if _paper_at_16(row)},
+        "topk": topk_rows(speed, "carried", 0),
     }
     for policy in HEADLINE:
         half = ",".join(map(_halved, policy.split(",")))
         for score, timed in readings.items():
-            if policy in timed:
-                answered = [row_with_policy(nano, half + score), row_with_policy(lab, policy + score)]
+            named = "" if score == "topk" else f",score={score}"  # results leave out the default
+            answered = [row_with_policy(nano, half + named), row_with_policy(lab, policy + named)]
+            if policy in timed or any(answered):
                 numbers = [
-                    cell
-                    for answer_row in answered
-                    for cell in ((of_native(answer_row), change(answer_row)) if answer_row else ("", ""))
+                    cell for row in answered for cell in ((of_native(row), change(row)) if row else ("", ""))
                 ]
-                name = f"the paper's `{policy}`" + ("" if score else ", `score=topk`")
-                cells.append([name, Span.ratio(timed[policy]), *numbers])
+                times = Span.ratio(timed[policy]) if policy in timed else ""
+                cells.append([f"the paper's `{policy},score={score}`", times, *numbers])
     return ["policy", *titles[1:place], *titles[place + 1 :]], cells
 
 

@@ -61,8 +61,7 @@ def test_what_else_is_started(tmp_path, script, wanted):
     options, left = started_by(tmp_path, script, "MODEL", DRAFT="DRAFT")
     assert left == []
     assert {name: getattr(options, name) for name in wanted} == wanted
-    policy = "k0=1,mg=5" if script == "expert_parallel.sh" else "balanced"
-    assert settings_of(options.additional_config).policy == Policy.parse(policy)
+    assert settings_of(options.additional_config).policy == Policy.parse("balanced")
     if script == "speculative.sh":
         assert options.speculative_config == {"method": "draft_model", "model": "DRAFT", "num_speculative_tokens": 3}
 
