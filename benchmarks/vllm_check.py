@@ -4,7 +4,9 @@
 
 Each case is an engine of its own with random weights (`xshare_dummy`) in a process of its own, several at once: this
 checks results, not speed. At every decode step the set of every layer is compared with the reference, computed from the
-logits that the kernel saw. `--tiny` runs small shapes on a machine without a GPU.
+logits that the kernel saw. Where our kernel routes (one launch), ids, weights and tables of every row, padding
+included, are compared with vLLM's own routing of the masked logits, to the bit. `--tiny` runs small shapes on a machine
+without a GPU.
 
 The cases `across` (`--only across`) take the path of several data-parallel ranks with a group of one: the kernel in two
 halves, and a real all-reduce in between, in the captured graph. There every row's experts and weights are compared too.
@@ -23,7 +25,9 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from lib.recorded_routing import RecordedRouting
 
+from xshare.engines.serving.state import ROUTED
 from xshare.engines.vllm.compatibility import vllm_version
 from xshare.results import Results, Row
 
@@ -81,6 +85,8 @@ def engine(case: dict[str, Any], tiny: bool, folder: Path) -> Any:
 
     if case.get("across"):
         take_path_of_several(case["across"] == "vllm" and not tiny)
+    else:
+        record_routing()
     shape = gpt_oss_120b(4, tiny) if case["shape"] == "gpt-oss" else qwen3_30b_a3b(4, tiny)
     policy: dict[str, Any] = {"warmup": 1, "batch_budget": 8 if tiny else 24}
     if case.get("drafts"):
@@ -117,6 +123,19 @@ def engine(case: dict[str, Any], tiny: bool, folder: Path) -> Any:
         additional_config={"xshare": policy | {"metrics": {"every": 1}}},
         **options,
     )
+
+
+def record_routing() -> None:
+    """Layers of this process that route in one launch keep what each step's kernel has left."""
+    layer: Any = import_module("xshare.engines.vllm.layer")
+    make_hook = layer.make_hook
+
+    def recording(mode: str, site: Any, selector: Any, device: Any) -> Any:
+        if mode == ROUTED:
+            RecordedRouting(selector)
+        return make_hook(mode, site, selector, device)
+
+    layer.make_hook = recording
 
 
 def take_path_of_several(by_vllm: bool) -> None:
@@ -185,6 +204,7 @@ class Witness:
     def __init__(self, state: Any) -> None:
         self.state, self.compared, self.differ, self.sizes = state, 0, 0, [[0.0]][:0]
         self.routed = self.misrouted = 0  # layers of steps whose rows were compared, and those that differ
+        self.padded = 0  # of those compared: with rows that only pad
         self.native = state.samples.settle
         state.samples.settle = self.settle
 
@@ -204,6 +224,12 @@ class Witness:
                 if isinstance(layer.hook, RecordingHook) and layer.site.path == "router":
                     self.routed += 1
                     self.misrouted += int(not layer.hook.routed_as(logits, routing))
+                routed = getattr(layer.selector, "routed", None)
+                if isinstance(routed, RecordedRouting) and layer.selector.routes is not None:
+                    same, rows = routed.as_vllm(layer.buffers.keep)
+                    self.routed += 1
+                    self.misrouted += int(not same)
+                    self.padded += int(rows > waiting)
             self.sizes.append([float(layer.buffers.keep.sum()) for layer in self.state.layers])
         self.native()
 
@@ -285,8 +311,11 @@ def run_case(name: str, tiny: bool) -> dict[str, Any]:
             f"{compared} sets over {pruned} decode steps of {requests} requests, 2 of them protected, {differ} differ"
         )
         check("S with protected requests equals the reference", compared > 0 and not differ, detail)
-        if case.get("across") and paths[0].startswith("router"):
-            detail = f"{witness.routed} layers of steps, {witness.misrouted} differ"
+        detail = f"{witness.routed} layers of steps, {witness.misrouted} differ"
+        if not case.get("across") and not tiny:
+            what = "ids, weights and tables have the bits of vLLM's own routing"
+            check(what, witness.routed > 0 and not witness.misrouted, f"{detail}; {witness.padded} had rows that pad")
+        elif case.get("across") and paths[0].startswith("router"):
             check("rows have the reference's experts and weights", witness.routed > 0 and not witness.misrouted, detail)
         if not drafts:
             guarded = generate(llm, 16, protected=PROTECTED)

@@ -328,6 +328,7 @@ def tables() -> dict[str, tuple[str, Callable[[Row], Table]]]:
         "preset_speed": ("paper_speed", presets),
         "context_speed": ("paper_speed", partial(presets, contexts=True)),
         "qwen3_speed": ("qwen3_speed", presets),
+        "qwen3_speed_first": ("qwen3_speed_first", presets),
         "acted": ("paper_speed", acted),
         "cost_aware": ("cost_aware", cost_aware),
         "one_launch": ("one_launch", one_launch),

@@ -48,9 +48,7 @@ def headline(frontier: Row, speed: Row, nano: Row, lab: Row) -> Table:
             named = "" if score == "topk" else f",score={score}"  # results leave out the default
             answered = [row_with_policy(nano, half + named), row_with_policy(lab, policy + named)]
             if policy in timed or any(answered):
-                numbers = [
-                    cell for row in answered for cell in ((of_native(row), change(row)) if row else ("", ""))
-                ]
+                numbers = [cell for row in answered for cell in ((of_native(row), change(row)) if row else ("", ""))]
                 times = Span.ratio(timed[policy]) if policy in timed else ""
                 cells.append([f"the paper's `{policy},score={score}`", times, *numbers])
     return ["policy", *titles[1:place], *titles[place + 1 :]], cells

@@ -1,12 +1,14 @@
 """The stand-in for vLLM's routing(), as far as no GPU is needed: what it hands out, to whom, and when not."""
 
+import importlib
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 from sorted_rows_oracle import TILES, chosen, tables_of
 
-from xshare import RouterSpec
+from xshare import Policy, RouterSpec
 
 pytest.importorskip("triton", reason="Triton has no wheel for this platform")
 
@@ -14,9 +16,12 @@ from xshare.engines.vllm import one_launch, routing_check
 from xshare.engines.vllm.hooks import Route
 from xshare.engines.vllm.one_launch import StandIn, aligned, engine_tables, same_bits, tensors_of, why_not
 from xshare.engines.vllm.routing_check import find_difference
+from xshare.kernels.control import Control
 from xshare.kernels.launch import FusedSelection
 from xshare.kernels.plan import Plan
 from xshare.kernels.routing_tables import Tables
+
+ROOT = Path(__file__).resolve().parents[3]
 
 
 def module():
@@ -134,6 +139,50 @@ def test_every_start_looks_whether_both_route_alike(monkeypatch):
     stand_in.native = otherwise
     other = SimpleNamespace(selections={2: selection_of(2)}, own=torch.zeros(1))
     assert find_difference(other, one_launch) == "2 rows, the gate closed"
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="Triton's interpreter, not a GPU's roundings")
+def test_vllm_check_records_what_each_layer_left_and_compares_it_with_vllm(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    recorded_routing = importlib.import_module("lib.recorded_routing")
+    routing_module = module()
+    routing_module.routing = routed_by_hand
+    stand_in = StandIn(routing_module)
+    monkeypatch.setattr(one_launch, "stand_in", lambda: stand_in)
+    selections = {rows: selection_of(rows) for rows in (2, 4)}
+    control = Control("cpu")
+    control.set_policy(Policy.parse("k0=1,m=2"))
+    control.set_gate(True)
+
+    def routed(logits):
+        n = len(logits)
+        if logits.dtype != torch.bfloat16:
+            return None
+        selection = selections[2 if n <= 2 else 4]
+        selection.launch(logits, control, True)
+        return engine_tables(selection.tables, n)
+
+    def layer():
+        facts = {"own": torch.zeros(1), "num_experts": 16, "routes": torch.bfloat16, "one_launch": one_launch}
+        selector = SimpleNamespace(selections=selections, routed=routed, **facts)
+        return selector, recorded_routing.RecordedRouting(selector)
+
+    dice = torch.Generator().manual_seed(0)
+    first, recorded = layer()
+    second, _ = layer()  # shares the tables of the first
+    for rows, voting in ((4, 3), (2, 2), (3, 3)):  # padded, and not
+        control.set_step(voting)
+        control.push()
+        first.routed(torch.randn(rows, 16, generator=dice).bfloat16())
+        keep = selections[2 if rows <= 2 else 4].keep.clone()
+        assert keep.sum() < 16
+        second.routed(torch.randn(rows, 16, generator=dice).bfloat16())
+        assert recorded.as_vllm(keep) == (True, rows)
+        assert recorded.as_vllm(~keep) == (False, rows)
+    recorded.tables[4].weights[0] *= 2
+    assert recorded.as_vllm(keep) == (False, 3)
+    first.routed(torch.zeros(80, 16))  # more rows than are recorded, of another type
+    assert int(recorded.rows) == 3
 
 
 def test_logits_that_cannot_be_routed_are_masked_and_named_once(monkeypatch, caplog):
