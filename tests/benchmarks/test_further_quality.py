@@ -15,7 +15,9 @@ from xshare.policy import Policy
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.append(str(ROOT / "benchmarks"))
 sys.path.append(str(ROOT / "tools" / "docs"))
-further_quality, claim_tables = map(importlib.import_module, ("further_quality", "claim_tables"))
+further_quality, claim_tables, claim_evidence = map(
+    importlib.import_module, ("further_quality", "claim_tables", "claim_evidence")
+)
 
 
 def test_every_kind_of_policy_is_asked(small, tmp_path, monkeypatch):
@@ -47,7 +49,7 @@ def test_a_budget_per_device_needs_devices(small):
 
 def test_claims_are_judged_by_their_parts():
     def verdict(held):
-        return claim_tables.Claim("", "", "", held, "").verdict
+        return claim_evidence.Claim("", "", "", held, "").verdict
 
     assert verdict((True, True)) == "holds"
     assert verdict((True, False)) == "holds in part"
@@ -57,7 +59,7 @@ def test_claims_are_judged_by_their_parts():
 
 def test_a_policy_is_on_the_frontier_unless_another_is_no_worse_in_either_number():
     at = {"fast": (0.5, -10.0), "good": (0.2, -1.0), "beaten": (0.1, -1.0), "lost": (0.5, -11.0)}
-    assert claim_tables.undominated(at) == ["fast", "good"]
+    assert claim_evidence.undominated(at) == ["fast", "good"]
 
 
 def test_claims_about_thresholds_and_devices_come_with_their_file(tmp_path):
