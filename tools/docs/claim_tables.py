@@ -13,7 +13,8 @@ from claim_evidence import Claim, Evidence
 from claims_assumed import assumptions, threshold
 from claims_devices import expert_parallel
 from claims_drafts import with_drafts
-from claims_experts import number_of_experts
+from claims_experts import bound_by_experts, number_of_experts
+from claims_mixed import mixed_requests
 from claims_plain import without_drafts
 from speed_tables import Table
 
@@ -25,9 +26,9 @@ COMMANDS = {
     "overlap": "make evidence",
 }  # by result file, where it is not the benchmark of its name
 PARTS: dict[str, list[Callable[[Evidence], list[Claim]]]] = {
-    "claims_experts": [number_of_experts],
+    "claims_experts": [number_of_experts, bound_by_experts],
     "claims_plain": [without_drafts],
-    "claims_drafts": [with_drafts],
+    "claims_drafts": [with_drafts, mixed_requests],
     "claims_devices": [expert_parallel],
     "claims_assumed": [assumptions, threshold],
 }  # by table

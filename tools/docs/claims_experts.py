@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from claim_evidence import Claim, Evidence, Row
+from speed_tables import REGIMES
 
 from xshare.trace.replay_rows import closed_form
 
@@ -39,6 +40,20 @@ def number_of_experts(e: Evidence) -> list[Claim]:
             "paper_quality frontier",
         ),
     ]
+
+
+def bound_by_experts(e: Evidence) -> list[Claim]:
+    """The share of native's step that the latency law gives to experts, at the paper's batches."""
+    texts, held = [], []
+    for piece, drafts in (("plain", "no drafts"), ("eagle3", "three drafts")):
+        rows = {regime: e.speeds[piece, regime, "native"] for regime in REGIMES}
+        read = {regime: row["b"] * row["active"] for regime, row in rows.items()}
+        shares = {regime: read[regime] / (row["a"] + read[regime]) for regime, row in rows.items()}
+        texts.append(f"{drafts}: " + ", ".join(f"{regime} {share:.0%}" for regime, share in shares.items()))
+        held += [share > 0.5 for share in shares.values()]
+    said = "decoding is bound by reading experts from memory"
+    ours = "share of a step that grows with the experts loaded, by the latency law; " + "; ".join(texts)
+    return [Claim(said, "memory bandwidth dominates", ours, tuple(held), "paper_speed")]
 
 
 def within_a_point(e: Evidence) -> dict[str, list[Row]]:
