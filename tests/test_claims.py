@@ -11,8 +11,10 @@ import pytest
 ROOT = Path(__file__).parent.parent
 sys.path.append(str(ROOT / "tools" / "docs"))
 sys.path.append(str(ROOT / "benchmarks"))
-MODULES = ("claim_tables", "claim_evidence", "claims_drafts", "claims_plain", "paper_figures")
-claim_tables, claim_evidence, claims_drafts, claims_plain, paper_figures = map(importlib.import_module, MODULES)
+MODULES = ("claim_tables", "claim_evidence", "claims_drafts", "claims_plain", "acceptance_tables", "paper_figures")
+claim_tables, claim_evidence, claims_drafts, claims_plain, acceptance_tables, paper_figures = map(
+    importlib.import_module, MODULES
+)
 PAGE = ROOT / "docs" / "evidence" / "claims.md"
 
 
@@ -116,6 +118,7 @@ def test_the_pages_say_which_reading_was_timed():
     pieces = {row["piece"] for of in ("rows", "pooled") for row in speed[of]}
     said = {
         "topk": "the only reading of its score that was timed" in PAGE.read_text(),
+        "topk-eagle3": "Its speeds were not timed" in (PAGE.parent / "acceptance.md").read_text(),
     }
     assert {piece: piece not in pieces for piece in said} == said, "a page says otherwise: change its first sentences"
 
@@ -153,3 +156,25 @@ def test_claims_about_thresholds_and_devices_come_with_their_file(tmp_path):
     assert [line[3] for line in new] == ["does not hold", "does not hold"]
     assert new[0][2].endswith(": `mg=2` -30.0 at 50% (`score=full`, `fill=rounds`)")
     assert "`k0=1,tau=0.8` -2.0" in new[1][2]
+
+
+def test_acceptance_stands_beside_speed_by_both_readings():
+    speed, quality = evidence_of("paper_speed"), evidence_of("paper_quality")
+    titles, cells = acceptance_tables.accepted(speed, quality)
+    at = {line[0]: dict(zip(titles, line, strict=True)) for line in cells}
+    assert len(at) == 8
+    lost = at["`k0=0,m=16,mr=4`"]
+    assert (lost["`score=full`: of native's"], lost["`score=full`: speed with acceptance"]) == ("79.0%", "0.865")
+    assert lost["`score=topk`: of native's"] == "98.9%"
+    timed = with_topk_timed()["paper_speed"]
+    more = acceptance_tables.accepted(timed, quality)[0]
+    assert set(more) >= {"`score=topk`: speed, drafts as before", "`score=topk`: speed with acceptance"}
+
+
+def test_presets_keep_their_gain_with_drafts():
+    speed, frontier = evidence_of("paper_speed"), evidence_of("frontier")
+    _, cells = acceptance_tables.accepted_presets(speed, frontier)
+    assert [line[0].split()[0] for line in cells] == ["`careful`", "`balanced`", "`fast`"]
+    for line in cells:
+        assert all(float(line[place]) == pytest.approx(float(line[1].split()[0]), abs=0.002) for place in (3, 5))
+    assert acceptance_tables.accepted_presets(speed | {"pooled": []}, frontier)[1] == []

@@ -237,8 +237,7 @@ TABLES: dict[str, Callable[[str], str]] = {
 
 FILES = quality_tables.tables() | speed_tables.tables() | parallel_tables.tables() | frontier_tables.tables()
 FILES |= summary_tables.tables() | protected_tables.tables() | further_tables.tables() | third_tables.tables()
-FILES |= online_tables.tables()
-FILES["accepted_speed"] = ("paper_speed paper_quality", acceptance_tables.accepted)
+FILES |= online_tables.tables() | acceptance_tables.tables()
 
 
 def file_table(name: str) -> str:
