@@ -85,8 +85,8 @@ def test_answers_are_shown_by_both_readings(lines):
     assert len(judged) == 6
     assert all("`score=full`" in line[1] and "`score=topk`" in line[1] for line in judged)
     budgets = lines["a budget per device costs less than 1 %, on nano over 8 devices"]
-    assert "`mg=5` -11.2 at 92% (`score=full`" in budgets[1]
-    assert "`mg=5` -0.5 at 96% (`score=topk`" in budgets[1]
+    assert "`mg=5` -11.2 (92%) (`score=full`" in budgets[1]
+    assert "`mg=5` -0.5 (96%) (`score=topk`" in budgets[1]
     assert budgets[2] == "holds in part"
     lost = lines["without a warm-up, `k0=0,m=16,mr=4`, speed is moderate and answers are lost"]
     assert "-80.5 (`score=full`), -17.9 (`score=topk`)" in lost[1]
@@ -131,7 +131,7 @@ def test_the_share_of_a_step_that_reads_experts_follows_from_the_law(lines):
 
 
 def test_speed_of_mixed_requests_is_not_claimed(lines):
-    mixed = [line for said, line in lines.items() if "judged by experts saved" in said]
+    mixed = [line for said, line in lines.items() if "by experts saved" in said]
     assert len(mixed) == 2
     assert all(line[1].startswith("speed was not timed; nano saves") for line in mixed)
     assert mixed[0][0].startswith("+12.8 %, +16.6 %; of one data set +13.3 % to +16.9 %")
@@ -154,7 +154,7 @@ def test_claims_about_thresholds_and_devices_come_with_their_file(tmp_path):
     (tmp_path / "further_quality.json").write_text(json.dumps({"rows": rows}))
     new = [line for line in all_claims(tmp_path) if line not in before]
     assert [line[3] for line in new] == ["does not hold", "does not hold"]
-    assert new[0][2].endswith(": `mg=2` -30.0 at 50% (`score=full`, `fill=rounds`)")
+    assert new[0][2].endswith(": `mg=2` -30.0 (50%) (`score=full`, `fill=rounds`)")
     assert "`k0=1,tau=0.8` -2.0" in new[1][2]
 
 

@@ -28,7 +28,8 @@ COMMANDS = {
 PARTS: dict[str, list[Callable[[Evidence], list[Claim]]]] = {
     "claims_experts": [number_of_experts, bound_by_experts],
     "claims_plain": [without_drafts],
-    "claims_drafts": [with_drafts, mixed_requests],
+    "claims_drafts": [with_drafts],
+    "claims_mixed": [mixed_requests],
     "claims_devices": [expert_parallel],
     "claims_assumed": [assumptions, threshold],
 }  # by table

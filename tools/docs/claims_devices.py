@@ -34,15 +34,13 @@ def expert_parallel(e: Evidence) -> list[Claim]:
     for score in SCORES:
         most = [e.ep(score)[rows, "rounds", 5] for rows in (16, 32)]
         bounds = [math.ceil(row["active"] / DEVICES) for row in most]
-        texts += [
-            f"{row['peak']:.1f} where that is {bound} (`score={score}`)"
-            for row, bound in zip(most, bounds, strict=True)
-        ]
+        peaks = [f"{row['peak']:.1f} against {bound}" for row, bound in zip(most, bounds, strict=True)]
+        texts.append(f"{', '.join(peaks)} (`score={score}`)")
         held += [row["peak"] <= bound for row, bound in zip(most, bounds, strict=True)]
     claimed.append(
         Claim(
             "the fullest device has at most an even share of the chosen experts, rounded up",
-            "by design; its table has 8.6 where that is 6",
+            "by design; its table: 8.6 against 6",
             ", ".join(texts) + "; without a warm-up it holds in every random case",
             (*held, True),
             "paper_ep paper_ep_topk",
@@ -63,14 +61,14 @@ def device_budgets(e: Evidence) -> list[Claim]:
         rows = sorted((row for row in rows if score_of(row) == score), key=lambda row: int(numbers(row)["mg"]))
         fills = ", ".join(dict.fromkeys(f"`fill={numbers(row).get('fill', 'level')}`" for row in rows))
         by_budget = [
-            f"`mg={numbers(row)['mg']}` {point(100 * row['change'])} at {row['active'] / row['active_native']:.0%}"
+            f"`mg={numbers(row)['mg']}` {point(100 * row['change'])} ({row['active'] / row['active_native']:.0%})"
             for row in rows
         ]
         if rows:
             texts.append(f"{', '.join(by_budget)} (`score={score}`, {fills})")
         held += [row["change"] >= TOLERANCE / 100 for row in rows]
     said = "a budget per device costs less than 1 %, on nano over 8 devices"
-    ours = "points at a share of native's experts: " + "; ".join(texts)
+    ours = "points (experts of native's): " + "; ".join(texts)
     return [Claim(said, "-1.0, -0.1 of R1", ours, tuple(held), "further_quality")]
 
 

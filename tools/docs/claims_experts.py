@@ -52,7 +52,7 @@ def bound_by_experts(e: Evidence) -> list[Claim]:
         texts.append(f"{drafts}: " + ", ".join(f"{regime} {share:.0%}" for regime, share in shares.items()))
         held += [share > 0.5 for share in shares.values()]
     said = "decoding is bound by reading experts from memory"
-    ours = "share of a step that grows with the experts loaded, by the latency law; " + "; ".join(texts)
+    ours = "their share of a step, by the latency law; " + "; ".join(texts)
     return [Claim(said, "memory bandwidth dominates", ours, tuple(held), "paper_speed")]
 
 

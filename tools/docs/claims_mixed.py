@@ -23,7 +23,7 @@ def savings(e: Evidence) -> Claim:
     ]
     paper = ", ".join(f"{gain:+.1f} %" for gain in GAINS_MIXED[HEADLINE])
     return Claim(
-        f"`{HEADLINE}` gains in batches of mixed data sets what it gains in those of one, judged by experts saved",
+        f"`{HEADLINE}` gains in mixed batches what it gains in those of one kind, by experts saved",
         f"{paper}; of one data set {e.paper_gains(HEADLINE, 'eagle3')}",
         f"speed was not timed; nano saves of its experts {'; '.join(texts)}",
         tuple(mixed >= one_kind - NEAR for mixed, one_kind in both.values()),
@@ -40,10 +40,9 @@ def savings_of_all(e: Evidence) -> Claim:
         held += alike
     least, most = (extreme(gain for pair in GAINS_MIXED.values() for gain in pair) for extreme in (min, max))
     return Claim(
-        "so do all eight configurations, judged by experts saved",
+        "so do all eight configurations, by experts saved",
         f"{least:+.1f} % to {most:+.1f} %",
-        f"speed was not timed; nano saves no less, within {100 * NEAR:.0f} points: {', '.join(texts)} "
-        "that were asked in both kinds of batch",
+        f"speed was not timed; nano saves no less, within {100 * NEAR:.0f} points: {', '.join(texts)} asked",
         tuple(held),
         "paper_quality",
     )
