@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
+import acceptance_tables
 import claim_tables
 import frontier_tables
 import further_tables
@@ -236,8 +237,7 @@ TABLES: dict[str, Callable[[str], str]] = {
 
 FILES = quality_tables.tables() | speed_tables.tables() | parallel_tables.tables() | frontier_tables.tables()
 FILES |= summary_tables.tables() | protected_tables.tables() | further_tables.tables() | third_tables.tables()
-FILES |= online_tables.tables()
-FILES["accepted_speed"] = ("paper_speed paper_quality", claim_tables.accepted)
+FILES |= online_tables.tables() | acceptance_tables.tables()
 
 
 def file_table(name: str) -> str:
