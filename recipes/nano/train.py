@@ -6,7 +6,8 @@
     python recipes/nano/train.py CORPUS --model smol --start OUT/start --seconds 500 --out OUT
 
 Weights are bfloat16 with float32 masters (on a CPU, where this can only be tried out, all is float32). `--seconds`
-stops early and leaves a checkpoint in OUT, `--resume` goes on from it; without `--steps`, as many are made as fit.
+stops early and leaves a checkpoint in OUT, `--resume` goes on from it; without `--steps`, as many are made as fit: their
+number is fitted once the compiler is done, and lowered if steps become slower.
 OUT gets the model, its log and its evaluation (accuracy by kind and size, loss by domain).
 """
 
@@ -117,7 +118,8 @@ class Masters:
 
 
 class Loss(nn.Module):
-    """Next-token loss, and for the experts: all used alike over the batch, and logits that do not run away.
+    """Next-token loss, and for the experts: all used alike over the batch, and logits that do not run away. Beside them
+    the share of a token's weight without its last expert: near 1 - 1/k where all weigh alike.
 
     The caller adds them up: without experts, Inductor would make the sum and `loss.detach()` one tensor, and that one
     has no gradient.
@@ -132,12 +134,12 @@ class Loss(nn.Module):
             gate.register_forward_hook(lambda _, inputs, out: self.routed.append((out[0], out[2]))) for gate in gates
         ]
 
-    def forward(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def forward(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         self.routed.clear()
         hidden = self.model.model(input_ids=inputs, use_cache=False).last_hidden_state
         logits = self.model.lm_head(hidden).float()
         loss = nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=-100)
-        balance, spread = torch.zeros_like(loss), torch.zeros_like(loss)
+        balance, spread, without_last = torch.zeros_like(loss), torch.zeros_like(loss), torch.zeros_like(loss)
         for router_logits, ids in self.routed:  # [tokens, N], [tokens, k]
             logit = router_logits.float()
             N = logit.shape[-1]
@@ -146,8 +148,10 @@ class Loss(nn.Module):
             )
             balance = balance + N * (chosen / ids.numel() * logit.softmax(-1).mean(0)).sum() / len(self.routed)
             spread = spread + logit.logsumexp(-1).square().mean() / len(self.routed)
+            weights = logit.detach().gather(1, ids.long()).softmax(-1)  # [tokens, k]
+            without_last = without_last + (1 - weights.amin(-1)).mean() / len(self.routed)
         self.routed.clear()
-        return loss, balance, spread
+        return loss, balance, spread, without_last
 
 
 def compile_layers(net: Any) -> None:
@@ -177,6 +181,7 @@ def main(
     short: Annotated[bool, typer.Option("--short", help="Short questions only, as nano's first steps.")] = False,
     short_steps: Annotated[int, typer.Option(min=0, help="Short questions for so many steps, then all sizes.")] = 0,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the checkpoint in OUT.")] = False,
+    keep: Annotated[bool, typer.Option(help="Leave a checkpoint at the end, to go on from.")] = True,
     workers: Annotated[int, typer.Option(help="Processes that make tasks.")] = 8,
     questions: Annotated[int, typer.Option(help="Questions of each kind and size in the evaluation; 0: none.")] = 32,
     tiny: Annotated[bool, typer.Option("--tiny", help="Two narrow layers: to try the recipe out.")] = False,
@@ -202,6 +207,8 @@ def main(
         feed = Feed(model, corpus, rows or settings.rows, settings.seed + first, workers, few, start or NANO)
         lengthen = math.inf if short else short_steps
         steps = train(net, masters, model, feed, out, first, steps, began + seconds, lengthen)
+        if keep:  # what comes after can be done again with --resume
+            masters.save(out / f"checkpoint-{model}.safetensors", steps)
     net.config.architectures = [type(net).__name__]
     net.generation_config.eos_token_id, net.generation_config.pad_token_id = 0, 0
     to_bfloat16(net).save_pretrained(out / model, max_shard_size="12MB" if start is None else "4GB")
@@ -222,7 +229,7 @@ def train(
     until: float,
     lengthen: float,
 ) -> int:
-    """From step `first` to the last, or until the time is up; a checkpoint at the end of either, and now and then.
+    """From step `first` to the last, or until the time is up, which leaves a checkpoint; one now and then, too.
     Questions of all sizes from step `lengthen` on.
 
     -> the number of steps, which is chosen after `settings.timed` more of them where it is 0
@@ -239,12 +246,13 @@ def train(
     with (out / f"log-{model}.jsonl").open("a" if first else "w") as log:
         since, tokens = time.monotonic(), 0
         step, fitted = first - 1, not steps
+        fifties: list[float] = []  # seconds of every fifty steps
         while (step := step + 1) < steps or not steps:
             feed.short = step < lengthen
             batch = feed.batch()
             inputs, targets = (t.pin_memory().to(device, non_blocking=True) if device == "cuda" else t for t in batch)
             for part in zip(inputs.chunk(settings.parts), targets.chunk(settings.parts), strict=True):
-                loss, balance, spread = compiled(*part)
+                loss, balance, spread, without_last = compiled(*part)
                 whole = loss + settings.balance * balance + settings.spread * spread
                 (whole / settings.parts).backward()
                 loss, balance = loss.detach(), balance.detach()
@@ -252,16 +260,19 @@ def train(
             tokens += inputs.numel()
             if (step + 1) % 50 == 0 or step + 1 == steps:
                 line = {"step": step + 1, "loss": round(float(loss), 4), "balance": round(float(balance), 3)}
-                speed = tokens / (time.monotonic() - since)  # float() has waited for the device
+                taken = time.monotonic() - since  # float() has waited for the device
+                speed = tokens / taken
+                line |= {"without_last": round(float(without_last), 4)} if loss_of.hooks else {}
                 line |= {"norm": round(float(norm), 2), "tokens_per_s": round(speed)}
                 print(json.dumps(line), file=log, flush=True)
                 print(json.dumps(line), flush=True)
-                if (
-                    not steps and step + 1 - first >= settings.timed
-                ):  # the last 50 of them: the first wait for the compiler
+                if fitted and step + 1 - first >= settings.timed:  # the first steps wait for the compiler
+                    fifties.append(taken)
                     left = max(0.0, until - time.monotonic())
-                    steps = step + 1 + int(left * speed * 50 / tokens)
-                    print(f"{steps} steps fit", flush=True)
+                    fit = step + 1 + int(50 * left * len(fifties) / sum(fifties))
+                    if not steps or fit < steps:
+                        steps = fit
+                        print(f"{steps} steps fit", flush=True)
                 since, tokens = time.monotonic(), 0
             if (step + 1) % 1000 == 0 and step + 1 < steps:
                 masters.save(checkpoint, step + 1)
@@ -270,7 +281,6 @@ def train(
                 feed.close()
                 print(f"stopped after {step + 1} steps of {steps}: go on with --resume")
                 sys.exit(3)
-    masters.save(checkpoint, steps)  # what comes after can be done again with --resume
     feed.close()
     for hook in loss_of.hooks:
         hook.remove()

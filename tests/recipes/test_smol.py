@@ -144,6 +144,13 @@ def test_it_is_made_and_trained(recipe, tmp_path, monkeypatch):
     config = json.loads((out / "smol" / "config.json").read_text())
     assert (config["model_type"], config["num_local_experts"], config["num_experts_per_tok"]) == ("mixtral", 32, 4)
     assert (out / "smol" / "tokenizer.json").is_file()
-    assert json.loads((out / "log-smol.jsonl").read_text().splitlines()[-1])["step"] == 2
+    last = json.loads((out / "log-smol.jsonl").read_text().splitlines()[-1])
+    assert last["step"] == 2
+    assert 0.74 < last["without_last"] < 0.8  # four experts that weigh nearly alike
+    assert (out / "checkpoint-smol.safetensors").is_file()
+    (out / "checkpoint-smol.safetensors").unlink()
+    ended = run("train", *options, "--start", tmp_path / "start", "--steps", 1, "--no-keep")
+    assert ended.exit_code == 0, ended.output
+    assert not (out / "checkpoint-smol.safetensors").is_file()
     refused = run("train", *options, "--steps", 1)
     assert "say where it --start" in refused.output
