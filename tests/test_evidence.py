@@ -1,7 +1,9 @@
 """Every file in evidence/ says which run made which record, and when, where and with which code that was."""
 
+import importlib
 import json
 import subprocess
+import sys
 from datetime import datetime
 from pathlib import Path
 
@@ -76,3 +78,19 @@ def test_a_commit_that_was_written_over_another_is_judged_by_its_correction(comm
     named = [run for run in results["runs"] if run["git"] == wrong["git"]]
     assert len(named) == 12
     assert {results["stamps"][run["stamp"] - 1]["git"] for run in named} == {"eb3724d9ba4dae06a314cd18e742f68730371a66"}
+
+
+def test_a_stamp_without_a_gpu_is_shown_with_that_of_its_records_or_of_the_file(tmp_path):
+    """A GPU that a stamp does name, or names as none, is never that of another run."""
+    sys.path.append(str(ROOT / "tools" / "docs"))
+    stamp_tables = importlib.import_module("stamp_tables")
+    stamp = {"time": "2026-11-18T00:00:00+00:00", "git": "0123456789", "machine": "Linux"}
+    named = [{"gpu": "NVIDIA A"}, {"gpu": None}, {"device": "cpu"}, {"device": "NVIDIA B"}, {}, {}]
+    rows = [{}, *({"stamp": number} for number in range(1, 7))]
+    rows[-1]["gpu"] = "NVIDIA C"
+    results = {"provenance": stamp | {"device": "NVIDIA H200"}, "stamps": [stamp | gpu for gpu in named], "rows": rows}
+    (tmp_path / "file.json").write_text(json.dumps(results))
+    _, cells = stamp_tables.stamps(tmp_path)
+    assert [line[3].removeprefix("Linux").removeprefix(", ") for line in cells] == [
+        "NVIDIA H200", "NVIDIA A", "", "", "NVIDIA B", "NVIDIA H200", "NVIDIA C"
+    ]  # fmt: skip
