@@ -69,6 +69,21 @@ def test_no_record_is_older_than_the_commit_that_made_it(path, committed):
             assert committed(stamp["git"].removesuffix("+changes")) <= datetime.fromisoformat(time), stamp["git"]
 
 
+@pytest.mark.parametrize("path", [path for path in FILES if "pooled" in content(path)], ids=lambda path: path.stem)
+def test_a_pooled_row_names_the_runs_of_all_its_pairs(path):
+    """One of them pooled it."""
+    results = content(path)
+
+    def cell(record):
+        return [record.get(name) for name in ("piece", "regime", "batch", "layers")], record.get("prompt_tokens", 8)
+
+    for row in results["pooled"]:
+        runs = [run for run in results["runs"] if "start" in run and cell(run) == cell(row)]
+        assert len(runs) == row["starts"]
+        assert row["stamps"] == sorted({run.get("stamp", 0) for run in runs})
+        assert row.get("stamp", 0) in row["stamps"]
+
+
 def test_a_commit_that_was_written_over_another_is_judged_by_its_correction(committed):
     """evidence/paper_speed.json: the stamp that is wrong stays, and would fail."""
     results = content(ROOT / "evidence" / "paper_speed.json")
