@@ -6,7 +6,8 @@ nano stands inside a larger model whose additional weights are zeros (lib/wide_n
 experts are as large as `--megabytes` says, so loading them dominates a step. It runs in vLLM, in batches of 16 with
 mixed kinds of questions. In each round native routing, the control and the presets answer the same questions, in an
 order that alternates. A speedup is a ratio of tokens per second while decoding: the median over rounds, with its
-interval. The change is in accuracy, against native's answers to the same questions.
+interval. The change is in accuracy, against native's answers to the same questions. `samples` has, for every policy and
+question, whether it was answered rightly: one mark a question, in the order of the rounds.
 """
 
 from __future__ import annotations
@@ -77,6 +78,16 @@ def rows_of(rounds: list[dict[str, tuple[Outcome, Row]]]) -> list[Row]:
     return rows
 
 
+def samples_of(rounds: list[dict[str, tuple[Outcome, Row]]]) -> list[Row]:
+    """One record per policy: `right` has a mark for every question of all rounds, 1 for a right answer."""
+    samples = []
+    for name in rounds[0]:
+        whole = joined([results[name][0] for results in rounds])
+        marks = "".join(str(int(answered)) for answered in whole.right)
+        samples.append({"preset": name, "policy": whole.name, "right": marks})
+    return samples
+
+
 def joined(outcomes: list[Outcome]) -> Outcome:
     run = outcomes[0].run
     for later in outcomes[1:]:
@@ -107,7 +118,7 @@ def main(
         model = wide_nano.write_config(Path(folder, "nano-wide"), times, width)
         engine = open_engine("vllm", str(model), policies=[Policy.parse(name) for name in RECOMMENDED], options=options)
         about = engine.about.record() | {"model": f"nano, {hidden} x {width}", "seed": 0, "batch": batch}
-        results = Results(json, None, about | {"expert_mb": 3 * hidden * width * (4 if cpu else BYTES) / 1e6}, lists=())
+        results = Results(json, None, about | {"expert_mb": 3 * hidden * width * (4 if cpu else BYTES) / 1e6})
         engine.count_all(False)
         by_round: list[dict[str, tuple[Outcome, Row]]] = []
         try:
@@ -118,6 +129,7 @@ def main(
                         round_of(engine, tasks[turn * per_round : (turn + 1) * per_round], batch, turn, advance)
                     )
                     results.rows = rows_of(by_round)
+                    results.lists["samples"] = samples_of(by_round)
                     results.write()
         finally:
             engine.close()

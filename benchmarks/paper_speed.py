@@ -57,7 +57,21 @@ from lib.engine_process import ACCEPTED, PROMPT, Engine
 from lib.model_shapes import SHAPES, Config, cache_bytes, expert_bytes, experts_of, gpt_oss_120b
 from lib.paths import EVIDENCE
 from lib.routing_fits import fits
-from lib.speed_rows import FULL, LOGIT_SUM, NOOP, PAPER, UNUSED, Bytes, Counted, pooled, row_text, rows_of, totals
+from lib.speed_rows import (
+    FULL,
+    LOGIT_SUM,
+    NOOP,
+    PAPER,
+    STAMPS,
+    UNUSED,
+    Bytes,
+    Counted,
+    pooled,
+    row_text,
+    rows_of,
+    totals,
+    with_stamps,
+)
 
 from xshare.engines.serving.compiled import start_fields
 from xshare.errors import XShareError
@@ -194,6 +208,19 @@ class SpeedResults(Results):
         started = [row for row in self.rows if "start" in row]
         self.lists["pooled"] = pooled(started, [one_run for one_run in self.lists["runs"] if "start" in one_run])
         self.write()
+
+    def _unstamped(self, name: str, earlier: Row) -> list[Row]:
+        for record in earlier.get(name, []):
+            record.pop(STAMPS, None)
+        return super()._unstamped(name, earlier)
+
+    def _stamped(self, name: str, records: Sequence[Row]) -> list[Row]:
+        """A pooled row names the runs of all its pairs in `stamps`, and in `stamp` the one that pooled them."""
+        stamped = super()._stamped(name, records)
+        if name != "pooled":
+            return stamped
+        started = [one_run for one_run in self._stamped("runs", self.lists["runs"]) if "start" in one_run]
+        return with_stamps(stamped, started)
 
 
 def _place(row: Row) -> tuple[int, ...]:

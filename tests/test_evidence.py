@@ -1,7 +1,9 @@
 """Every file in evidence/ says which run made which record, and when, where and with which code that was."""
 
+import importlib
 import json
 import subprocess
+import sys
 from datetime import datetime
 from pathlib import Path
 
@@ -67,6 +69,21 @@ def test_no_record_is_older_than_the_commit_that_made_it(path, committed):
             assert committed(stamp["git"].removesuffix("+changes")) <= datetime.fromisoformat(time), stamp["git"]
 
 
+@pytest.mark.parametrize("path", [path for path in FILES if "pooled" in content(path)], ids=lambda path: path.stem)
+def test_a_pooled_row_names_the_runs_of_all_its_pairs(path):
+    """One of them pooled it."""
+    results = content(path)
+
+    def cell(record):
+        return [record.get(name) for name in ("piece", "regime", "batch", "layers")], record.get("prompt_tokens", 8)
+
+    for row in results["pooled"]:
+        runs = [run for run in results["runs"] if "start" in run and cell(run) == cell(row)]
+        assert len(runs) == row["starts"]
+        assert row["stamps"] == sorted({run.get("stamp", 0) for run in runs})
+        assert row.get("stamp", 0) in row["stamps"]
+
+
 def test_a_commit_that_was_written_over_another_is_judged_by_its_correction(committed):
     """evidence/paper_speed.json: the stamp that is wrong stays, and would fail."""
     results = content(ROOT / "evidence" / "paper_speed.json")
@@ -76,3 +93,19 @@ def test_a_commit_that_was_written_over_another_is_judged_by_its_correction(comm
     named = [run for run in results["runs"] if run["git"] == wrong["git"]]
     assert len(named) == 12
     assert {results["stamps"][run["stamp"] - 1]["git"] for run in named} == {"eb3724d9ba4dae06a314cd18e742f68730371a66"}
+
+
+def test_a_stamp_without_a_gpu_is_shown_with_that_of_its_records_or_of_the_file(tmp_path):
+    """A GPU that a stamp does name, or names as none, is never that of another run."""
+    sys.path.append(str(ROOT / "tools" / "docs"))
+    stamp_tables = importlib.import_module("stamp_tables")
+    stamp = {"time": "2026-11-18T00:00:00+00:00", "git": "0123456789", "machine": "Linux"}
+    named = [{"gpu": "NVIDIA A"}, {"gpu": None}, {"device": "cpu"}, {"device": "NVIDIA B"}, {}, {}]
+    rows = [{}, *({"stamp": number} for number in range(1, 7))]
+    rows[-1]["gpu"] = "NVIDIA C"
+    results = {"provenance": stamp | {"device": "NVIDIA H200"}, "stamps": [stamp | gpu for gpu in named], "rows": rows}
+    (tmp_path / "file.json").write_text(json.dumps(results))
+    _, cells = stamp_tables.stamps(tmp_path)
+    assert [line[3].removeprefix("Linux").removeprefix(", ") for line in cells] == [
+        "NVIDIA H200", "NVIDIA A", "", "", "NVIDIA B", "NVIDIA H200", "NVIDIA C"
+    ]  # fmt: skip

@@ -10,11 +10,13 @@ from typing import Any
 from lib.engine_process import PROMPT
 from xshare.latency_law import Law, fit_law
 from xshare.results import Row
+from xshare.results.resumable import STAMP
 from xshare.statistics import interval_mark, median_interval
 
 Sample = dict[str, Any]  # one decode: seconds, steps, tokens
 Pairs = Mapping[str, Sequence[tuple[Sample, Sample]]]  # by policy: unmodified vLLM's decode and this one's
 NATIVE, NOOP, UNUSED = "native", "noop", "unused"
+STAMPS = "stamps"  # column of a pooled row: the numbers of the runs that measured its pairs
 
 # The paper's gain in output tokens per second and request, in percent as printed: the least and the most over its
 # datasets, at batch 16, and with 3 drafts at batch 4.
@@ -154,24 +156,23 @@ def rows_of(
     return rows
 
 
+def cell_of_starts(record: Row) -> tuple[Any, ...]:
+    """The cell of a row or a run, whichever start of the engines it is of."""
+    prompt = int(record.get("prompt_tokens", PROMPT))
+    return (*(record.get(name) for name in ("piece", "regime", "batch", "layers")), prompt)
+
+
 def pooled(rows: Sequence[Row], runs: Sequence[Row]) -> list[Row]:
     """One row per cell and policy from the rows of several starts: ratios over all pairs, means of other columns, and
     `starts`, their number.
 
     runs: records of the same cells with every pair (paper_speed.decodes)
     """
-
-    def cell(record: Row) -> tuple[Any, ...]:
-        return tuple(record.get(name) for name in ("piece", "regime", "batch", "layers"))
-
-    def prompt(record: Row) -> int:
-        return int(record.get("prompt_tokens", PROMPT))
-
     groups: dict[tuple[Any, ...], list[Row]] = {}
     for row in rows:
-        groups.setdefault((*cell(row), prompt(row), row["policy"]), []).append(row)
+        groups.setdefault((*cell_of_starts(row), row["policy"]), []).append(row)
     pooled_rows = []
-    for (*cell_key, tokens, policy), starts in groups.items():
+    for (*cell, policy), starts in groups.items():
         weights = [row["pairs"] for row in starts]
         row = {name: value for name, value in starts[0].items() if name != "start"} | {"starts": len(starts)}
         for name in MEANS:
@@ -181,13 +182,22 @@ def pooled(rows: Sequence[Row], runs: Sequence[Row]) -> list[Row]:
             else:
                 row[name] = sum(n * value for n, value in values) / sum(weights)
         row |= {name: sum(start_row[name] for start_row in starts) for name in SUMS if row[name] is not None}
-        decodes_of_cell = [run["decodes"] for run in runs if (cell(run), prompt(run)) == (tuple(cell_key), tokens)]
+        decodes_of_cell = [run["decodes"] for run in runs if cell_of_starts(run) == tuple(cell)]
         pairs = [pair for decodes in decodes_of_cell for pair in decodes.get(policy, ())]
         if pairs:
             ratio = median_interval([native / second for native, _, second, _ in pairs])
             row |= dict(zip(("ratio", "ratio_low", "ratio_high"), ratio, strict=True))
         pooled_rows.append(row | (_judged(row, row["predicted"]) if "of_predicted" in row else {}))
     return pooled_rows
+
+
+def with_stamps(pooled_rows: Sequence[Row], runs: Sequence[Row]) -> list[Row]:
+    """Pooled rows with `stamps`: the runs of the file that measured their pairs, by the stamps of `runs`; 0 is the
+    provenance."""
+    numbers: dict[tuple[Any, ...], set[int]] = {}
+    for run in runs:
+        numbers.setdefault(cell_of_starts(run), set()).add(run.get(STAMP) or 0)
+    return [row | {STAMPS: sorted(numbers.get(cell_of_starts(row), ()))} for row in pooled_rows]
 
 
 MEANS = ("otps", "step_ms", "token_ratio", "active_native", "active", "predicted", "a", "b", "floor_ms", "law_gb_s")

@@ -367,6 +367,16 @@ def test_pairs_of_several_starts_are_pooled(tmp_path):
     assert "NOT in all" in speed_rows.row_text(row)
     assert {"start"} & row.keys() == set()
     assert ("presets", "fitted", 16, 4, 8, 2) in results.done()
+    # Both runs made the pairs, the later one pooled them. A third run that adds another cell leaves that as it is.
+    assert (row["stamps"], row["stamp"]) == ([0, 1], 1)
+    results = paper_speed.SpeedResults(path, SETTINGS)
+    setting = where | {"batch": 4, "drafts": 0, "drafter": "none", "start": 1}
+    rows = [row | Counted().steps() for row in rows_of(setting, pairs, counted, Bytes(1.0, None))]
+    results.add(rows, setting | {"prompt_tokens": paper_speed.PROMPT, "decodes": {NOOP: decodes}})
+    written = json.loads(path.read_text())
+    assert [(row["batch"], row["stamps"], row["stamp"]) for row in written["pooled"] if row["policy"] == NOOP] == [
+        (16, [0, 1], 1), (4, [2], 2)
+    ]  # fmt: skip
 
 
 def test_a_file_of_other_settings_is_refused(tmp_path):

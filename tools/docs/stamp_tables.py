@@ -25,7 +25,7 @@ def stamps(folder: Path) -> Table:
             )
             if counts[number] or remarks:
                 line = [path.stem, stamp["time"].replace("T", " ").removesuffix("+00:00"), _commit(stamp["git"])]
-                cells.append([*line, _machine(stamp, results), str(counts[number]), remarks])
+                cells.append([*line, _machine(stamp, number, results), str(counts[number]), remarks])
     return titles, cells
 
 
@@ -36,10 +36,19 @@ def _commit(named: str | None) -> str:
     return f"`{commit[:7]}`" + (", with changes" if changes else "")
 
 
-def _machine(stamp: Row, results: Row) -> str:
-    """The machine with its GPU, which some files name in their rows or runs."""
-    records = [stamp, *results.get("runs", []), *results["rows"][:1]]
-    gpu = next((record["gpu"] for record in records if record.get("gpu")), None)
-    device = stamp.get("device", "")
-    gpu = gpu or (device if device.startswith("NVIDIA") else None)
+def _machine(stamp: Row, number: int | None, results: Row) -> str:
+    """The machine with its GPU. A stamp that names neither GPU nor device leaves that to its records, or to the file:
+    a command adds what its engine says of itself to the provenance, whichever run it is."""
+    records = [*results.get("runs", []), *results["rows"]]
+    if "gpu" in stamp or "device" in stamp:
+        sources = [stamp]
+    else:
+        own = [record for record in records if record.get("stamp") == number]
+        sources = [*own, results["provenance"], *records]
+    gpu = next(filter(None, map(_gpu, sources)), None)
     return f"{stamp['machine']}, {gpu}" if gpu else str(stamp["machine"])
+
+
+def _gpu(record: Row) -> str | None:
+    names = [record.get(column) or "" for column in ("gpu", "device")]
+    return next((name for name in names if name.startswith("NVIDIA")), None)
