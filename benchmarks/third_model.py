@@ -10,21 +10,23 @@ Lists of the result file:
   rows         columns of frontier.json and a few more. `set: texts`: held-out texts are teacher-forced, 16 and 32 at a
                time, of several languages (mixed) or of one: `kl` of the next token from native's, `perplexity` of the
                text under the policy and `perplexity_native`, of all and by language. The model also continues each
-               text's beginning freely: `agreement` and `diverged` compare that. `set: questions`: answers as in
-               frontier.json, KL and perplexities over native's answers
+               text's beginning freely, for FREE tokens: `agreement` and `diverged` compare that. `set: questions`:
+               answers as in frontier.json, KL and perplexities over native's answers
   calibration  rivals, and the knob at which they load as many experts as a reference
-  perplexity   the same texts under the mixture and under the models beside it, routed natively
-  load, overlap   of the mixture's routers, from a trace of what it says after the texts' beginnings
+  perplexity   the same texts under the mixture and under the models beside it, routed natively, with a bootstrap 95 %
+               interval over texts
+  load, overlap, copies   of the mixture's routers and experts, from a trace of what it says after the texts' beginnings
 
 Native and a control that must give native's tokens come first, then presets, the paper's policies by both readings of
-its score, and rivals. Every cell is written when it is done; the same command continues.
+its score, what routers do, and rivals. Every cell is written when it is done; the same command continues.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -35,12 +37,14 @@ from lib.answer_bench import Bench, Job, Setting, threads_each, workers_of
 from lib.cell_results import CellResults, weights_hash
 from lib.cells import CONTROL, KEY, Cell, CellRunner, RivalKnobs, tasks_of
 from lib.command import run, say_results
+from lib.expert_copies import copies_rows
 from lib.paper_policies import no_op, paper_name, policy, rivals
 from torch.nn.utils.rnn import pad_sequence
 
 from xshare.cli.output import engine_arguments, number_table, wide_console
 from xshare.engines.transformers.teacher_forcing import Compared
 from xshare.policy import RECOMMENDED, Policy
+from xshare.quality.answering import Outcome
 from xshare.quality.task_files import Task
 from xshare.results import Row
 from xshare.tasks import LONGEST
@@ -52,8 +56,9 @@ SETTINGS = [Setting(batch, 0, mixed) for batch in (16, 32) for mixed in (True, F
 PAPER = [(24, 1), (0, 1), (0, 2), (12, 1), (12, 2)]  # its (m, k0), by both scores
 RIVALED: list[tuple[int, int] | str] = [(24, 1), "balanced"]  # the references of rivals
 AT_ONCE = 16  # texts per pass of plain perplexity
-REPLAYED = 25  # batches, to count experts in advance: smol has five times nano's layers
-LISTS = ("calibration", "perplexity", "load", "overlap")
+REPLAYED = 8  # batches, to count experts in advance: smol has five times nano's layers
+FREE = 32  # tokens of a free continuation: nearly all of a cell's time is decoding
+LISTS = ("calibration", "perplexity", "load", "overlap", "copies")
 UNKNOWN = ("accuracy", "accuracy_low", "accuracy_high", "change", "change_low", "change_high", "p", "lost", "won")
 
 
@@ -92,6 +97,14 @@ class TextBench(QuestionBench):
     def forced(self, setting: Setting, native: Row) -> Row:
         engine = self.engine(setting.drafts)
         return {"answers": [engine.encode(task.answer)[: self.job.limit] for task in self.tasks(setting)]}
+
+    def decode(self, setting: Setting, policy: Policy | None, places: Sequence[int] | None = None) -> Outcome:
+        forced_job = self.job
+        self.job = replace(forced_job, limit=min(FREE, forced_job.limit))
+        try:
+            return super().decode(setting, policy, places)
+        finally:
+            self.job = forced_job
 
     def cell(self, setting: Setting, policy: Policy | None, native: Row) -> tuple[Row, list[bool]]:
         row, right = super().cell(setting, policy, native)
@@ -158,23 +171,34 @@ def held_out_rows(name: str, folder: str, job: Job) -> list[Row]:
     parameters = sum(weight.numel() for weight in model.parameters())
     about: Row = {"model": name, "weights": weights_hash(folder), "parameters": parameters}
     kinds = surprise | {None: [text for texts in surprise.values() for text in texts]}
-    return [
-        about | {"kind": kind, "tokens": sum(map(len, batch)), "perplexity": math.exp(_mean(batch))}
-        for kind, batch in kinds.items()
-    ]
+    return [about | {"kind": kind, "tokens": sum(map(len, batch)), **_interval(batch)} for kind, batch in kinds.items()]
 
 
-def describe(bench: Bench, results: CellResults, beside: dict[str, str], recorded: Callable[..., Trace]) -> None:
-    """Add what needs no policy: perplexities, expert load and overlap."""
+def _interval(texts: list[torch.Tensor], seed: int = 0) -> Row:
+    """Perplexity with a bootstrap 95 % interval over texts: tokens of one are not independent."""
+    sums, tokens = torch.tensor([[float(text.sum()), len(text)] for text in texts], dtype=torch.float64).T
+    picks = torch.randint(len(texts), (2000, len(texts)), generator=torch.Generator().manual_seed(seed))
+    means = sums[picks].sum(1) / tokens[picks].sum(1)
+    low, high = means.quantile(torch.tensor([0.025, 0.975], dtype=torch.float64)).exp().tolist()
+    return {"perplexity": math.exp(_mean(texts)), "perplexity_low": low, "perplexity_high": high, "texts": len(texts)}
+
+
+def read_beside(bench: Bench, results: CellResults, beside: dict[str, str]) -> None:
+    """Add the perplexities of the mixture and of the models beside it, without a policy."""
     for name, folder in {"smol": bench.job.model, **beside}.items():
         if not (Path(folder) / "config.json").is_file():
             typer.echo(f"{name} is not in {folder}: its perplexity is left out")
         elif not any(row["model"] == name for row in results.lists["perplexity"]):
             results.lists["perplexity"] += held_out_rows(name, folder, bench.job)
             results.write()
+
+
+def describe_routers(bench: Bench, results: CellResults, recorded: Callable[..., Trace]) -> None:
+    """Add expert load, overlap, and how far copies have parted."""
     if not results.lists["load"]:
         results.lists["load"] = load_rows(recorded())
         results.lists["overlap"] = overlap(recorded())
+        results.lists["copies"] = copies_rows(bench.engine(0).model, recorded())
         results.write()
 
 
@@ -217,7 +241,7 @@ def main(
             return traces[0]
 
         if name == "texts":
-            describe(bench, results, dict(pair.split("=", 1) for pair in beside or []), recorded)
+            read_beside(bench, results, dict(pair.split("=", 1) for pair in beside or []))
         with workers_of(bench, jobs) as workers:
             seconds_left = None if seconds is None else seconds - (time.monotonic() - began)
             runner = CellRunner(bench, workers, results, seconds_left, REPLAYED)
@@ -225,6 +249,7 @@ def main(
                 name, cells_of(settings, about.experts), kind.cell
             )
             if name == "texts" and all_measured:
+                describe_routers(bench, results, recorded)
                 knobs = rival_cells(settings, about.experts, about.top_k)
                 all_measured = runner.matches(knobs, recorded, kind.cell)
             if all_measured:

@@ -6,8 +6,8 @@
     python recipes/nano/train.py CORPUS --model smol --start OUT/start --seconds 500 --out OUT
 
 Weights are bfloat16 with float32 masters (on a CPU, where this can only be tried out, all is float32). `--seconds`
-stops early and leaves a checkpoint in OUT, `--resume` goes on from it; without `--steps`, as many are made as fit: their
-number is fitted once the compiler is done, and lowered if steps become slower.
+stops early and leaves a checkpoint in OUT, `--resume` goes on from it. Without `--steps`, as many are made as fit: the
+number is chosen once the compiler is done, and lowered if steps become slower.
 OUT gets the model, its log and its evaluation (accuracy by kind and size, loss by domain).
 """
 

