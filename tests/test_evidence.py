@@ -76,3 +76,13 @@ def test_a_commit_that_was_written_over_another_is_judged_by_its_correction(comm
     named = [run for run in results["runs"] if run["git"] == wrong["git"]]
     assert len(named) == 12
     assert {results["stamps"][run["stamp"] - 1]["git"] for run in named} == {"eb3724d9ba4dae06a314cd18e742f68730371a66"}
+
+
+def test_a_run_whose_device_went_into_another_stamp_is_judged_by_its_correction():
+    """evidence/backends.json: the stamp without a device stays, and no record names it."""
+    results = content(ROOT / "evidence" / "backends.json")
+    without, corrected = results["stamps"]
+    assert "device" not in without
+    assert corrected | without == corrected
+    assert {stamp["device"] for stamp, _ in judged(results)} == {"NVIDIA H200"}
+    assert {stamp["version"] for stamp, _ in judged(results)} == {"0.26.0"}
