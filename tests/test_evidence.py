@@ -109,3 +109,13 @@ def test_a_stamp_without_a_gpu_is_shown_with_that_of_its_records_or_of_the_file(
     assert [line[3].removeprefix("Linux").removeprefix(", ") for line in cells] == [
         "NVIDIA H200", "NVIDIA A", "", "", "NVIDIA B", "NVIDIA H200", "NVIDIA C"
     ]  # fmt: skip
+
+
+def test_a_run_whose_device_went_into_another_stamp_is_judged_by_its_correction():
+    """evidence/backends.json: the stamp without a device stays, and no record names it."""
+    results = content(ROOT / "evidence" / "backends.json")
+    without, corrected = results["stamps"]
+    assert "device" not in without
+    assert corrected | without == corrected
+    assert {stamp["device"] for stamp, _ in judged(results)} == {"NVIDIA H200"}
+    assert {stamp["version"] for stamp, _ in judged(results)} == {"0.26.0"}

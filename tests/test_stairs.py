@@ -11,7 +11,7 @@ import torch
 from xshare.staircase import WHERE, Stairs, StairsError, clear_edges, cost_of, edges, never_falling, read_stairs
 
 STAMP = {"engine": "vllm", "device": "H200", "backend": "MarlinExperts", "dtype": "bfloat16", "experts": 32, "top_k": 4}
-STAMP |= {"layers": 24, "config": "abc", "tensor_parallel": 1}
+STAMP |= {"layers": 24, "config": "abc", "tensor_parallel": 1, "version": "0.26.0", "cpu": "Neoverse-N1"}
 
 
 def stair(size, ends=(11, 16, 22), rise=0.4):
@@ -22,8 +22,13 @@ def write(path, rows, **stamp):
     path.write_text(json.dumps({"format": 2, "provenance": STAMP | stamp, "rows": rows}))
 
 
-def rows_of(batch, sizes=range(8, 29), ms=stair):
-    return [{"batch": batch, "experts": size, "ms": ms(size)} for size in sizes]
+def rows_of(batch, sizes=range(8, 29), ms=stair, **more):
+    return [{"batch": batch, "experts": size, "ms": ms(size)} | more for size in sizes]
+
+
+def spread(rows, by):
+    """With intervals of `by` ms to either side."""
+    return [row | {"ms_low": row["ms"] - by, "ms_high": row["ms"] + by} for row in rows]
 
 
 def min_max_fit(values):
@@ -132,6 +137,62 @@ def test_a_staircase_is_of_one_place(what):
         StairsError, match=f"measured with {what.replace('_', ' ')} .*, and here it is 'another': measure"
     ):
         Stairs(STAMP, {4: {8: 1.0, 9: 2.0}}).check_conditions(conditions)
+
+
+def test_of_two_files_that_name_neither_processor_nor_version_none_is_refused(tmp_path):
+    path = tmp_path / "stairs.json"
+    write(path, rows_of(4), cpu=None, version=None)
+    read_stairs(path).check_conditions(STAMP)
+    read_stairs(path).check_conditions(STAMP | {"cpu": "another", "version": "another"})
+
+
+def test_a_batch_whose_steps_are_larger_than_any_that_was_measured(tmp_path):
+    path = tmp_path / "stairs.json"
+    write(path, rows_of(4) + rows_of(12))
+    stairs = read_stairs(path)
+    for requests, drafts in ((4, 0), (5, 0), (12, 0), (4, 2)):
+        stairs.check_batch(requests, drafts)
+    for requests, drafts, rows in ((13, 0, 13), (5, 2, 15)):
+        with pytest.raises(StairsError) as caught:
+            stairs.check_batch(requests, drafts)
+        assert str(caught.value) == (
+            f"staircase {str(path)!r} has steps of up to 12 rows, and a batch of {requests} here has steps of {rows}: "
+            f"measure those too, with xshare doctor --stairs and --rows {rows}, or take a smaller batch"
+        )
+
+
+def test_what_is_not_settled_is_known(tmp_path):
+    path = tmp_path / "stairs.json"
+    slope = float(np.polyfit(range(8, 29), [stair(size) for size in range(8, 29)], 1)[0])
+    fine, wide = 0.9 * slope * 0.25 * 1.96, 1.1 * slope * 0.25 * 1.96
+
+    def unsettled(rows):
+        write(path, rows)
+        return read_stairs(path).unsettled
+
+    # As the file says, whatever the intervals.
+    assert unsettled(rows_of(4, settled=True) + rows_of(8, settled=False)) == (8,)
+    assert unsettled(spread(rows_of(4, settled=True), wide)) == ()
+    # By the intervals, where it was written before it said so; without those nobody knows.
+    assert unsettled(spread(rows_of(4, rounds=6), fine) + spread(rows_of(8, rounds=6), wide)) == (8,)
+    assert unsettled(spread(rows_of(4, rounds=3), fine)) == (4,)
+    assert unsettled(rows_of(4)) == ()
+    assert unsettled(rows_of(4, settled=True)[:-1] + rows_of(4, settled=False)[-1:]) == (4,)
+    assert read_stairs(path).notes() == [
+        f"staircase {str(path)!r} is not settled for steps of 4 rows, whose times scatter by more than 25% of what an "
+        "expert costs: give xshare doctor --stairs more --rounds"
+    ]
+    write(path, rows_of(4, settled=False) + rows_of(8, settled=True) + rows_of(16, settled=False))
+    assert "for steps of 4 and 16 rows, whose" in read_stairs(path).notes()[0]
+    write(path, rows_of(4, settled=True))
+    assert read_stairs(path).notes() == []
+
+
+def test_the_staircase_of_the_pages_was_settled_for_the_small_steps():
+    stairs = read_stairs(Path(__file__).parent.parent / "evidence" / "staircase.json")
+    assert stairs.rows == [4, 8, 16, 32]
+    assert stairs.unsettled == (16, 32)  # docs/staircase.md says by how much
+    assert (stairs.where["version"], stairs.where["cpu"]) == ("0.26.0", None)
 
 
 def test_files_that_are_none(tmp_path):

@@ -25,9 +25,16 @@ from xshare.errors import XShareError, short_repr
 from xshare.files import quoted_path, read_whole
 from xshare.policy import MOST
 
-# The conditions a staircase was measured under: it is valid for one machine, one kernel and one model.
-WHERE = ("engine", "device", "backend", "dtype", "experts", "top_k", "layers", "config", "tensor_parallel")
+# The conditions a staircase was measured under: it is valid for one machine, one engine, one kernel and one model.
+# `cpu` is the processor's name, where the device is one.
+WHERE = (
+    *("engine", "version", "device", "cpu", "backend", "dtype", "experts", "top_k", "layers", "config"),
+    "tensor_parallel",
+)
 COLUMNS = ("batch", "experts", "ms", "ms_low", "ms_high", "backend", "layers")  # `batch` counts the rows of a step
+
+# A measurement is settled after so many rounds, when no standard error exceeds this share of an expert's cost.
+LEAST, NOISE = 4, 0.25
 
 # Larger than any real staircase: a bad file must not fill the memory.
 MOST_BYTES, MOST_EXPERTS, MOST_TABLES = 16 << 20, 8192, 1024
@@ -43,6 +50,7 @@ class Stairs:
     times: dict[int, dict[int, float]]  # by rows per step: size of the set -> measured ms
     name: str = "the staircase"
     sha256: str | None = None  # of its file
+    unsettled: tuple[int, ...] = ()  # rows per step whose times scatter too much, as far as the file tells
 
     @cached_property
     def rows(self) -> list[int]:
@@ -58,6 +66,24 @@ class Stairs:
         """The index of the cost table for a step: that of the smallest measured step with at least as many rows. None
         for a step larger than any measured one."""
         return next((number for number, measured in enumerate(self.rows) if measured >= rows), None)
+
+    def notes(self) -> list[str]:
+        """What whoever uses this staircase must know."""
+        if not self.unsettled:
+            return []
+        return [
+            f"{self.name} is not settled for steps of {_listed(self.unsettled)} rows, whose times scatter by more than "
+            f"{NOISE:.0%} of what an expert costs: give xshare doctor --stairs more --rounds"
+        ]
+
+    def check_batch(self, requests: int, drafts: int = 0) -> None:
+        """Refuse a batch whose steps have more rows than any that was measured: no cost would count in them."""
+        rows = requests * (1 + drafts)
+        if rows > self.rows[-1]:
+            raise StairsError(
+                f"{self.name} has steps of up to {self.rows[-1]} rows, and a batch of {requests} here has steps of "
+                f"{rows}: measure those too, with xshare doctor --stairs and --rows {rows}, or take a smaller batch"
+            )
 
     def check_conditions(self, running: Mapping[str, Any]) -> None:
         """Refuse a staircase that was measured under other conditions. `running`: what is known of the running engine,
@@ -80,7 +106,8 @@ def read_stairs(path: Path) -> Stairs:
         for row in result["rows"]:
             times.setdefault(int(row["batch"]), {})[int(row["experts"])] = float(row["ms"])
         conditions = {condition: stamp.get(condition) for condition in WHERE}
-        stairs = Stairs(conditions, times, name, hashlib.sha256(content).hexdigest())
+        unsettled = _unsettled(result["rows"])
+        stairs = Stairs(conditions, times, name, hashlib.sha256(content).hexdigest(), unsettled)
         experts = int(stamp["experts"])
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
         raise StairsError(f"{name} must be a file that xshare doctor --stairs has written") from None
@@ -94,6 +121,45 @@ def read_stairs(path: Path) -> Stairs:
         raise StairsError(f"{name} holds no times: let xshare doctor --stairs finish")
     stairs.costs  # noqa: B018 (raises if the times make no cost table)
     return stairs
+
+
+def _unsettled(rows: Sequence[Mapping[str, Any]]) -> tuple[int, ...]:
+    """The numbers of rows per step whose times are not settled. A file from before it said so is judged by its
+    intervals."""
+    by_batch: dict[int, list[Mapping[str, Any]]] = {}
+    for row in rows:
+        by_batch.setdefault(int(row["batch"]), []).append(row)
+    return tuple(batch for batch, own in sorted(by_batch.items()) if not _is_settled(own))
+
+
+def _is_settled(rows: Sequence[Mapping[str, Any]]) -> bool:
+    if all("settled" in row for row in rows):
+        return all(row["settled"] is True for row in rows)
+    if not all("ms_low" in row and "ms_high" in row for row in rows):
+        return True  # nobody knows
+    times = {int(row["experts"]): (float(row["ms"]), float(row["ms_low"]), float(row["ms_high"])) for row in rows}
+    return settled(times, int(rows[0].get("rounds", LEAST)))
+
+
+def _listed(numbers: Sequence[int]) -> str:
+    *others, last = map(str, numbers)
+    return f"{', '.join(others)} and {last}" if others else last
+
+
+def settled(times: Mapping[int, tuple[float, float, float]], rounds: int) -> bool:
+    """Whether these times tell what an expert costs. `times`: size of the set -> (ms, low, high)."""
+    return rounds >= LEAST and len(times) > 1 and noise_ms(times) <= NOISE * expert_ms(times)
+
+
+def expert_ms(times: Mapping[int, tuple[float, float, float]]) -> float:
+    """What one more expert costs: the slope over all sizes."""
+    ms = np.array([ms for ms, _, _ in times.values()])
+    return float(np.polyfit(list(times), ms, 1)[0]) if np.isfinite(ms).all() else float("nan")
+
+
+def noise_ms(times: Mapping[int, tuple[float, float, float]]) -> float:
+    """The largest standard error of any size's time."""
+    return max(high - low for _, low, high in times.values()) / (2 * 1.96)
 
 
 def cost_of(sizes: Sequence[int], ms: Sequence[float], num_experts: int) -> Tensor:
@@ -140,7 +206,7 @@ def edges(cost: Tensor, first: int, last: int) -> list[int]:
 def clear_edges(cost: Tensor, times: Mapping[int, tuple[float, float, float]]) -> list[int]:
     """The edges that are not noise: one more expert costs more than the average expert, even if both times lie at the
     near ends of their intervals. `times`: size of the set -> (ms, low, high)."""
-    average_step = float(np.polyfit(list(times), [time for time, _, _ in times.values()], 1)[0])
+    average_step = expert_ms(times)
     return [
         edge
         for edge in edges(cost, min(times), max(times))

@@ -185,7 +185,7 @@ def test_by_cost_beside_a_plain_policy_of_as_many_experts(small, tmp_path, bench
 
 
 def test_costs_that_are_of_another_place_or_cannot_be_read(small, tmp_path, bench, stairs):
-    words = ["--engine", "transformers", "--model", small, "--policy", "k0=1", "--cost"]
+    words = ["--engine", "transformers", "--model", small, "--policy", "k0=1", "--batch", 4, "--cost"]
     code, _, err = bench(*words, tmp_path / "none.json")
     assert code == 2
     assert "does not exist or is not a file" in err
@@ -195,6 +195,32 @@ def test_costs_that_are_of_another_place_or_cannot_be_read(small, tmp_path, benc
     code, _, err = bench(*words, stairs)
     assert code == 2
     assert "was measured with device 'NVIDIA H200', and here it is 'cpu'" in err
+
+
+def test_costs_of_smaller_steps_alone_are_refused(small, tmp_path, bench, stairs):
+    words = ["--engine", "transformers", "--model", small, "--policy", "k0=1", "--cost", stairs, "--batch", 8]
+    out = tmp_path / "b.json"
+    code, _, err = bench(*words, "--out", out)
+    assert code == 2
+    assert "has steps of up to 4 rows, and a batch of 8 here has steps of 8: measure those too" in err
+    assert not out.exists()
+    code, _, err = bench(*words[:-1], 2, "--drafts", 2, "--engine-args", json.dumps({"draft": str(small)}))
+    assert code == 2
+    assert "a batch of 2 here has steps of 6" in err
+    code, _, err = bench(*words, "--requests", 2, "--prompt-tokens", 9, "--tokens", 4, "--repeats", 1)
+    assert code == 0, err  # no step has more than two requests
+    assert "warning" not in err
+
+
+def test_costs_that_are_not_settled_are_taken_with_a_warning(small, bench, stairs):
+    noisy = json.loads(stairs.read_text())
+    noisy["rows"] = [row | {"settled": row["batch"] != 4} for row in noisy["rows"]]
+    stairs.write_text(json.dumps(noisy))
+    words = ["--engine", "transformers", "--model", small, "--policy", "k0=1", "--cost", stairs, "--batch", 2]
+    code, _, err = bench(*words, "--prompt-tokens", 9, "--tokens", 4, "--repeats", 1)
+    assert code == 0
+    (line,) = [line for line in err.splitlines() if line.startswith("warning: ")]
+    assert "stairs.json' is not settled for steps of 4 rows, whose times scatter by more than 25% of what" in line
 
 
 @pytest.mark.parametrize(

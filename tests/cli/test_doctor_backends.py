@@ -33,6 +33,7 @@ def test_a_kernel_is_measured_natively_and_under_each_policy(engine, monkeypatch
     assert result.about["engine"] == "transformers"
     again = backends.measure_backend("triton", ASKED, {"grouped_mm": "marlin"})  # the same kernel by another name
     assert (again.rows, again.why) == ([], "the kernel is marlin's, grouped_mm")
+    assert again.about == result.about  # it started, so its device is known
 
 
 @pytest.mark.parametrize(
@@ -62,8 +63,8 @@ def row(name, backend, policy, ms, native):
     return columns | {"step_ratio": ratio, "step_ratio_low": ratio, "step_ratio_high": ratio}
 
 
-def played(monkeypatch, kernels):
-    """Kernels by the value they are asked for; None does not start."""
+def played(monkeypatch, kernels, **about):
+    """Kernels by the value they are asked for; None does not start. `about`: further facts of an engine."""
     tries = []
 
     def tried(name, benchmark, known):
@@ -74,7 +75,7 @@ def played(monkeypatch, kernels):
         if kernel in known:
             return BackendResult(name, kernel, f"the kernel is {known[kernel]}'s, {kernel}")
         rows = [row(name, kernel, policy, ms, native) for policy, ms in (("native", native), ("k0=0,rho=0.7", pruned))]
-        return BackendResult(name, kernel, rows=rows, about={"model": "m"})
+        return BackendResult(name, kernel, rows=rows, about={"model": "m"} | about)
 
     monkeypatch.setattr("xshare.cli.backends.moe_backends", lambda: list(kernels))
     monkeypatch.setattr("xshare.cli.backends.measure_in_process", tried)
@@ -113,6 +114,62 @@ def test_named_kernels_alone_and_the_others_later_into_the_same_file(tmp_path, m
     result = CliRunner().invoke(app, [*command, "--backends"])
     assert tries == ["marlin", "auto", "triton"]
     assert "Fastest natively: auto" in result.output
+
+
+H200 = {"device": "NVIDIA H200", "version": "0.26.0"}
+
+
+def ask(path, *names):
+    return CliRunner().invoke(app, ["doctor", "--out", str(path), *(f"--backend={name}" for name in names)])
+
+
+def test_a_later_run_leaves_the_first_ones_stamp_as_it_is(tmp_path, monkeypatch):
+    path = tmp_path / "backends.json"
+    kernels = {"auto": ("A", 4.0, 3.0), "marlin": ("M", 5.0, 2.0)}
+    played(monkeypatch, kernels, **H200, expert_bytes=1)
+    assert ask(path, "auto").exit_code == 0
+    first = json.loads(path.read_text())
+    played(monkeypatch, kernels, **H200, expert_bytes=2)
+    assert ask(path, "marlin").exit_code == 0
+    content = json.loads(path.read_text())
+    assert content["provenance"] == first["provenance"]
+    assert content["provenance"]["expert_bytes"] == 1
+    (stamp,) = content["stamps"]
+    assert stamp | H200 | {"expert_bytes": 2} == stamp
+    assert [record.get("stamp") for record in content["rows"]] == [None, None, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("other", "sentence"),
+    [
+        ({"device": "NVIDIA A100"}, "device NVIDIA H200 instead of NVIDIA A100"),
+        ({"version": "0.24.0"}, "version 0.26.0 instead of 0.24.0"),
+        (
+            {"device": "NVIDIA A100", "version": "0.24.0"},
+            "device NVIDIA H200 instead of NVIDIA A100, version 0.26.0 instead of 0.24.0",
+        ),
+    ],
+)
+def test_another_device_or_version_does_not_join_the_file(tmp_path, monkeypatch, other, sentence):
+    path = tmp_path / "backends.json"
+    kernels = {"auto": ("A", 4.0, 3.0), "marlin": ("M", 5.0, 2.0), "triton": (None, 0, 0)}
+    played(monkeypatch, kernels, **H200)
+    ask(path, "auto")
+    before = path.read_bytes()
+    played(monkeypatch, kernels, **H200 | other)
+    result = ask(path, "marlin", "triton")
+    assert str(result.exception) == (
+        f"{str(path)!r} was measured with other settings, {sentence}: name another file, or remove that one"
+    )
+    assert isinstance(result.exception, XShareError)
+    assert path.read_bytes() == before
+    # What does not start says nothing of the device that it was tried on.
+    assert ask(path, "triton").exit_code == 0
+    assert path.read_bytes() == before
+    played(monkeypatch, kernels, **H200)
+    ask(path, "triton", "marlin")
+    samples = json.loads(path.read_text())["samples"]
+    assert [record["moe_backend"] for record in samples] == ["auto", "marlin", "triton"]
 
 
 def test_where_there_is_one_kernel_or_none_it_says_so(monkeypatch):

@@ -1,6 +1,7 @@
 """`xshare doctor --stairs`: the file that engines and the report take."""
 
 import json
+from importlib import metadata
 
 import pytest
 from documented_columns import check_columns
@@ -8,6 +9,7 @@ from killed_command import killed
 from typer.testing import CliRunner
 
 from xshare.cli import app
+from xshare.engines.cpu_name import cpu_name
 from xshare.errors import XShareError
 from xshare.report.result_files import read_result
 from xshare.staircase import COLUMNS, WHERE, StairsError, read_stairs
@@ -40,8 +42,14 @@ def test_the_file_and_what_is_said(small, tmp_path):
     content = json.loads(path.read_text())
     assert {*WHERE} <= {*content["provenance"]}
     assert content["provenance"]["backend"] == "grouped_mm"
+    assert content["provenance"]["cpu"] == cpu_name()
+    assert content["provenance"]["version"] == metadata.version("transformers")
     rows = content["rows"]
-    assert {*COLUMNS, "active", "cost", "rounds"} == {*rows[0]}
+    assert {*COLUMNS, "active", "cost", "rounds", "settled"} == {*rows[0]}
+    for rows_of_a_step in (4, 6):  # both are said, or neither
+        (settled,) = {row["settled"] for row in rows if row["batch"] == rows_of_a_step}
+        said = output.partition(f"{rows_of_a_step} rows: ")[2].partition("6 rows: ")[0]
+        assert settled == ("not settled: more --rounds" not in said)
     check_columns("doctor --stairs", rows)
     assert {row["batch"] for row in rows} == {4, 6}
     for rows_of_a_step in (4, 6):
@@ -63,6 +71,8 @@ def test_the_file_and_what_is_said(small, tmp_path):
     stairs.check_conditions(content["provenance"])
     with pytest.raises(StairsError, match="measured with device 'cpu', and here it is 'cuda'"):
         stairs.check_conditions({"device": "cuda"})
+    with pytest.raises(StairsError, match=r"measured with cpu '.*', and here it is 'another'"):
+        stairs.check_conditions({"device": "cpu", "cpu": "another"})
 
 
 def test_killed_and_gone_on_with(small, tmp_path):
@@ -78,6 +88,14 @@ def test_killed_and_gone_on_with(small, tmp_path):
     assert json.loads(path.read_text())["samples"] == after["samples"]  # nothing was measured twice
     done(words(small, path, "--batch", "3"))  # other rows join the file
     assert {row["batch"] for row in json.loads(path.read_text())["rows"]} == {3, 4}
+
+
+def test_a_file_of_another_processor_is_not_gone_on_with(small, tmp_path, monkeypatch):
+    path = tmp_path / "stairs.json"
+    done(words(small, path, "--rows", "4"))
+    monkeypatch.setattr("xshare.engines.transformers.routers.cpu_name", lambda: "another")
+    result = CliRunner().invoke(app, words(small, path, "--rows", "6"))
+    assert f"other settings, cpu {cpu_name()} instead of another: name another file" in str(result.exception)
 
 
 def test_with_drafts_rows_are_those_of_a_step(small, tmp_path):

@@ -172,6 +172,8 @@ def test_sets_weighed_by_what_they_cost(small, tmp_path, model, task_file, monke
     profile = read_profile(tmp_path / "profile.yaml")
     assert profile.cost.file == "stairs.json"  # beside it
     assert profile.staircase_path(tmp_path / "profile.yaml") == stairs
+    larger = ask(tmp_path, model, *words, "--batch", "8")
+    assert "has steps of up to 4 rows, and a batch of 8 here has steps of 8: measure those too" in str(larger.exception)
     plain = ask(tmp_path, model, *words[:-2])
     assert "other settings, cost" in str(plain.exception)
 

@@ -154,3 +154,21 @@ def test_policies_of_a_file_of_before_keep_their_meaning(tmp_path, run):
     again.rows.append({"policy": "k0=2,m=0"})
     again.write()
     assert [row["policy"] for row in run(path, "third").rows[-2:]] == ["native", "k0=2,m=0"]
+
+
+def test_what_a_run_learns_of_itself_goes_into_its_own_stamp(tmp_path, run):
+    path = tmp_path / "r.json"
+    first = run(path, "first")
+    first.add_to_stamp({"kernel": "A", "torch": "2.11"})
+    add(first, 0)
+    before = json.loads(path.read_text())
+    assert before["provenance"]["kernel"] == "A"
+    second = run(path, "second")
+    second.add_to_stamp({"kernel": "B", "torch": "2.11"}, same=("torch", "unknown"))
+    add(second, 1)
+    content = json.loads(path.read_text())
+    assert content["provenance"] == before["provenance"]
+    assert [stamp["kernel"] for stamp in content["stamps"]] == ["B"]
+    with pytest.raises(XShareError, match="was measured with other settings, kernel B instead of C: name"):
+        run(path, "third").add_to_stamp({"kernel": "C"}, same=("kernel",))
+    assert json.loads(path.read_text()) == content

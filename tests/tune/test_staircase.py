@@ -11,8 +11,8 @@ from xshare.engines.base import About, Answer, Run, StepTime
 from xshare.engines.counters import Stats
 from xshare.errors import XShareError
 from xshare.policy import Policy
+from xshare.staircase import LEAST
 from xshare.tune.staircase import (
-    LEAST,
     SETTLING,
     STEPS,
     Staircase,
@@ -95,9 +95,11 @@ def test_stairs_are_found_whatever_else_goes_slower():
     assert low[1] <= low[0] <= low[2]
     rows = staircase_rows(stairs, active, 16, backend="B", layers=2)
     assert rows[0].keys() == {
-        "batch", "experts", "ms", "ms_low", "ms_high", "active", "cost", "backend", "layers", "rounds"
+        "batch", "experts", "ms", "ms_low", "ms_high", "active", "cost", "backend", "layers", "rounds",
+        "settled",
     }  # fmt: skip
     assert [row["experts"] for row in rows] == stairs.sizes
+    assert {row["settled"] for row in rows} == {True}
 
 
 def test_every_round_has_an_order_of_its_own_and_every_size_once():
@@ -122,7 +124,23 @@ def test_noise_goes_on_to_the_last_round_and_is_said():
     assert (stairs.rounds, stairs.settled) == (6, False)
     lines = staircase_lines(stairs, [15, 16], 16)
     assert "no stairs are clear of the noise" in "".join(lines) or "times do not grow" in "".join(lines)
+    assert lines[-2].startswith("  not settled: more --rounds")
+    assert {row["settled"] for row in staircase_rows(stairs, dict.fromkeys(range(4, 17), 4.0), 16)} == {False}
     assert lines[-1] == "  2 sizes from 15 up left out: the batch does not fill such a set"
+
+
+def test_stairs_that_stand_out_of_too_few_rounds_are_not_settled():
+    """A jump that is clear, and a size whose time scatters by more than all experts cost."""
+    times = {4: [1, 1, 1, 9], 5: [1] * 4, 6: [1] * 4, 7: [1] * 4, 8: [3] * 4}
+    visits = [Visit(4, size, number, float(ms)) for size in times for number, ms in enumerate(times[size])]
+    stairs = Staircase(4, visits)
+    assert stairs.edges(8) == [7]
+    lines = staircase_lines(stairs, [], 8)
+    assert lines[2].startswith("  stairs end at 7")
+    assert lines[3] == (
+        "  not settled: more --rounds, or a machine that does nothing else; a standard error of 25% of what an expert "
+        "costs was not reached"
+    )
 
 
 def test_the_lines_say_where_stairs_end_and_what_an_expert_costs():
@@ -133,6 +151,7 @@ def test_the_lines_say_where_stairs_end_and_what_an_expert_costs():
     assert lines[1].endswith("after 4 rounds)")
     # 0.5 ms where eleven sizes differ by 1 ms
     assert re.fullmatch(r"  stairs end at 8, 12: one expert more than (8|12) costs as much as [45] others", lines[2])
+    assert len(lines) == 3
     flat = Staircase(4, [Visit(4, size, number, 2.0 + (size == 4)) for size in (4, 5, 6) for number in range(4)])
     assert "times do not grow with the experts" in staircase_lines(flat, [], 16)[1]
 

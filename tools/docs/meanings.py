@@ -94,6 +94,7 @@ COLUMNS = {
     "moe_backend": "the value of vLLM's `--moe-backend`",
     "layers": "MoE layers",
     "rounds": "rounds that the medians are of",
+    "settled": "whether every size's time has a standard error of at most a quarter of what an expert costs",
     "expert_mb": "size of one expert, MB",
     "mass_shared": "gating mass of the rows of requests that are not protected",
     "protected_requests": "how many of a batch's requests that is",
@@ -133,7 +134,7 @@ FILES = {
         "policy batch step_ms active active_native mass predicted ratio mass_shared protected protected_requests "
         "nobody_ratio requests repeats"
     ),
-    "xshare doctor --stairs": "batch experts ms active cost backend layers rounds",
+    "xshare doctor --stairs": "batch experts ms active cost backend layers rounds settled",
     "xshare doctor --backends": f"moe_backend backend {BENCH}",
     "xshare tune": (
         "policy active active_native mass kl predicted cost state search_questions search_change search search_bound "

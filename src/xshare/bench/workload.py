@@ -29,6 +29,11 @@ class Workload:
     texts: tuple[str, ...] = ()
 
     @property
+    def most_together(self) -> int:
+        """The most requests that a step can have."""
+        return min(self.batch, self.requests)
+
+    @property
     def joins(self) -> bool:
         """Whether requests start while others decode."""
         return self.rate is not None or self.requests > self.batch

@@ -15,11 +15,13 @@ from xshare.tune.backends import BackendBenchmark, measure_in_process
 from xshare.version import __version__
 
 NATIVE = "native"
+# Facts of an engine, known once it has started, in which all runs of a file agree. Others depend on the kernel.
+PLACE = ("version", "device", "config", "files")
 
 
 def backends(benchmark: BackendBenchmark, chosen: list[str], out: Path | None) -> None:
     """Measure the `chosen` values of moe_backend, or all, and print a table. Those that the file `out` already holds
-    are not measured again."""
+    are not measured again. What did not start is kept once another kernel has: the file then says on which device."""
     if "moe_backend" in benchmark.options:
         raise XShareError("--backends names the moe_backend itself: leave it out of engine-args")
     fingerprint: Row = {
@@ -37,14 +39,19 @@ def backends(benchmark: BackendBenchmark, chosen: list[str], out: Path | None) -
     results = Results(out, fingerprint, {"seed": benchmark.workload.seed})
     with says_what_is_kept(out, kept_text):
         names = [name for name in known_names if not chosen or name in chosen]
+        place_known = False
         with progress_bar("backends", len(names)) as advance:
             for name in names:
                 if name not in [sample["moe_backend"] for sample in results.samples]:
                     known = {row["backend"]: row["moe_backend"] for row in results.rows}
                     result = measure_in_process(name, benchmark, known)
+                    if result.about:
+                        results.add_to_stamp(result.about, same=PLACE)
+                        place_known = True
                     results.samples.append(result.record())
                     results.rows += result.rows
-                    results.write(**result.about)
+                    if place_known:
+                        results.write()
                 advance(1)
     show(results.rows, results.samples, benchmark)
     if out is not None:

@@ -30,6 +30,7 @@ from xshare.cli.output import (
     print_table,
     progress_bar,
     result_options,
+    staircase_file,
     unreal_notes,
     wide_console,
 )
@@ -42,7 +43,6 @@ from xshare.errors import XShareError
 from xshare.policy import Policy
 from xshare.results import Results, Row, check_resumable
 from xshare.results.columns import count_of
-from xshare.staircase import read_stairs
 from xshare.statistics import FEWEST, interval_mark, interval_names
 from xshare.version import __version__
 
@@ -78,7 +78,8 @@ def bench(
     options = engine_arguments(engine_args, timed=True, device=device, dtype=dtype)
     prompt_source, prompt_tokens, texts = resolve_prompts(prompts, prompt_tokens)
     workload = Workload(batch, requests or batch, rate, prompt_tokens, tokens, prompt_source, seed, texts)
-    forms: Row = {} if cost is None else {"cost": read_stairs(cost).sha256}
+    stairs = None if cost is None else staircase_file(cost, workload.most_together, drafts)
+    forms: Row = {} if stairs is None else {"cost": stairs.sha256}
     forms |= {"protect": protect} if protect else {}
     check_resumable(out, workload.record() | forms | {"engine_args": result_options(options), "xshare": __version__})
     with says_what_is_kept(out, kept_text):
@@ -94,6 +95,8 @@ def bench(
         if not policies and opened.serves is not None:
             policies = [opened.serves]
         try:
+            if stairs is not None:
+                stairs.check_batch(workload.most_together, opened.about.drafts or drafts)
             run(opened, policies, workload, repeats, options, out, forms)
         finally:
             opened.close()

@@ -29,10 +29,10 @@ from xshare.errors import XShareError
 from xshare.policy import Policy
 from xshare.protected_share import protected_requests
 from xshare.results import Results, Row, check_resumable
+from xshare.staircase import LEAST
 from xshare.tune.backends import BackendBenchmark
 from xshare.tune.cpu_products import find_cliff
 from xshare.tune.doctor import FITS, Examination, TimedRun, TimedVariant, count_runs, examine, verdict, waves
-from xshare.tune.staircase import LEAST
 from xshare.version import __version__
 
 POLICIES = ("k0=1,m=0", "k0=2,m=0")

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
@@ -16,6 +17,7 @@ from xshare.engines.base import About
 from xshare.engines.by_name import NAMES, default_engine
 from xshare.errors import XShareError, short_repr
 from xshare.progress import Advance
+from xshare.staircase import Stairs, read_stairs
 
 WIDTH = 100  # characters per table line, at most
 
@@ -134,6 +136,16 @@ def cut_off_notes(share: float, policy: str, tokens: int) -> list[str]:
     return [
         f"{share:.0%} of the answers of {policy} were cut off at {tokens} tokens: more --tokens might let them end."
     ]
+
+
+def staircase_file(path: Path, requests: int, drafts: int) -> Stairs:
+    """The staircase for batches of so many requests. Refuses one without costs for them; warns of one that is not
+    settled."""
+    stairs = read_stairs(path)
+    stairs.check_batch(requests, drafts)
+    for note in stairs.notes():
+        typer.echo(f"warning: {note}", err=True)
+    return stairs
 
 
 def check_local(engine: str) -> None:

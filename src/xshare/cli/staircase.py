@@ -18,7 +18,7 @@ from xshare.engines.by_name import open_engine
 from xshare.errors import XShareError
 from xshare.policy import Policy
 from xshare.results import Results, Row, check_resumable
-from xshare.staircase import WHERE
+from xshare.staircase import NOISE, WHERE
 from xshare.tune.staircase import (
     Staircase,
     Visit,
@@ -57,8 +57,9 @@ def staircase(
                 raise XShareError(
                     f"rows must be a multiple of {rows_per_request}, a token and its drafts each, not {uneven[0]}"
                 )
-            stamp = dict.fromkeys(WHERE) | about.record() | {"backend": about.backend, "seed": workload.seed}
-            results = Results(path, about.record() | setting, stamp, ("samples", "counts"))
+            place: Row = {} if about.cpu is None else {"cpu": about.cpu}
+            stamp = dict.fromkeys(WHERE) | about.record() | place | {"backend": about.backend, "seed": workload.seed}
+            results = Results(path, about.record() | place | setting, stamp, ("samples", "counts"))
             workloads = {
                 number: replace(workload, batch=number // rows_per_request, requests=number // rows_per_request)
                 for number in all_rows
@@ -147,7 +148,10 @@ def staircase_lines(stairs: Staircase, left_out: Sequence[int], num_experts: int
         )
     else:
         lines.append(f"  an expert costs {microseconds_text(stairs.expert_ms)} ({noise})")
-        lines.append("  " + (stairs_end(cost, ends) if ends else no_stairs(stairs)))
+        lines.append("  " + (stairs_end(cost, ends) if ends else "no stairs are clear of the noise"))
+    if not stairs.settled:
+        aim = f"a standard error of {NOISE:.0%} of what an expert costs was not reached"
+        lines.append(f"  not settled: more --rounds, or a machine that does nothing else; {aim}")
     if left_out:
         which = "size" if len(left_out) == 1 else "sizes"
         lines.append(f"  {len(left_out)} {which} from {left_out[0]} up left out: the batch does not fill such a set")
@@ -159,11 +163,6 @@ def stairs_end(cost: Tensor, ends: Sequence[int]) -> str:
     most = max(ends, key=lambda edge: jumps[edge])
     others = f"one expert more than {most} costs as much as {jumps[most]:.0f} others"
     return f"stairs end at {', '.join(map(str, ends))}: {others}"
-
-
-def no_stairs(stairs: Staircase) -> str:
-    hint = "" if stairs.settled else ": more --rounds may tell, or a machine that does nothing else"
-    return f"no stairs are clear of the noise{hint}"
 
 
 def microseconds_text(ms: float) -> str:

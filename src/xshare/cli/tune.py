@@ -18,6 +18,7 @@ from xshare.cli.output import (
     number_table,
     print_table,
     progress_bar,
+    staircase_file,
     unreal_notes,
     wide_console,
 )
@@ -80,6 +81,7 @@ def tune(
     setting: Row = {"batch": batch, "tokens": tokens, "engine_args": options, "xshare": __version__}
     setting["first_round"] = question_rounds.first
     setting["tasks"] = "nano's" if tasks is None else f"{tasks.name} {sha256(tasks)[:12]}"
+    stairs = None if cost is None else staircase_file(cost, batch, drafts)
     cost_file = None if cost is None else cost_reference(cost, profile)
     setting |= {} if cost_file is None else {"cost": cost_file.sha256}
     check_resumable(out, setting)
@@ -92,6 +94,8 @@ def tune(
         if objective is None:  # a step on a CPU is not bound by loading experts, and says nothing about one on a GPU
             objective = "experts" if opened.about.device.startswith("cpu") else "otps"
         try:
+            if stairs is not None:
+                stairs.check_batch(batch, opened.about.drafts or drafts)
             tuning = Tuning(
                 opened,
                 question_rounds,

@@ -17,7 +17,7 @@ from xshare.policy import Policy
 from xshare.progress import Advance, quiet
 
 NO_STAIRS = "no sizes of sets can be weighed by what they cost: open the engine with a staircase (--cost FILE)"
-UNRECORDED = ("layer_numbers", "backend")  # of About
+UNRECORDED = ("layer_numbers", "backend", "cpu")  # of About
 
 
 @dataclass
@@ -28,6 +28,7 @@ class About:
     version: str | None
     model: str
     device: str  # a server's address, where it is one
+    cpu: str | None = None  # the processor's name, where that is the device; not in the record, as in earlier files
     dtype: str | None = None
     weights: str | None = None  # how they were loaded
     graphs: str | None = None

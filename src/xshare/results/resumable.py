@@ -55,9 +55,21 @@ class Results:
         target[:] = [old for old in target if [old[name] for name in by] not in new_keys]
         target += records
 
-    def write(self, **facts: Any) -> None:
-        """Write the file whole: if the run is killed, the previous file stays. `facts` are added to the provenance."""
-        self.provenance |= facts
+    def add_to_stamp(self, facts: Row, same: Sequence[str] = ()) -> None:
+        """Add what this run has learnt of itself, such as its device, to its own stamp. A run that differs from the
+        file's latest in a fact of `same` is refused, and the file stays as it is."""
+        earlier: Row = {}
+        for stamp in (self.provenance, *self._stamps):
+            earlier |= {name: stamp[name] for name in same if stamp.get(name) is not None}
+        now = {name: facts[name] for name in earlier if facts.get(name) is not None}
+        _check_same(self.path, {name: earlier[name] for name in now}, now)
+        own_stamp = self.provenance if self._run is None else self._stamp
+        own_stamp |= facts
+
+    def write(self, **conclusions: Any) -> None:
+        """Write the file whole: if the run is killed, the previous file stays. `conclusions` are drawn from all
+        records, whichever run made them, and stand in the provenance."""
+        self.provenance |= conclusions
         if self.path is None:
             return
         lists = {"rows": self.rows, **self.lists}
@@ -108,11 +120,7 @@ def read_earlier(path: Path | None, fingerprint: Row, *needed: str, whole: bool 
         raise XShareError(f"{str(path)!r} holds no results that could be gone on with: name another file") from None
     if not whole:
         earlier = {name: value for name, value in earlier.items() if name in fingerprint}
-    differing = _differences(earlier, json.loads(json.dumps(fingerprint)))
-    if differing:
-        raise XShareError(
-            f"{str(path)!r} was measured with other settings, {differing}: name another file, or remove that one"
-        )
+    _check_same(path, earlier, json.loads(json.dumps(fingerprint)))
     return content
 
 
@@ -126,6 +134,13 @@ def check_resumable(path: Path | None, settings: Row) -> None:
     if path is not None:
         check_writable(path)
         read_earlier(path, settings, "samples", whole=False)
+
+
+def _check_same(path: Path | None, earlier: Row, now: Row) -> None:
+    if differing := _differences(earlier, now):
+        raise XShareError(
+            f"{str(path)!r} was measured with other settings, {differing}: name another file, or remove that one"
+        )
 
 
 def _differences(earlier: Row, now: Row) -> str:

@@ -42,7 +42,7 @@ class BackendResult:
     backend: str | None = None  # the kernel that vLLM chose for it
     why: str | None = None  # why it was not measured
     rows: list[Row] = field(default_factory=list)
-    about: Row = field(default_factory=dict)
+    about: Row = field(default_factory=dict)  # of an engine that has started
 
     def record(self) -> Row:
         return {"moe_backend": self.moe_backend, "backend": self.backend, "why": self.why}
@@ -76,7 +76,8 @@ def measure_engine(
 ) -> BackendResult:
     backend = engine.about.backend
     if backend is not None and backend in known:
-        return BackendResult(name, backend, f"the kernel is {known[backend]}'s, {backend}")
+        why = f"the kernel is {known[backend]}'s, {backend}"
+        return BackendResult(name, backend, why, about=engine.about.record())
     variants, samples = [Variant(policy) for policy in policies_by_name(engine, policies).values()], list[Row]()
     compare(engine, variants, benchmark.workload, range(benchmark.repeats), quiet, samples.extend)
     setting = {"moe_backend": name, "backend": backend} | benchmark.workload.record() | {"drafts": engine.about.drafts}

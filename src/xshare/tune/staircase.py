@@ -25,7 +25,7 @@ from xshare.errors import XShareError
 from xshare.policy import Policy
 from xshare.progress import Advance, quiet
 from xshare.results import Row
-from xshare.staircase import StairsError, clear_edges, cost_of
+from xshare.staircase import LEAST, StairsError, clear_edges, cost_of, expert_ms, noise_ms, settled
 from xshare.statistics import median_interval
 
 # Steps per visit, and how many of them are dropped: an engine schedules one step ahead, and counts experts after a
@@ -35,8 +35,6 @@ SPARE = 4  # extra steps per batch, because requests may start one after another
 MOST = 4096  # tokens per answer, at most, if requests start far apart
 COUNTED = 6  # tokens per answer while experts are counted
 SHORT = 0.5  # experts that a full set may lack on average
-LEAST = 4  # rounds, at least
-NOISE = 0.25  # rounds end when no standard error exceeds this share of an expert's cost
 
 Prompts = Sequence[Sequence[int]]
 
@@ -87,16 +85,17 @@ class Staircase:
     @property
     def expert_ms(self) -> float:
         """What one more expert costs: the slope over all sizes."""
-        return float(np.polyfit(self.sizes, [ms for ms, _, _ in self.times.values()], 1)[0])
+        return expert_ms(self.times)
 
     @property
     def noise_ms(self) -> float:
         """The largest standard error of any size's time, relative to its rounds."""
-        return max(high - low for _, low, high in self.times.values()) / (2 * 1.96)
+        return noise_ms(self.times)
 
     @property
     def settled(self) -> bool:
-        return self.rounds >= LEAST and self.noise_ms <= NOISE * self.expert_ms
+        """Whether the times tell what an expert costs; rounds end then."""
+        return self.rounds >= LEAST and settled(self.times, self.rounds)
 
     def cost(self, num_experts: int) -> Tensor | None:
         """The cost table; None if times do not grow with the experts."""
@@ -218,5 +217,6 @@ def staircase_rows(staircase: Staircase, active: dict[int, float], num_experts: 
     return [
         {"batch": staircase.rows, "experts": size, "ms": ms, "ms_low": low, "ms_high": high, "active": active[size]}
         | {"cost": None if cost is None else float(cost[size]), **facts, "rounds": staircase.rounds}
+        | {"settled": staircase.settled}
         for size, (ms, low, high) in staircase.times.items()
     ]

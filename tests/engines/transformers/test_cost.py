@@ -99,6 +99,8 @@ def test_the_staircase_of_another_place_is_refused(tiny, file, tmp_path):
         ({"engine": "vllm"}, "was measured with engine 'vllm', and here it is 'transformers'"),
         ({"device": "cuda:0"}, "was measured with device 'cuda:0', and here it is 'cpu'"),
         ({"config": "another"}, "was measured with config 'another'"),
+        ({"version": "4.0"}, "was measured with version '4.0', and here it is '5"),
+        ({"cpu": "another"}, "was measured with cpu 'another', and here it is '"),
     ):
         path = staircase_files.write(tmp_path / "other.json", staircase_conditions(*with_routers(model)) | other, EDGES)
         with pytest.raises(StairsError, match=message):

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from xshare.engines.gates import Tally
+from xshare.engines.serving.build_state import say_what_costs_are_known
 from xshare.engines.serving.settings import SettingsError
 from xshare.engines.serving.state import State
 from xshare.engines.serving.step import Step
@@ -76,6 +77,26 @@ def test_the_kernels_are_told_which_cost_table_counts():
     assert [cost_word(16), cost_word(16)] == [1, 1]
     with pytest.raises(SettingsError, match="needs an engine that was started with cost"):
         state().weigh_costs(True)
+
+
+@pytest.mark.parametrize(
+    ("rows", "unsettled", "sentences"),
+    [
+        (16, (), ["in steps of up to 16 rows; in larger ones, of up to 32 rows here, no cost counts"]),
+        (32, (), ["in steps of up to 32 rows"]),
+        (32, (8, 32), ["in steps of up to 32 rows", "s.json is not settled for steps of 8 and 32 rows, whose times"]),
+    ],
+)
+def test_the_log_says_what_costs_are_known(caplog, rows, unsettled, sentences):
+    settings = settings_of({"xshare": {"policy": "k0=1,m=24", "cost": "s.json"}})
+    stairs = Stairs({"experts": 64}, {8: {}, rows: {}}, "s.json", unsettled=unsettled)
+    with caplog.at_level(logging.INFO, "xshare"):
+        say_what_costs_are_known(stairs, settings, Sizes(32), logging.getLogger("xshare"))
+    first, *others = caplog.messages
+    assert first == f"xshare: sizes of sets are weighed by what they cost here: s.json, {sentences[0]}"
+    assert len(others) == len(sentences) - 1
+    assert all(line.startswith(f"xshare: {text}") for line, text in zip(others, sentences[1:], strict=True))
+    assert [record.levelname for record in caplog.records] == ["INFO", "WARNING"][: len(sentences)]
 
 
 # Protected requests

@@ -133,7 +133,8 @@ def test_the_log_names_the_file_at_the_start(checkpoint, started, file, caplog, 
     monkeypatch.setattr(logging.getLogger("vllm"), "propagate", True)
     with caplog.at_level(logging.INFO, "vllm.xshare"):
         started(checkpoint("qwen3"), key(file))
-    assert f"weighed by what they cost here: {file}" in caplog.text
+    assert f"weighed by what they cost here: {file}, in steps of up to 12 rows; in larger ones, of up to" in caplog.text
+    assert "not settled" not in caplog.text
 
 
 def test_a_profile_brings_its_staircase(checkpoint, started, file):
@@ -174,6 +175,8 @@ def one_sentence(error):
     [
         ({"device": "NVIDIA H200"}, "was measured with device 'NVIDIA H200', and here it is 'cpu': measure it here"),
         ({"config": "another"}, "was measured with config 'another'"),
+        ({"version": "0.1.0"}, r"was measured with version '0.1.0', and here it is '\d"),
+        ({"cpu": "another"}, "was measured with cpu 'another', and here it is '"),
         ({"dtype": "bfloat16"}, "was measured with dtype 'bfloat16', and here it is 'float32'"),
         ({"engine": "transformers"}, "was measured with engine 'transformers', and here it is 'vllm'"),
         ({"tensor_parallel": 2}, "was measured with tensor parallel 2, and here it is 1"),

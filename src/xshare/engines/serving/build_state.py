@@ -80,6 +80,7 @@ def build_state(
     ranks = make_ranks(now)
     if stairs is not None:
         now.costs = stairs.costs.to(device)
+        say_what_costs_are_known(stairs, settings, sizes, log)
     groups = group_layers(sites, sizes.buckets[-1], device, sampled=settings.metrics.on)
     # With the rows of other ranks, a step of any size may be acted on.
     every_size = settings.at_every_size or ranks is not None
@@ -94,3 +95,15 @@ def build_state(
             top_k,
         )  # fmt: skip
     return state
+
+
+def say_what_costs_are_known(stairs: Stairs, settings: Settings, sizes: Sizes, log: logging.Logger) -> None:
+    """Log how large the steps are that sets are weighed in, and what else is to be known of the staircase."""
+    known, most = stairs.rows[-1], sizes.max_rows
+    beyond = f"; in larger ones, of up to {most} rows here, no cost counts" if most > known else ""
+    log.info(
+        "xshare: sizes of sets are weighed by what they cost here: %s, in steps of up to %d rows%s", settings.cost,
+        known, beyond,
+    )  # fmt: skip
+    for note in stairs.notes():
+        log.warning("xshare: %s", note)

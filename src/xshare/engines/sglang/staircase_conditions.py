@@ -7,7 +7,9 @@ from typing import Any
 
 import torch
 
+from xshare.engines.cpu_name import cpu_name
 from xshare.engines.serving.settings import SettingsError
+from xshare.engines.sglang.compatibility import sglang_version
 from xshare.engines.sglang.site import Site
 from xshare.profile import model_hash
 
@@ -18,6 +20,8 @@ def staircase_conditions(runner: Any, sites: Sequence[Site]) -> dict[str, Any]:
         raise SettingsError(f"cost in xshare needs layers of as many experts each, and these have {sorted(experts)}")
     return {
         "engine": "sglang",
+        "version": sglang_version(),
+        "cpu": cpu_name() if runner.device == "cpu" else None,
         "dtype": str(runner.dtype).removeprefix("torch."),
         "config": model_hash(runner.model_config.hf_text_config),
         "tensor_parallel": runner.server_args.tp_size,

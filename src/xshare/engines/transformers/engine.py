@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from functools import partial
-from importlib import metadata
 from typing import Any
 
 from xshare.batch import Placement
@@ -64,7 +63,6 @@ class TransformersEngine:
             )
         self.about = About(
             **staircase_conditions(model, routers),
-            version=metadata.version("transformers"),
             model=name,
             layer_numbers=tuple(router.number for router in routers),
             drafts=drafts,

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from importlib import metadata
 from typing import Any
 
 from torch import Tensor, nn
 
+from xshare.engines.cpu_name import cpu_name
 from xshare.errors import ModelError
 from xshare.profile import model_hash
 from xshare.router import RouterSpec
@@ -70,7 +72,9 @@ def staircase_conditions(model: Any, routers: list[Router]) -> dict[str, Any]:
     """The conditions under which a model runs with selection in these layers, by the names in a staircase's file."""
     return {
         "engine": "transformers",
+        "version": metadata.version("transformers"),
         "device": str(model.device),
+        "cpu": cpu_name() if model.device.type == "cpu" else None,
         "backend": model.config.get_text_config()._experts_implementation,
         "dtype": str(model.dtype).removeprefix("torch."),
         "experts": routers[0].num_experts,

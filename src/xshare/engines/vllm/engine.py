@@ -290,7 +290,7 @@ def for_device(arguments: Mapping[str, Any], platform: str) -> dict[str, Any]:
 
 def about(llm: Any, name: str, version: str) -> About:
     """The conditions of a measurement, as far as the engine's configuration has them."""
-    from xshare.engines.vllm.staircase_conditions import device_name, dtype_name
+    from xshare.engines.vllm.staircase_conditions import device_name, dtype_name, processor
 
     config = llm.llm_engine.vllm_config
     speculative = config.speculative_config
@@ -299,6 +299,7 @@ def about(llm: Any, name: str, version: str) -> About:
         version=version,
         model=name,
         device=device_name(config),
+        cpu=processor(config),
         dtype=dtype_name(config),
         weights=str(config.load_config.load_format),
         graphs="none"

@@ -66,8 +66,6 @@ def attach(runner: Any, v2: bool) -> None:
     if state.policy.method not in ("xshare", "native"):
         log.warning(EXPERIMENT, state.policy)
     say_where_experts_are(state, config)
-    if settings.cost is not None:
-        log.info("xshare: sizes of sets are weighed by what they cost here: %s", settings.cost)
     which = f"{len(state.layers)} of {len(state.model)}" if len(state.layers) < len(state.model) else len(state.layers)
     log.info("xshare: %s on %s layers (vLLM %s: %s)", state.policy, which, vllm_version(), verification())
 

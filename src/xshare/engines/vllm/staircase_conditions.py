@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from xshare.engines.cpu_name import cpu_name
 from xshare.engines.serving.layer_facts import Facts
 from xshare.engines.serving.settings import SettingsError
 from xshare.profile import model_hash
@@ -16,8 +17,12 @@ def staircase_conditions(config: Any, layers: Sequence[Facts] = ()) -> dict[str,
     """From vLLM's configuration and the layers of all pipeline stages that are acted on. Without layers: only what is
     known before a model is loaded. Asking for the GPU's name in the process that starts workers would initialise CUDA
     there, and keep forked workers from using it."""
+    import vllm
+
     conditions = {
         "engine": "vllm",
+        "version": str(vllm.__version__),
+        "cpu": processor(config),
         "dtype": dtype_name(config),
         "config": model_hash(config.model_config.hf_text_config),
         "tensor_parallel": config.parallel_config.tensor_parallel_size,
@@ -39,6 +44,10 @@ def staircase_conditions(config: Any, layers: Sequence[Facts] = ()) -> dict[str,
 def device_name(config: Any) -> str:
     kind = config.device_config.device_type
     return torch.cuda.get_device_name() if kind == "cuda" else str(kind)
+
+
+def processor(config: Any) -> str | None:
+    return cpu_name() if config.device_config.device_type == "cpu" else None
 
 
 def dtype_name(config: Any) -> str:
