@@ -4,6 +4,7 @@ import importlib
 import json
 import lzma
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -149,8 +150,12 @@ def test_it_is_made_and_trained(recipe, tmp_path, monkeypatch):
     assert 0.74 < last["without_last"] < 0.8  # four experts that weigh nearly alike
     assert (out / "checkpoint-smol.safetensors").is_file()
     (out / "checkpoint-smol.safetensors").unlink()
-    ended = run("train", *options, "--start", tmp_path / "start", "--steps", 1, "--no-keep")
+    # As many steps as fit: their number is chosen after fifty of them.
+    monkeypatch.setitem(recipe("train").TRAINING, "smol", replace(recipe("train").TRAINING["smol"], timed=50))
+    ended = run("train", *options, "--start", tmp_path / "start", "--seconds", 1, "--no-keep")
     assert ended.exit_code == 0, ended.output
+    assert "\n50 steps fit\n" in ended.output  # the time was over by then
+    assert json.loads((out / "log-smol.jsonl").read_text().splitlines()[-1])["step"] == 50
     assert not (out / "checkpoint-smol.safetensors").is_file()
     refused = run("train", *options, "--steps", 1)
     assert "say where it --start" in refused.output
