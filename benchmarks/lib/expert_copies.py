@@ -1,4 +1,4 @@
-"""Whether experts that began as copies have parted, layer by layer: in their weights, and in how tokens weigh them."""
+"""How far experts that stand for the same part of an MLP lie apart, layer by layer, and how tokens weigh theirs."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from xshare.trace import Trace
 
 
 def copies_rows(model: Any, trace: Trace) -> list[Row]:
-    """One row per layer of a mixture whose N experts are copies of k parts, copy after copy (recipes/smol/upcycle.py).
+    """One row per layer of a mixture whose N experts are copies of an MLP in k parts, copy after copy
+    (recipes/smol/upcycle.py).
 
-    apart    how far a part's copies lie from their mean, as a share of the mean's length: 0 where they are alike
+    apart    how far a part's experts lie from their mean, as a share of the mean's length: 0 where they are alike
     copies   of how many copies a token's k experts are: 1 where all are of one
     weights  a token's k weights, largest first, mean over tokens: all 1/k where it weighs them alike
     without_last  their sum without the last

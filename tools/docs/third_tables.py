@@ -41,9 +41,9 @@ def _perplexity(row: Row) -> Span:
 
 
 def copies(results: Row) -> Table:
-    """Whether experts that began as copies have parted: the mean over layers, and the least and the most."""
+    """How far the experts of one part lie apart, and how tokens weigh theirs: the mean over layers, least and most."""
     names = {
-        "apart": "distance of a part's copies from their mean, of its length",
+        "apart": "distance of a part's experts from their mean, of its length",
         "copies": "copies among a token's experts",
         "without_last": "share of a token's weight without its last expert",
     }
