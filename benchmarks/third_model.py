@@ -25,8 +25,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -44,7 +43,6 @@ from torch.nn.utils.rnn import pad_sequence
 from xshare.cli.output import engine_arguments, number_table, wide_console
 from xshare.engines.transformers.teacher_forcing import Compared
 from xshare.policy import RECOMMENDED, Policy
-from xshare.quality.answering import Outcome
 from xshare.quality.task_files import Task
 from xshare.results import Row
 from xshare.tasks import LONGEST
@@ -98,13 +96,8 @@ class TextBench(QuestionBench):
         engine = self.engine(setting.drafts)
         return {"answers": [engine.encode(task.answer)[: self.job.limit] for task in self.tasks(setting)]}
 
-    def decode(self, setting: Setting, policy: Policy | None, places: Sequence[int] | None = None) -> Outcome:
-        forced_job = self.job
-        self.job = replace(forced_job, limit=min(FREE, forced_job.limit))
-        try:
-            return super().decode(setting, policy, places)
-        finally:
-            self.job = forced_job
+    def most_tokens(self) -> int:
+        return min(FREE, self.job.limit)
 
     def cell(self, setting: Setting, policy: Policy | None, native: Row) -> tuple[Row, list[bool]]:
         row, right = super().cell(setting, policy, native)

@@ -105,12 +105,16 @@ class Bench:
     def tasks(self, setting: Setting) -> list[Task]:
         return ordered(self.job.tasks, setting.mixed, self.job.seed)
 
+    def most_tokens(self) -> int:
+        """The most tokens of an answer that is decoded freely."""
+        return self.job.limit
+
     def decode(self, setting: Setting, policy: Policy | None, places: Sequence[int] | None = None) -> Outcome:
         """A policy's answers to the tasks, in their order or in that of `places`. None is native routing."""
         tasks, engine = self.tasks(setting), self.engine(setting.drafts)
         tasks_asked = tasks if places is None else [tasks[i] for i in places]
         engine.lanes = max(1, self.job.together // setting.batch)
-        options: dict[str, Any] = {"batch": setting.batch, "limit": self.job.limit, "alike": not setting.mixed}
+        options: dict[str, Any] = {"batch": setting.batch, "limit": self.most_tokens(), "alike": not setting.mixed}
         outcome = answer(engine, policy, tasks_asked, **options, advance=self.advance)
         outcome.run.answers = []  # their texts have been judged
         return outcome

@@ -170,6 +170,10 @@ def rate_at(step: int, steps: int, settings: Training) -> float:
     return settings.rate * rise * (1 - math.sqrt(1 - fall) if fall < 1 else 1.0)
 
 
+def checkpoint_of(out: Path, model: str) -> Path:
+    return out / f"checkpoint-{model}.safetensors"
+
+
 def main(
     corpus: Annotated[Path, typer.Argument(help="The folder with eltec_*.txt.xz.")],
     out: Annotated[Path, typer.Option(help="Where to write.")],
@@ -201,14 +205,14 @@ def main(
     net = new_model(model, device, tiny, start)
     print(f"{model}: {sum(p.numel() for p in net.parameters()) / 1e6:.2f} M parameters", flush=True)
     masters = Masters(net, settings, fused=device == "cuda")
-    first = masters.load(out / f"checkpoint-{model}.safetensors") if resume else 0
+    first = masters.load(checkpoint_of(out, model)) if resume else 0
     if not steps or first < steps:
         few = short or first < short_steps
         feed = Feed(model, corpus, rows or settings.rows, settings.seed + first, workers, few, start or NANO)
         lengthen = math.inf if short else short_steps
         steps = train(net, masters, model, feed, out, first, steps, began + seconds, lengthen)
         if keep:  # what comes after can be done again with --resume
-            masters.save(out / f"checkpoint-{model}.safetensors", steps)
+            masters.save(checkpoint_of(out, model), steps)
     net.config.architectures = [type(net).__name__]
     net.generation_config.eos_token_id, net.generation_config.pad_token_id = 0, 0
     to_bfloat16(net).save_pretrained(out / model, max_shard_size="12MB" if start is None else "4GB")
@@ -236,7 +240,7 @@ def train(
     """
     settings = TRAINING[model]
     device = str(masters.masters[0].device.type)
-    checkpoint = out / f"checkpoint-{model}.safetensors"
+    checkpoint = checkpoint_of(out, model)
     loss_of = Loss(net)
     compiled: Any = loss_of
     if device == "cuda" and settings.parts == 1:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from claim_evidence import MODELS, SCORES, Claim, Evidence, letters, points_text
 from paper_figures import POINTS, TOLERANCE, least_points, printed
-from speed_tables import REGIMES, deepest
+from speed_tables import REGIMES, preset_rows
 
 # The paper's (m, k0)
 CONFIGURATIONS = ["0,1", "12,1", "16,1", "24,1", "32,1", "0,2", "12,2", "24,0"]
@@ -86,7 +86,7 @@ def cost_of_selecting(e: Evidence) -> Claim:
     control = e.speeds["plain", "carried", "noop"]
     pooled = next(
         row
-        for row in deepest(e["paper_speed"], "pooled")
+        for row in preset_rows(e["paper_speed"])
         if (row["method"], row["regime"], row["batch"], row["drafts"]) == ("noop", "carried", 16, 0)
         and "prompt_tokens" not in row
     )

@@ -6,8 +6,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from quality_tables import Row, Table, change, of_native
+from quality_tables import Row, Table, change, experts_and_points, of_native
 from spans import Span
+from speed_tables import preset_rows
 
 from xshare.policy import RECOMMENDED, Policy
 from xshare.report.labels import policy_label
@@ -24,9 +25,9 @@ def presets(results: Row, speed: Row) -> Table:
         for preset in RECOMMENDED:
             policy = str(Policy.parse(preset))
             rows = [_row(results, model, "confirming", batch, drafts, policy) for model in MODELS]
-            numbers = [cell for row in rows for cell in ((of_native(row), change(row)) if row else ("", ""))]
             times = _times(_timed(speed, policy, batch, drafts))
-            cells.append([f"`{preset}` ({RECOMMENDED[preset]})", str(drafts or "none"), times, *numbers])
+            name = f"`{preset}` ({RECOMMENDED[preset]})"
+            cells.append([name, str(drafts or "none"), times, *experts_and_points(rows)])
     return ["preset", "drafts", "times as fast (95 %)", *columns], cells
 
 
@@ -44,7 +45,8 @@ def preset_batches(speed: Row) -> Table:
 def _timed(speed: Row, policy: str, batch: int, drafts: int) -> Row | None:
     """The row of that policy in an H200's own memory, on `carried` routing."""
     columns = {"policy": policy, "batch": batch, "drafts": drafts, "regime": "carried"}
-    return next((row for row in speed["pooled"] if columns.items() <= row.items() and "prompt_tokens" not in row), None)
+    rows = (row for row in preset_rows(speed) if "prompt_tokens" not in row)
+    return next((row for row in rows if columns.items() <= row.items()), None)
 
 
 def _times(row: Row | None) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
@@ -191,6 +191,11 @@ def change(row: Row) -> str:
     if row["policy"] == "native":
         return ""
     return Span(f"{_points(row['change'])} ({_points(row['change_low'])} to {_points(row['change_high'])})")
+
+
+def experts_and_points(rows: Iterable[Row | None]) -> list[str]:
+    """Two cells per row, its share of native's experts and its change; empty ones where a row was not measured."""
+    return [cell for row in rows for cell in ((of_native(row), change(row)) if row else ("", ""))]
 
 
 def _points(change: float) -> str:

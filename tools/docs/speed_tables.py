@@ -36,6 +36,11 @@ def deepest(results: Row, of: str = "rows") -> list[Row]:
     return [row for row in rows if row["layers"] == most[cell(row)]]
 
 
+def preset_rows(results: Row) -> list[Row]:
+    """The presets and their controls, over all starts: without the paper's policies, which are measured alike."""
+    return [row for row in deepest(results, "pooled") if row["piece"] not in TOPK]
+
+
 def bare(row: Row) -> str:
     """A row's policy without its score: older files do not name the full score."""
     policy: str = row["policy"]
@@ -139,7 +144,7 @@ def batches(results: Row, regime: str) -> Table:
 
 def presets(results: Row, contexts: bool = False) -> Table:
     """The presets and the control on `carried` routing; contexts: with long prompts"""
-    rows = [row for row in deepest(results, "pooled") if row["regime"] == "carried" and row["piece"] not in TOPK]
+    rows = [row for row in preset_rows(results) if row["regime"] == "carried"]
     at: dict[tuple[Any, ...], dict[str, Row]] = {}
     for row in rows:
         if ("prompt_tokens" in row) == contexts:

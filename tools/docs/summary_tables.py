@@ -7,9 +7,9 @@ from functools import partial
 from typing import Any
 
 import frontier_tables
-from quality_tables import SETTINGS, change, of_native
+from quality_tables import SETTINGS, change, experts_and_points
 from spans import Span
-from speed_tables import REGIMES, TOPK, bare, deepest, ratio, topk_rows
+from speed_tables import REGIMES, bare, deepest, preset_rows, ratio, topk_rows
 
 from xshare.policy_text import current_policy_text
 from xshare.report.labels import policy_label
@@ -48,9 +48,8 @@ def headline(frontier: Row, speed: Row, nano: Row, lab: Row) -> Table:
             named = "" if score == "topk" else f",score={score}"  # results leave out the default
             answered = [row_with_policy(nano, half + named), row_with_policy(lab, policy + named)]
             if policy in timed or any(answered):
-                numbers = [cell for row in answered for cell in ((of_native(row), change(row)) if row else ("", ""))]
                 times = Span.ratio(timed[policy]) if policy in timed else ""
-                cells.append([f"the paper's `{policy},score={score}`", times, *numbers])
+                cells.append([f"the paper's `{policy},score={score}`", times, *experts_and_points(answered)])
     return ["policy", *titles[1:place], *titles[place + 1 :]], cells
 
 
@@ -82,9 +81,9 @@ def control_costs(results: Row, every_policy: Row) -> Table:
         named = ((row["piece"].replace("plain", "presets"), row) for row in rows if _control(row))
         return {(piece, row["drafts"], row["batch"]): row for piece, row in named}
 
-    masked, full = by_cell(deepest(results)), by_cell(deepest(every_policy, "pooled"))
+    masked, full = by_cell(deepest(results)), by_cell(preset_rows(every_policy))
     cells = []
-    for cell, row in sorted(by_cell(deepest(results, "pooled")).items(), key=lambda item: item[0][1:]):
+    for cell, row in sorted(by_cell(preset_rows(results)).items(), key=lambda item: item[0][1:]):
         line = [str(row["drafts"] or "none"), str(row["batch"]), f"{row['step_ms']:.2f}"]
         cells.append(
             [*line, *(ratio(earlier[cell]) if cell in earlier else "" for earlier in (masked, full)), ratio(row)]
@@ -110,8 +109,7 @@ def routing_profile(results: Row) -> Table:
 
 
 def _control(row: Row) -> bool:
-    short = "prompt_tokens" not in row
-    return short and row["method"] == "noop" and row["regime"] == "carried" and row["piece"] not in TOPK
+    return row["method"] == "noop" and row["regime"] == "carried" and "prompt_tokens" not in row
 
 
 def answers(speed: Row, nano: Row, lab: Row | None) -> Table:
@@ -124,8 +122,7 @@ def answers(speed: Row, nano: Row, lab: Row | None) -> Table:
         half = ",".join(_halved(part) for part in policy.split(","))
         full, topk = (row_with_policy(nano, half + score) for score in (",score=full", ""))
         lab_row = row_with_policy(lab, policy + ",score=full") if lab else None
-        texts = [cell for row in (full, topk, lab_row) for cell in ((of_native(row), change(row)) if row else ("", ""))]
-        cells.append([policy, *texts])
+        cells.append([policy, *experts_and_points((full, topk, lab_row))])
     return [*titles, "lab, `score=full`: experts", "points (95 %)"], cells
 
 
