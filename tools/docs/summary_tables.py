@@ -11,6 +11,7 @@ from quality_tables import SETTINGS, change, experts_and_points
 from spans import Span
 from speed_tables import REGIMES, bare, deepest, preset_rows, ratio, topk_rows
 
+from xshare.policy import Policy
 from xshare.policy_text import current_policy_text
 from xshare.report.labels import policy_label
 
@@ -44,11 +45,19 @@ def headline(frontier: Row, speed: Row, nano: Row, lab: Row) -> Table:
     }
     for policy in HEADLINE:
         half = ",".join(map(_halved, policy.split(",")))
-        for score, timed in readings.items():
-            named = "" if score == "topk" else f",score={score}"  # results leave out the default
-            answered = [row_with_policy(nano, half + named), row_with_policy(lab, policy + named)]
-            if policy in timed or any(answered):
-                times = Span.ratio(timed[policy]) if policy in timed else ""
+        asked = {
+            score: [row_with_policy(nano, half + named), row_with_policy(lab, policy + named)]
+            for score, named in (("full", ",score=full"), ("topk", ""))  # results leave out the default
+        }
+        if not Policy.parse(policy).batch_budget:  # nothing is summed, so that both readings are one policy
+            timed = readings["topk"].get(policy) or readings["full"][policy]
+            answered = [of_full or of_topk for of_full, of_topk in zip(*asked.values(), strict=True)]
+            cells.append([f"the paper's `{policy}`", Span.ratio(timed), *experts_and_points(answered)])
+            continue
+        for score, answered in asked.items():
+            timed = readings[score].get(policy)
+            if timed or any(answered):
+                times = Span.ratio(timed) if timed else ""
                 cells.append([f"the paper's `{policy},score={score}`", times, *experts_and_points(answered)])
     return ["policy", *titles[1:place], *titles[place + 1 :]], cells
 
