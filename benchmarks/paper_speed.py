@@ -123,8 +123,9 @@ class Piece:
         return [NOOP, *(self.measured or paper)] if regime in self.only else [NOOP]
 
     def engines(self) -> tuple[Any, ...]:
-        """What two pieces must have in common to share a start of the engines."""
-        return self.drafter, self.drafts, self.method, self.runner
+        """What two pieces must have in common to share a start of the engines. Their kernels too: one that was started
+        for other policies refuses what it has no code for."""
+        return self.drafter, self.drafts, self.runner, repr(self.second(experts=0))  # of experts all have as many
 
     def second(self, experts: int) -> Row:
         """How the second engine differs from unmodified vLLM."""

@@ -12,6 +12,9 @@ import typer
 from typer.testing import CliRunner
 
 import xshare
+from xshare.engines.serving.compiled import Compiled
+from xshare.engines.serving.settings import read_settings
+from xshare.kernels.limits import thresholds_of
 from xshare.policy import Policy
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -283,6 +286,25 @@ def test_pieces_that_want_the_same_engines_share_one_start():
     assert options["length"] > 8192
     assert options["chunk"] == paper_speed.CHUNK
     assert "cache" not in paper_speed.start_options(tasks[:1], settings, 36, 16)
+
+
+def test_one_start_has_the_code_for_all_policies_of_its_pieces():
+    pieces = paper_speed.PIECES
+    assert pieces["topk-eagle3"].engines() != pieces["presets-eagle3"].engines()
+    by_start = {}
+    for piece in pieces.values():
+        by_start.setdefault(piece.engines(), []).append(piece)
+    for first, *others in by_start.values():
+        assert all(piece.second(128) == first.second(128) for piece in others)
+        if first.method != "xshare":
+            continue
+        settings = read_settings(first.second(128)["xshare"])
+        compiled = Compiled.of(settings, settings.policy, [0], top_k=4, drafts=first.drafts, every_size=True)
+        cells = [(piece, regime, size) for piece in (first, *others) for regime, size, _ in piece.cells()]
+        measured = {name for piece, regime, size in cells for name in piece.policies(size, regime)}
+        for policy in map(Policy.parse, measured - {NOOP}):
+            assert compiled.thresholds >= thresholds_of([policy])
+            assert compiled.rows_per_request or not policy.request_budget
 
 
 def test_pairs_are_of_one_set_of_requests():
