@@ -10,7 +10,8 @@ cannot keep up (`inf`: all requests at once) its batch is as full as it gets.
 
 A row has the rate, tokens per prompt and per answer, tokens per second in all and per request, TTFT, ITL, the share of
 decode steps that were acted on and of all steps (`acted_all`, prefill included), and paired ratios to native with their
-intervals.
+intervals. The file is written after every repeat, and a run that was cut off goes on from there. Each sample has the
+stamp of the run that measured it, a row that of the run that measured its last pairs.
 """
 
 from __future__ import annotations
@@ -28,9 +29,11 @@ from lib.routing_fits import fits
 from xshare.bench.interleaved import Variant, compare, noop_control, policies_by_name
 from xshare.bench.summary import summary_rows
 from xshare.bench.workload import Workload
+from xshare.cli.bench import repeats_of
 from xshare.cli.output import number_table, progress_bar, wide_console
 from xshare.engines.base import Engine
 from xshare.engines.by_name import open_engine
+from xshare.errors import XShareError
 from xshare.policy import Policy
 from xshare.results import Results, Row
 
@@ -42,19 +45,31 @@ CELL = ("rate", "tokens")
 
 
 def measure(
-    engine: Engine, rate: float, tokens: int, seconds: float, repeats: int, tiny: bool
-) -> tuple[list[Row], list[Row]]:
-    """Rows and samples of one cell: 24 to 96 requests, which arrive over about `seconds` seconds."""
+    engine: Engine, results: Results, rate: float, tokens: int, seconds: float, repeats: int, tiny: bool
+) -> None:
+    """The repeats that one cell still lacks: 24 to 96 requests, which arrive over about `seconds` seconds. The file is
+    written after each."""
     requests = 96 if rate == inf else max(24, min(96, round(rate * seconds)))
     batch, prompt = (8, 32) if tiny else (BATCH, PROMPT)
     workload = Workload(batch, requests, None if rate == inf else rate, prompt, tokens, "random", 0)
-    samples: list[Row] = []
     ways = [Variant(policy) for policy in policies_by_name(engine, [Policy.parse("balanced")]).values()]
-    with progress_bar(f"{rate:g} a second, {tokens} tokens", repeats * len(ways) * requests) as advance:
-        compare(engine, ways, workload, range(repeats), advance, samples.extend)
-    setting: Row = {"rate": workload.rate, "tokens": tokens, "prompt_tokens": prompt, "requests": requests}
-    rows = summary_rows(samples, str(noop_control(engine)), setting)
-    return rows, [{"rate": workload.rate, "tokens": tokens} | sample for sample in samples]
+    cell: Row = {"rate": workload.rate, "tokens": tokens}
+    setting = cell | {"prompt_tokens": prompt, "requests": requests}
+    samples = [sample for sample in results.samples if all(sample[name] == cell[name] for name in CELL)]
+    if not (remaining := range(repeats_of(samples), repeats)):
+        return
+    earlier = {(row["requests"], row["policy"]) for row in results.rows if all(row[n] == cell[n] for n in CELL)}
+    if different := earlier - {(requests, way.name) for way in ways}:
+        raise XShareError(f"{cell} was measured with {sorted(different)} (requests, policy): name another file")
+
+    def keep(repeat: list[Row]) -> None:
+        samples.extend(cell | sample for sample in repeat)
+        results.put(summary_rows(samples, str(noop_control(engine)), setting), CELL)
+        results.put(samples, CELL, into="samples")  # those of an earlier run keep its stamp
+        results.write()
+
+    with progress_bar(f"{rate:g} a second, {tokens} tokens", len(remaining) * len(ways) * requests) as advance:
+        compare(engine, ways, workload, remaining, advance, keep)
 
 
 def main(
@@ -65,7 +80,7 @@ def main(
     seconds: Annotated[float, typer.Option(help="Seconds over which requests arrive.")] = 4.0,
     repeats: Annotated[int, typer.Option(help="Pairs of each.")] = 6,
     layers: Annotated[int | None, typer.Option(help="36 by default, which is all.")] = None,
-    json: Annotated[Path, typer.Option(help="Results; cells already in it are skipped.")] = EVIDENCE / "online.json",
+    json: Annotated[Path, typer.Option(help="Results; goes on from them.")] = EVIDENCE / "online.json",
     tiny: Annotated[bool, typer.Option("--tiny", help="A small shape, for a machine without a GPU.")] = False,
 ) -> None:
     layers = layers or (4 if tiny else 36)
@@ -81,12 +96,7 @@ def main(
             planned = TINY_RATES if tiny else RATES
             for length in tokens or planned:
                 for per_second in rate or planned.get(length, (inf,)):
-                    measured = {tuple(row[name] for name in CELL) for row in results.rows}
-                    if (None if per_second == inf else per_second, length) not in measured:
-                        rows, samples = measure(engine, per_second, length, seconds, repeats, tiny)
-                        results.put(rows, CELL)
-                        results.put(samples, CELL, into="samples")
-                        results.write()
+                    measure(engine, results, per_second, length, seconds, repeats, tiny)
         finally:
             engine.close()
     show(results.rows)
