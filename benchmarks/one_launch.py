@@ -2,6 +2,7 @@
 
     python benchmarks/one_launch.py [--json evidence/one_launch.json]
     python benchmarks/one_launch.py --path modular --json FILE
+    python benchmarks/one_launch.py --cold --rows 16 --each 4 --json FILE
 
 Needs a GPU and vLLM 0.26. There are two paths: `mxfp4`, vLLM's Triton path for gpt-oss (top-4), and `modular`, that of
 Qwen3 (top-8). A graph of LAYERS layers of [router GEMM -> routing] is replayed, with the experts left out, in seven
@@ -14,6 +15,10 @@ forms, in turns; `..._us` are medians of a layer, the router's GEMM included:
   closed   the same, gate closed: native routing in one launch
   bare     `one` without the code for protected rows, as a server has it with `protect: false`
   guarded  `one` with two protected rows, where there are two
+
+With --cold every layer first reads more than the L2 cache holds, as the experts of a model's layer do: without them the
+code and the data of all kernels stay in the cache from one layer to the next, which in a real step they do not. Every
+`..._us` has the time of that reading in it, `none_us` too, so what routing takes is the difference between the two.
 
 `compared` batches of logits of many scales, with ties, -0 and -inf among them, were routed both ways under each policy,
 gate open and closed; of `differ` any table had another bit.
@@ -120,7 +125,13 @@ def differing(
     return mismatches
 
 
-def times(path: Routed, rows: int, rows_per_request: int) -> Row:
+def beyond_cache() -> torch.Tensor:
+    """More than twice what the L2 cache holds: reading it leaves nothing else there."""
+    cache_bytes = torch.cuda.get_device_properties("cuda").L2_cache_size
+    return torch.zeros(2 * cache_bytes // 4 + 1, dtype=torch.float32, device="cuda")
+
+
+def times(path: Routed, rows: int, rows_per_request: int, cold: bool) -> Row:
     masking, policy = fused_selection(path, rows, rows_per_request, False), POLICIES[0]
     routing, bare = (
         fused_selection(path, rows, rows_per_request, True),
@@ -138,10 +149,13 @@ def times(path: Routed, rows: int, rows_per_request: int) -> Row:
     hidden = torch.randn(rows, HIDDEN, device="cuda", dtype=torch.bfloat16)
     weights = [torch.randn(EXPERTS, HIDDEN, device="cuda", dtype=torch.bfloat16) / 27 for _ in range(LAYERS)]
     logits = torch.empty(rows, EXPERTS, device="cuda", dtype=torch.bfloat16)
+    flood = beyond_cache() if cold else None
 
     def chain(form: str) -> Any:
         def layers() -> None:
             for weight in weights:
+                if flood is not None:
+                    flood.sum()
                 torch.mm(hidden, weight.t(), out=logits)
                 if form in launched:
                     selection, control = launched[form]
@@ -166,9 +180,17 @@ def main(
     json: Annotated[Path | None, typer.Option(help="Write the rows here.")] = None,
     batches: Annotated[int, typer.Option(help="Batches of logits of each policy to compare.")] = 70,
     path: Annotated[str, typer.Option(help="mxfp4 or modular.")] = "mxfp4",
+    cold: Annotated[bool, typer.Option("--cold", help="With the cache full of other things.")] = False,
+    rows: Annotated[list[int] | None, typer.Option(help="Only cells of so many rows; may be repeated.")] = None,
+    each: Annotated[
+        list[int] | None, typer.Option(help="Only cells with so many rows of a request (0: one); may be repeated.")
+    ] = None,
 ) -> None:
     if path not in PATHS:
         raise typer.BadParameter(f"{path!r} is no path: there are {', '.join(PATHS)}")
+    cells = [cell for cell in CELLS if (not rows or cell[0] in rows) and (not each or cell[1] in each)]
+    if not cells:
+        raise typer.BadParameter(f"there is no such cell (rows, of a request): there are {CELLS}")
     chosen = PATHS[path]
     import triton
     import vllm
@@ -176,23 +198,23 @@ def main(
 
     has_triton_kernels()  # gives vLLM's own copy that name
     about = {"gpu": torch.cuda.get_device_name(), "triton": triton.__version__, "vllm": vllm.__version__, "seed": 0}
-    about |= {"layers": LAYERS, "experts": EXPERTS, "top_k": chosen.top_k, "path": path}
+    about |= {"layers": LAYERS, "experts": EXPERTS, "top_k": chosen.top_k, "path": path, "cold": cold}
     results = Results(json, None, about, lists=())
     dice = torch.Generator("cuda").manual_seed(0)
     forms = ["GEMM alone", "native", "masked", "one launch", "gate closed", "bare", "guarded", "no-op"]
     title = "routing of a layer, us, its router's GEMM included"
     table = number_table(title, "rows", "of a request", *forms, "compared", "differ")
-    with progress_bar("cells", len(CELLS)) as advance:
-        for rows, rows_per_request in CELLS:
+    with progress_bar("cells", len(cells)) as advance:
+        for count, rows_per_request in cells:
             differ = 0
-            selection = fused_selection(chosen, rows, rows_per_request, True)
+            selection = fused_selection(chosen, count, rows_per_request, True)
             for policy in POLICIES:
-                control = control_of(policy, rows, rows_per_request)
-                differ += differing(chosen, selection, control, rows, batches, dice)
+                control = control_of(policy, count, rows_per_request)
+                differ += differing(chosen, selection, control, count, batches, dice)
             row = {
-                "rows": rows,
+                "rows": count,
                 "each": rows_per_request,
-                **times(chosen, rows, rows_per_request),
+                **times(chosen, count, rows_per_request, cold),
                 "compared": batches * len(POLICIES),
                 "differ": differ,
             }
