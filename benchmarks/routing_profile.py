@@ -1,6 +1,7 @@
 """How much of a decode step is routing in vLLM, without XShare and with it, by the path that a model takes?
 
     python benchmarks/routing_profile.py [--json evidence/routing_profile.json]
+    python benchmarks/routing_profile.py --drafts 3 --json FILE
 
 Needs a GPU. For each shape two engines of a few layers with random weights, one after another, each in a process of its
 own: unmodified vLLM, and one with the no-op control. An engine whose rows the file has is not started again. torch's
@@ -8,6 +9,11 @@ profiler times the kernels of decode steps; their names decide to which part the
 the router's product and the experts' first product, `selection` is XShare's. A row has shape, layers, who, batch, part,
 kernel, and launches and microseconds per layer and step. Gaps between launches are not counted, so each launch saved
 gains about a microsecond more. What the model does once per step is shared out among the layers.
+
+With --drafts 3: gpt-oss-120b's shape with an EAGLE-3 head, 4 requests of 4 rows each. Three engines as paper_speed.py
+has them are started together and profiled one after another: unmodified vLLM, the control in the kernel of the presets
+(`presets-eagle3`), and the control in the kernel of policies with request budgets (`eagle3`). The head's kernels belong
+to the parts that their names decide, too. `--tiny` tries this without a GPU: operators take the place of kernels.
 """
 
 from __future__ import annotations
@@ -19,13 +25,16 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from lib.model_shapes import SHAPES, experts_of, write
+from lib.engine_process import PROMPT, Engine
+from lib.model_shapes import SHAPES, experts_of, gpt_oss_120b, write
 from lib.paths import EVIDENCE
 from lib.routing_fits import fits
+from paper_speed import PIECES, SHAPE, WARM, start_options
 
 from xshare.cli.output import number_table, wide_console
 from xshare.results import Results, Row
@@ -33,6 +42,9 @@ from xshare.results import Results, Row
 LAYERS, STEPS = 8, 32
 FEWER_LAYERS = {"deepseek-v3": 3}  # as many as fit one card
 SIDES = ("native", "control")
+DRAFTS = 3
+# With drafts: the piece of paper_speed.py whose second engine it is. Their kernels were compiled for other policies.
+DRAFTED = {"native": "", "control": "presets-eagle3", "control, request budgets": "eagle3"}
 # A kernel belongs to the first part whose pattern its name matches.
 PARTS = {
     "selection": r"select_in_|reroute_rows|count_step",
@@ -90,22 +102,62 @@ def decoded(shape: str, control: bool, batches: list[int], folder: str) -> list[
                 if str(event.device_type).endswith("CUDA"):
                     launches[event.name] += sign
                     micros[event.name] += sign * event.device_time
-        per = layers * STEPS
-        for kernel, total in micros.most_common():
-            about: Row = {"shape": shape, "layers": layers, "who": "control" if control else "native", "batch": batch}
-            about |= {"part": part_of(kernel), "kernel": kernel[:120]}
-            if total / per > 0.02:
-                rows.append(about | {"launches": launches[kernel] / per, "us": total / per})
+        setting: Row = {"shape": shape, "layers": layers, "who": "control" if control else "native", "batch": batch}
+        rows += rows_of(setting, {kernel: [launches[kernel], total] for kernel, total in micros.items()})
+    return rows
+
+
+def rows_of(setting: Row, kernels: dict[str, list[float]]) -> list[Row]:
+    """Rows of the kernels that take any time. `kernels`: launches and microseconds in all layers and steps."""
+    per = setting["layers"] * STEPS
+    rows = []
+    for kernel, (launches, total) in sorted(kernels.items(), key=lambda item: -item[1][1]):
+        if total / per > 0.02:
+            named = setting | {"part": part_of(kernel), "kernel": kernel[:120]}
+            rows.append(named | {"launches": launches / per, "us": total / per})
+    return rows
+
+
+def drafted(sides: list[str], batches: list[int], tiny: bool) -> list[Row]:
+    """Rows of the kernels of decode steps with drafts."""
+    experts = experts_of(gpt_oss_120b(LAYERS, tiny))
+    task = (PIECES["presets-eagle3"], ("carried", batches[0], PROMPT), 1)
+    options = start_options([task], {"tiny": tiny, "regimes": fits()}, LAYERS, STEPS)
+    rows: list[Row] = []
+    with ExitStack() as stack:
+        engines = {}
+        for number, who in enumerate(sides):
+            second = PIECES[DRAFTED[who]].second(experts) if DRAFTED[who] else {"rule": None}
+            engines[who] = stack.enter_context(Engine(f"profile_{number}", options | second))
+        for who, engine in engines.items():  # no other may still be starting when one is profiled
+            print(f"{who}: started, {engine.answer()}", flush=True)
+        for who, engine in engines.items():
+            for batch in batches:
+                engine.ask("decode", batch=batch, steps=2 * WARM, seed=0)
+                if DRAFTED[who]:
+                    engine.ask("policy", policy=f"k0=1,m={experts}")
+                kernels = engine.ask("profile", batch=batch, steps=STEPS, warm=WARM)
+                setting = {"shape": SHAPE, "layers": LAYERS, "drafts": DRAFTS, "who": who, "batch": batch}
+                rows += rows_of(setting, kernels)
+                if DRAFTED[who]:
+                    counted = engine.ask("counted", batch=batch)
+                    print(f"{who}: selected in {counted['pruned']} of {counted['decoded']} steps", flush=True)
     return rows
 
 
 def main(
     shape: Annotated[list[str] | None, typer.Option(help=f"Of {', '.join(SHAPES)}; may be repeated.")] = None,
     batch: Annotated[list[int] | None, typer.Option(help="Requests; may be repeated.")] = None,
+    drafts: Annotated[int, typer.Option(help=f"{DRAFTS}: {SHAPE}'s shape with drafts, instead of the others.")] = 0,
+    tiny: Annotated[bool, typer.Option("--tiny", help="With drafts: a small shape, without a GPU.")] = False,
     json: Annotated[Path, typer.Option(help="Results; goes on from them.")] = EVIDENCE / "routing_profile.json",
     one: Annotated[str, typer.Option(hidden=True)] = "",
 ) -> None:
-    batches = batch or [4, 16, 32]
+    if drafts not in (0, DRAFTS) or (drafts and set(shape or [SHAPE]) != {SHAPE}):
+        raise typer.BadParameter(f"drafts are profiled in the shape {SHAPE}, {DRAFTS} of a request")
+    if tiny and not drafts:
+        raise typer.BadParameter("without drafts there is no small shape")
+    batches = batch or ([4] if drafts else [4, 16, 32])
     if one:
         name, side = one.split()
         with tempfile.TemporaryDirectory() as folder:
@@ -114,11 +166,16 @@ def main(
     import torch
     import vllm
 
-    about = {"gpu": torch.cuda.get_device_name(), "vllm": vllm.__version__, "regime": "carried", "seed": 0}
-    results = Results(json, {"layers": LAYERS, "steps": STEPS}, about, lists=())
-    for name in shape or SHAPES:
+    gpu = None if tiny else torch.cuda.get_device_name()
+    about = {"gpu": gpu, "vllm": vllm.__version__, "regime": "carried", "seed": 0}
+    results = Results(json, {"layers": LAYERS, "steps": STEPS} | ({"tiny": True} if tiny else {}), about, lists=())
+    known = {(row["shape"], row["who"], row.get("drafts", 0)) for row in results.rows}
+    if drafts and (sides := [who for who in DRAFTED if (SHAPE, who, drafts) not in known]):
+        results.rows += drafted(sides, batches, tiny)
+        results.write()
+    for name in [] if drafts else shape or SHAPES:
         for side in SIDES:
-            if (name, side) in {(row["shape"], row["who"]) for row in results.rows}:
+            if (name, side, 0) in known:
                 continue
             batch_options = [option for size in batches for option in ("--batch", str(size))]
             environment = os.environ | ({} if side == "control" else {"VLLM_PLUGINS": ""})
@@ -131,10 +188,15 @@ def main(
 
 
 def show(rows: list[Row]) -> None:
-    table = number_table("a layer and step", "shape", "who", "batch", *(f"{part}, us" for part in (*PARTS, "other")),
+    columns = ("shape", "drafts", "who", "batch")
+    table = number_table("a layer and step", *columns, *(f"{part}, us" for part in (*PARTS, "other")),
                          "routing launches")  # fmt: skip
-    for cell in dict.fromkeys((row["shape"], row["who"], row["batch"]) for row in rows):
-        cell_rows = [row for row in rows if (row["shape"], row["who"], row["batch"]) == cell]
+
+    def cell_of(row: Row) -> tuple[Any, ...]:
+        return row["shape"], row.get("drafts", 0), row["who"], row["batch"]
+
+    for cell in dict.fromkeys(map(cell_of, rows)):
+        cell_rows = [row for row in rows if cell_of(row) == cell]
         times = [sum(row["us"] for row in cell_rows if row["part"] == part) for part in (*PARTS, "other")]
         launches = sum(row["launches"] for row in cell_rows if row["part"] in ("routing", "selection"))
         table.add_row(*map(str, cell), *(f"{time:.2f}" for time in times), f"{launches:.1f}")

@@ -223,6 +223,32 @@ class Child:
             self.end()
         return timing
 
+    def profile(self, batch: int, steps: int, warm: int) -> dict[str, list[float]]:
+        """Launches and microseconds of every kernel of `steps` decode steps; without a GPU, of every operator."""
+        import torch
+
+        on_gpu = torch.cuda.is_available()
+        kind = torch.profiler.ProfilerActivity.CUDA if on_gpu else torch.profiler.ProfilerActivity.CPU
+        self.end()
+        self.begin(batch, 1, PROMPT, (steps + warm + 16) * (1 + self.options["drafts"]))
+        self.go(warm)
+        kernels: dict[str, list[float]] = {}
+        # Less a run of fewer steps: with asynchronous scheduling both end with a step that no one has asked for.
+        for sign, timed in ((-1, 1), (1, 1 + steps)):
+            if on_gpu:
+                torch.cuda.synchronize()
+            with torch.profiler.profile(activities=[kind]) as profile:
+                self.go(timed)
+                if on_gpu:
+                    torch.cuda.synchronize()
+            for event in profile.events():
+                if str(event.device_type).endswith(kind.name):
+                    total = kernels.setdefault(event.name, [0, 0.0])
+                    total[0] += sign
+                    total[1] += sign * (event.device_time if on_gpu else event.cpu_time)
+        self.end()
+        return kernels
+
     def begin(self, batch: int, seed: int, prompt: int, most: int) -> None:
         from vllm import SamplingParams
 

@@ -102,14 +102,16 @@ def control_costs(results: Row, every_policy: Row) -> Table:
 
 
 def routing_profile(results: Row) -> Table:
-    """Kernel time of routing per layer and step, vLLM's own and ours, beside that of all kernels of vLLM's layer."""
+    """Kernel time of routing per layer and step without drafts, vLLM's own and ours, beside that of all kernels of
+    vLLM's layer."""
 
     def took(rows: list[Row]) -> tuple[float, float]:
         return sum(row["launches"] for row in rows), sum(row["us"] for row in rows)
 
     cells = []
-    for shape, batch in dict.fromkeys((row["shape"], row["batch"]) for row in results["rows"]):
-        rows = [row for row in results["rows"] if (row["shape"], row["batch"]) == (shape, batch)]
+    plain = [row for row in results["rows"] if not row.get("drafts")]
+    for shape, batch in dict.fromkeys((row["shape"], row["batch"]) for row in plain):
+        rows = [row for row in plain if (row["shape"], row["batch"]) == (shape, batch)]
         native, control = ([row for row in rows if row["who"] == who] for who in ("native", "control"))
         routing = [took([row for row in of if row["part"] in ("routing", "selection")]) for of in (native, control)]
         texts = [text for launches, us in routing for text in ((f"{launches:.0f}", f"{us:.1f}") if us else ("", ""))]
