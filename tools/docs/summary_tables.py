@@ -36,29 +36,30 @@ HEADLINE = ("k0=2,m=0", "k0=1,m=32", "k0=1,m=24", "k0=1,m=12")  # of the paper's
 
 def headline(frontier: Row, speed: Row, nano: Row, lab: Row) -> Table:
     """Speed and answers in one line each, at 16 requests without drafts: the presets first, the paper's second."""
-    titles, lines = frontier_tables.presets(frontier, speed)
+    titles, presets = frontier_tables.presets(frontier, speed)
     place = titles.index("drafts")
-    cells = [line[:place] + line[place + 1 :] for line in lines if line[place] == "none"]
+    cells = [line[:place] + line[place + 1 :] for line in presets if line[place] == "none"]
     readings = {
         "full": {bare(row): row for row in deepest(speed) if _paper_at_16(row)},
         "topk": topk_rows(speed, "carried", 0),
     }
     for policy in HEADLINE:
         half = ",".join(map(_halved, policy.split(",")))
-        asked = {
-            score: [row_with_policy(nano, half + named), row_with_policy(lab, policy + named)]
+        lines = [
+            (
+                f"{policy},score={score}",
+                readings[score].get(policy),
+                [row_with_policy(nano, half + named), row_with_policy(lab, policy + named)],
+            )
             for score, named in (("full", ",score=full"), ("topk", ""))  # results leave out the default
-        }
+        ]
         if not Policy.parse(policy).batch_budget:  # nothing is summed, so that both readings are one policy
-            timed = readings["topk"].get(policy) or readings["full"][policy]
-            answered = [of_full or of_topk for of_full, of_topk in zip(*asked.values(), strict=True)]
-            cells.append([f"the paper's `{policy}`", Span.ratio(timed), *experts_and_points(answered)])
-            continue
-        for score, answered in asked.items():
-            timed = readings[score].get(policy)
+            (_, by_full, of_full), (_, by_topk, of_topk) = lines
+            lines = [(policy, by_topk or by_full, [a or b for a, b in zip(of_full, of_topk, strict=True)])]
+        for label, timed, answered in lines:
             if timed or any(answered):
                 times = Span.ratio(timed) if timed else ""
-                cells.append([f"the paper's `{policy},score={score}`", times, *experts_and_points(answered)])
+                cells.append([f"the paper's `{label}`", times, *experts_and_points(answered)])
     return ["policy", *titles[1:place], *titles[place + 1 :]], cells
 
 
