@@ -33,7 +33,7 @@ from xshare.results import Results, Row
 
 BATCHES = (16, 13, 9, 32, 27)  # on the grid of captured sizes, and off it
 PROTECTED = 4  # requests of 16
-COVERAGE = {"warmup": 0, "coverage": 0.7}  # with drafts too, its kernel has no code for request budgets
+COVERAGE = {"warmup": 0, "coverage": 0.7}  # with drafts, a policy without request budgets runs another kernel
 # Pairs that run the same kernels, so that their tokens must be equal. Compilation changes roundings, so an eager engine
 # is compared with graphs of uncompiled code, and kinds of graphs with each other.
 SAME = [

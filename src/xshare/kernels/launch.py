@@ -125,7 +125,6 @@ class FusedSelection:
         assert scratch is not None
         tables = self.tables if route and self.tables is not None and logits.dtype == self.tables.dtype else None
         arguments = self._data(logits, control) | self._rules(logits)
-        arguments |= {"starts": control.starts, "EACH": plan.each}
         arguments |= no_tables(logits) if tables is None else tables.arguments(len(logits))
         arguments["MASK_LOGITS"] = self.mask_logits and tables is None
         if plan.one_tile:
@@ -142,8 +141,9 @@ class FusedSelection:
                 if plan.early:  # the second launch waits for the collective's kernels in the usual way
                     arguments |= {"EARLY": False, "launch_pdl": False}
             kernel.select_in_blocks[(plan.blocks,)](
-                **arguments, **shared,
-                BLOCKS=plan.blocks, PART=part, QUOTA=plan.quota, DIRECT=plan.direct, ACROSS=together,
+                **arguments, **shared, starts=control.starts,
+                BLOCKS=plan.blocks, PART=part, QUOTA=plan.quota, DIRECT=plan.direct, EACH=plan.each,
+                ACROSS=together,
             )  # fmt: skip
         return tables is not None
 

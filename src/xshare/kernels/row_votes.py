@@ -227,13 +227,6 @@ def fold(tile, TO: tl.constexpr):
 
 
 @triton.jit
-def rows_of(starts, request, last, end):
-    """-> each request's first row, and the row after the last of them that votes; none for requests from `last` on"""
-    start = tl.load(starts + request, mask=request < last, other=0)
-    return start, tl.minimum(tl.load(starts + request + 1, mask=request < last, other=0), end)
-
-
-@triton.jit
 def votes(
     logits, stride, bias, starts, first, last, end, protected_ptr, guarded, k0, rho, by_top_k, power, m_r, stats,
     N: tl.constexpr, BQ: tl.constexpr, BN: tl.constexpr, SPAN: tl.constexpr, EACH: tl.constexpr, TOP_K: tl.constexpr,
@@ -251,7 +244,8 @@ def votes(
     position = tl.minimum(first, last)
     while position < last:
         request = position + tl.arange(0, EACH * BQ) % BQ
-        start, stop = rows_of(starts, request, last, end)
+        start = tl.load(starts + request, mask=request < last, other=0)
+        stop = tl.minimum(tl.load(starts + request + 1, mask=request < last, other=0), end)
         request_high, request_low = tl.zeros([BQ, BN], tl.float32), tl.zeros([BQ, BN], tl.float32)
         request_count = tl.zeros([BQ, BN], tl.int32)
         longest = tl.max(stop - start, axis=0)
@@ -277,37 +271,6 @@ def votes(
             if STATS:
                 tl.store(stats + 2 * rows, top, mask=live)
                 tl.store(stats + 2 * rows + 1, total, mask=live)
-            done += EACH
-        request_count = want_best(request_high, request_low, request_count, m_r, N, BN)
-        high, low, count = high + request_high, low + request_low, count + request_count
-        position += BQ
-    return high, low, count
-
-
-@triton.jit
-def votes_of_requests(
-    halves, counts, starts, last, end, m_r,
-    N: tl.constexpr, BR: tl.constexpr, BQ: tl.constexpr, BN: tl.constexpr, EACH: tl.constexpr,
-):  # fmt: skip
-    """The result of `votes` for the requests before `last`, from the votes of BR rows in scratch memory."""
-    cols = tl.arange(0, BN)[None, :]
-    turn = tl.arange(0, EACH * BQ) // BQ
-    high, low = tl.zeros([BQ, BN], tl.float32), tl.zeros([BQ, BN], tl.float32)
-    count = tl.zeros([BQ, BN], tl.int32)
-    position = tl.minimum(last, 0)
-    while position < last:
-        start, stop = rows_of(starts, position + tl.arange(0, EACH * BQ) % BQ, last, end)
-        request_high, request_low = tl.zeros([BQ, BN], tl.float32), tl.zeros([BQ, BN], tl.float32)
-        request_count = tl.zeros([BQ, BN], tl.int32)
-        longest = tl.max(stop - start, axis=0)
-        done = tl.minimum(longest, 0)
-        while done < longest:
-            rows = start + turn + done
-            live = (rows < stop)[:, None]
-            place = rows[:, None] * BN + cols
-            request_high += fold(tl.load(halves + place, mask=live, other=0.0), BQ)
-            request_low += fold(tl.load(halves + BR * BN + place, mask=live, other=0.0), BQ)
-            request_count += fold(tl.load(counts + place, mask=live, other=0), BQ)
             done += EACH
         request_count = want_best(request_high, request_low, request_count, m_r, N, BN)
         high, low, count = high + request_high, low + request_low, count + request_count

@@ -27,18 +27,7 @@ from xshare.kernels.expert_sorting import (
     write_tables,
 )
 from xshare.kernels.routing_tables import FORM_BLOCKS, FORM_IDS, FORM_SORTED
-from xshare.kernels.row_votes import (
-    LOWEST_FLOAT,
-    SIGMOID,
-    SOFTMAX,
-    addresses,
-    as_rows,
-    fold,
-    read_rows,
-    vote,
-    votes,
-    votes_of_requests,
-)
+from xshare.kernels.row_votes import LOWEST_FLOAT, SIGMOID, SOFTMAX, addresses, as_rows, fold, read_rows, vote, votes
 from xshare.kernels.two_halves import all_act, votes_of_all
 
 GATE, ROWS, REQUESTS, K0, MR, MG, ROUNDS, TOPK, POWER, PROTECTED, COST_TABLE, SAMPLE = (
@@ -152,10 +141,10 @@ def _meet(arrivals, BLOCKS: tl.constexpr):
 
 @triton.jit(do_not_specialize=["present", "most_tiles", "shift"])  # one kernel for all row counts of a bucket
 def select_in_one_tile(
-    logits, stride, present, bias_ptr, starts, control, own, protected_ptr, cost, devices, num_devices, keep,
-    masked_bias, share, seen, halves, counts, order, pairs, weights, hist, offsets, tiles, most_tiles, keys, marks,
-    places, ids, row_sums, shift,
-    N: tl.constexpr, BR: tl.constexpr, BQ: tl.constexpr, BN: tl.constexpr, SPAN: tl.constexpr, EACH: tl.constexpr,
+    logits, stride, present, bias_ptr, control, own, protected_ptr, cost, devices, num_devices, keep, masked_bias,
+    share, seen, halves, counts, order, pairs, weights, hist, offsets, tiles, most_tiles, keys, marks, places,
+    ids, row_sums, shift,
+    N: tl.constexpr, BR: tl.constexpr, BQ: tl.constexpr, BN: tl.constexpr, SPAN: tl.constexpr,
     TOP_K: tl.constexpr, SCORING: tl.constexpr, RENORMALIZE: tl.constexpr,
     GROUPS: tl.constexpr, KEEP_GROUPS: tl.constexpr,
     DEVICES: tl.constexpr, COST: tl.constexpr, PROTECT: tl.constexpr, UNIQUE: tl.constexpr,
@@ -164,16 +153,12 @@ def select_in_one_tile(
     ROUTE: tl.constexpr, ROWS_MOST: tl.constexpr, OFFSETS: tl.constexpr, TILES: tl.constexpr, TILES_MOST: tl.constexpr,
     SLOTS: tl.constexpr, EXACT: tl.constexpr, LOWEST: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """Few rows: one program holds one tile in registers from beginning to end.
-
-    With a request budget votes go through memory twice: a request's rows are in several warps, and are added up first.
-    """
+    """Few rows and no request budgets: one program holds one tile in registers from beginning to end."""
     if EARLY:  # nothing is loaded ahead of the wait: measured, that made this kernel no faster
         tl.extra.cuda.gdc_wait()
     # All loads are issued before any is waited for: each trip to memory costs half a microsecond.
     end = tl.minimum(tl.load(control + ROWS), present)
     k0, m_g, rounds = tl.load(control + K0), tl.load(control + MG), tl.load(control + ROUNDS)
-    m_r, last = tl.load(control + MR) if EACH > 0 else 0, tl.load(control + REQUESTS) if EACH > 0 else 0
     by_top_k, power = tl.load(control + TOPK), tl.load(control + POWER)
     own_m, tau = tl.load(own + M), tl.load(own + TAU) if MASS else -1.0
     own_rho, lam = tl.load(own + RHO) if COVERAGE else 0.0, tl.load(own + LAM) if PRICE else 0.0
@@ -199,15 +184,8 @@ def select_in_one_tile(
             value, score, key, best, usable, top, total, protected, guarded, k0, rho, by_top_k, power,
             BN, TOP_K, SCORING, RENORMALIZE, PROTECT, UNIQUE,
         )  # fmt: skip
-        sum_high, sum_low, sum_count = fold(high, BQ), fold(low, BQ), fold(count, BQ)
-        if EACH > 0 and m_r > 0:
-            row_halves, row_counts = halves + 2 * BQ * BN, counts + BQ * BN  # behind the sums that follow
-            leave_votes(high, low, count, row_halves, row_counts, 0, BR, BR, BN)
-            tl.debug_barrier()
-            sum_high, sum_low, sum_count = votes_of_requests(
-                row_halves, row_counts, starts, last, end, m_r, N, BR, BQ, BN, EACH
-            )
-        leave_votes(sum_high, sum_low, sum_count, halves, counts, 0, BQ, BQ, BN)
+        high, low, count = fold(high, BQ), fold(low, BQ), fold(count, BQ)
+        leave_votes(high, low, count, halves, counts, 0, BQ, BQ, BN)
         tl.debug_barrier()
         u, count = add_up(halves, counts, BQ, BN, True)
         S = choose(
@@ -266,8 +244,8 @@ def select_in_blocks(
     ROUTE: tl.constexpr, ROWS_MOST: tl.constexpr, OFFSETS: tl.constexpr, TILES: tl.constexpr, TILES_MOST: tl.constexpr,
     SLOTS: tl.constexpr, EXACT: tl.constexpr, LOWEST: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """More rows: every program votes for BR rows, or for QUOTA requests with budgets; then all meet, and each writes
-    its BR rows.
+    """More rows, or request budgets: every program votes for BR rows, or for QUOTA requests with budgets; then all
+    meet, and each writes its BR rows.
 
     They meet by counting arrivals: the few programs of a launch are all on the chip at once, so they can wait for each
     other. Triton's interpreter runs programs one after another, so they cannot; there PART 1 votes, PART 2 chooses, and
