@@ -26,10 +26,12 @@ class Span(str):
         return cls(text, count_of(row, column))
 
     @classmethod
-    def ratio(cls, row: dict[str, Any], column: str = "ratio", digits: int = 2) -> Span:
-        """A ratio with its interval."""
+    def ratio(cls, row: dict[str, Any], column: str = "ratio", digits: int = 2, starts: bool = False) -> Span:
+        """A ratio with its interval. `starts`: say where it is of one start of the engines, which differ more than
+        pairs of one do."""
         value, low, high = (f"{row[column + end]:.{digits}f}" for end in ("", "_low", "_high"))
-        return cls.of(f"{value} ({low} to {high})", row, column)
+        once = ", one start" if starts and row.get("starts") == 1 else ""
+        return cls.of(f"{value} ({low} to {high}{once})", row, column)
 
     def marked(self, mark: str) -> str:
         return f"{self[:-1]}{mark})" if self.endswith(")") else f"{self}{mark}"
