@@ -102,7 +102,7 @@ def test_the_other_reading_of_the_papers_score_stands_beside_the_first_once_it_i
     points = by_policy["the paper's `k0=1,m=24,score=topk`"]
     assert (points[0], points[2].split()[0]) == ("1.06 (1.05 to 1.07, one start)", "-5.0")
     assert by_policy["the paper's `k0=1,m=24,score=full`"][2].startswith("-37.7 (")
-    # Without a budget nothing is summed: one line, with today's speed and the answers that were asked by either reading.
+    # Without a budget nothing is summed: one line, with today's speed and the answers by either reading.
     assert by_policy["the paper's `k0=2,m=0`"][0] == "1.06 (1.05 to 1.07, one start)"
     assert by_policy["the paper's `k0=2,m=0`"][2].startswith("-5.9 (")
 
