@@ -114,6 +114,26 @@ def test_ratios_of_one_model_follow_from_its_rounds():
         assert min(row["samples_tokens_per_s"]) <= row["tokens_per_s"] <= max(row["samples_tokens_per_s"])
 
 
+def test_speeds_of_mixed_requests_follow_from_their_pairs():
+    results = content("mixed_speed")
+    by_number = {}
+    for sample in results["samples"]:
+        by_number.setdefault(sample["number"], {})[sample["policy"]] = sample
+    assert sorted(by_number) == list(range(32))
+    (policies,) = {frozenset(of) for of in by_number.values()}
+    assert len(results["rows"]) == 2 * len(policies)
+    for row in results["rows"]:
+        # Batches of one kind and mixed ones take turns.
+        pairs = [of[row["policy"]] for number, of in sorted(by_number.items()) if number % 2 == row["mixed"]]
+        assert all(sample["mixed"] == row["mixed"] for sample in pairs)
+        ratios = [sample["tokens_per_s"] / sample["native_tokens_per_s"] for sample in pairs]
+        check_interval(ratios, row["ratio"], row["ratio_low"], row["ratio_high"], 1e-9)
+        assert len(pairs) == row["pairs"]
+        for column in ("accepted", "native_accepted"):
+            assert row[column] == pytest.approx(sum(sample[column] for sample in pairs) / len(pairs))
+            assert all(1 <= sample[column] <= 4 for sample in pairs)
+
+
 def test_answers_of_one_model_follow_from_their_marks():
     """Of a run that kept marks; what an older one says of them is held together in test_evidence_columns.py."""
     results = content("one_model")

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from claim_evidence import DRAFTED, MODELS, SCORES, Evidence, Row
 from spans import Span
-from speed_tables import Table, deepest
+from speed_tables import FULL, Table, bare, deepest
 from summary_tables import row_with_policy
 
 from xshare.policy import RECOMMENDED, Policy
@@ -42,6 +42,19 @@ def accepted(speed: Row, quality: Row) -> Table:
                 columns.setdefault(f"`score={score}`: {title}", []).append(cell)
     filled = {title: cells for title, cells in columns.items() if any(cells)}
     return list(filled), [list(line) for line in zip(*filled.values(), strict=True)]
+
+
+def mixed_speed(results: Row) -> Table:
+    """Timed on nano: batches that mix kinds of questions, beside batches of one kind, by both readings of the score.
+    The fastest in mixed batches comes first."""
+    rows = {(row["policy"], row["mixed"]): row for row in results["rows"]}
+    cells = []
+    for policy in sorted({bare(row) for row in rows.values()}, key=lambda policy: -rows[policy + FULL, True]["ratio"]):
+        full, topk = ([rows.get((name, mixed)) for mixed in (True, False)] for name in (policy + FULL, policy))
+        line = [Span.ratio(row) if row else "" for row in (*full, *topk)]
+        cells.append([f"`{policy}`", *line])
+    titles = [f"`score={score}`: {batches} (95 %)" for score in SCORES for batches in ("mixed", "one kind")]
+    return ["policy", *titles], cells
 
 
 def accepted_presets(speed: Row, frontier: Row) -> Table:
@@ -76,4 +89,5 @@ def tables() -> dict[str, tuple[str, Callable[..., Table]]]:
     return {
         "accepted_speed": ("paper_speed paper_quality", accepted),
         "accepted_presets": ("paper_speed frontier", accepted_presets),
+        "mixed_speed": ("mixed_speed", mixed_speed),
     }

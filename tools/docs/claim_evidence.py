@@ -14,7 +14,7 @@ from typing import Any
 
 from parallel_tables import Steps, steps_of
 from speed_tables import FULL, REGIMES, bare, deepest, topk_rows
-from summary_tables import row_with_policy
+from summary_tables import for_nano, row_with_policy
 
 Row = dict[str, Any]
 Setting = tuple[int, int, bool]  # requests, drafts, mixed
@@ -95,10 +95,8 @@ class Evidence:
 
     def answers(self, policy: str, model: str = "nano", score: str = "full", setting: Setting = PLAIN) -> Row | None:
         """The row of one of the paper's policies, whose budgets are for twice nano's experts."""
-        file = "paper_quality" if model == "nano" else "paper_quality_lab"
-        parts = [part.split("=") for part in policy.split(",")]
-        budgets = [f"m={int(n) // 2}" if name == "m" and model == "nano" else f"{name}={n}" for name, n in parts]
-        return row_with_policy(self[file], ",".join(budgets) + (FULL if score == "full" else ""), setting)
+        file, named = ("paper_quality", for_nano(policy)) if model == "nano" else ("paper_quality_lab", policy)
+        return row_with_policy(self[file], named + (FULL if score == "full" else ""), setting)
 
     def points(self, policy: str, model: str = "nano", score: str = "full", setting: Setting = PLAIN) -> float:
         """Change in accuracy against native, in points."""

@@ -44,7 +44,7 @@ def headline(frontier: Row, speed: Row, nano: Row, lab: Row) -> Table:
         "topk": topk_rows(speed, "carried", 0),
     }
     for policy in HEADLINE:
-        half = ",".join(map(_halved, policy.split(",")))
+        half = for_nano(policy)
         lines = [
             (
                 f"{policy},score={score}",
@@ -131,17 +131,17 @@ def answers(speed: Row, nano: Row, lab: Row | None) -> Table:
     titles = ["policy", "nano, `score=full`: experts", "points (95 %)", "nano, `score=topk`: experts", "points (95 %)"]
     cells = []
     for policy in map(bare, order):
-        half = ",".join(_halved(part) for part in policy.split(","))
+        half = for_nano(policy)
         full, topk = (row_with_policy(nano, half + score) for score in (",score=full", ""))
         lab_row = row_with_policy(lab, policy + ",score=full") if lab else None
         cells.append([policy, *experts_and_points((full, topk, lab_row))])
     return [*titles, "lab, `score=full`: experts", "points (95 %)"], cells
 
 
-def _halved(part: str) -> str:
-    """A batch budget for nano, which has half as many experts as the paper's model."""
-    name, _, value = part.partition("=")
-    return f"m={int(value) // 2}" if name == "m" else part
+def for_nano(policy: str) -> str:
+    """One of the paper's policies with the batch budget for nano, which has half as many experts as its model."""
+    parts = [part.split("=") for part in policy.split(",")]
+    return ",".join(f"m={int(value) // 2}" if name == "m" else f"{name}={value}" for name, value in parts)
 
 
 def row_with_policy(results: Row, policy: str, setting: tuple[int, int, bool] = MIXED) -> Row | None:
