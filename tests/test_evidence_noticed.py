@@ -48,6 +48,7 @@ NO_SAMPLES = {
     "select": ("rows.*", REPEATS),
     "kernel": ("rows.*", LAUNCHES),
     "kernel_score": ("rows.*", LAUNCHES),
+    "kernel_code": ("rows.*", "what a compiler wrote is not kept"),
     "parallel_kernel": ("rows.*", LAUNCHES),
     "one_launch": ("rows.*", LAUNCHES),
     "one_launch_modular": ("rows.*", LAUNCHES),
