@@ -40,7 +40,7 @@ def with_topk_timed():
     speed["pooled"] = speed["pooled"] + [
         row
         | {"piece": pieces[row["piece"], row["batch"]], "policy": row["policy"].removesuffix(",score=full")}
-        | {"ratio": row["ratio"] + 0.01, "pairs": 8, "starts": 1}
+        | {"ratio": row["ratio"] + 0.01, "pairs": 8, "starts": 2}
         for row in speed["rows"]
         if (row["piece"], row["batch"]) in pieces and row["layers"] == 36
     ]

@@ -85,25 +85,36 @@ def test_the_other_reading_of_the_papers_score_stands_beside_the_first_once_it_i
         if (row["piece"], row["batch"], row["layers"]) == ("plain", 16, 36)
     ]  # fmt: skip
     assert len(timed) == 3 * (1 + 1 + 8)  # native, the control and the policies, on each routing
-    shown = tables_of("paper_speed", results | {"pooled": results["pooled"] + timed})
+    # Of one start: the range of its pairs stands where an interval would.
+    decodes = {row["policy"]: [[ratio, 1.0, 1.0, 1.0] for ratio in (1.04, 1.06, 1.08)] for row in timed}
+    runs = [
+        {"piece": "topk", "regime": regime, "batch": 16, "layers": 36, "start": 1, "decodes": decodes}
+        for regime in ("independent", "fitted", "carried")
+    ]
+    others = [run for run in results["runs"] if run["piece"] != "topk"]
+    pooled = [row for row in results["pooled"] if row["piece"] != "topk"]
+    results |= {"pooled": pooled + timed, "runs": others + runs}
+    shown = tables_of("paper_speed", results)
     pages = {"acted", "choosing", "paper_gains", "speed_verdicts"}
     assert {name for name in shown if shown[name] != nothing[name]} == {
         *pages, *(f"paper_speed_topk_{regime}" for regime in ("independent", "fitted", "carried"))
     }  # fmt: skip
     gain = "+6.0 % (+5.0 % to +7.0 %)"
     assert all(line.endswith(f"| {gain} |") for line in shown["paper_gains"].splitlines()[2:])
-    assert f"| {gain} | 92% |" in shown["choosing"]
+    assert "| +6.0 % (+4.0 % to +8.0 %) | 92% |" in shown["choosing"]
+    assert "`score=topk`: tokens per second (range of 8, one start)" in shown["choosing"]
     assert "no drafts, `score=topk` |" in shown["speed_verdicts"]
     answers = [json.loads((ROOT / "evidence" / f"{name}.json").read_text()) for name in ("frontier", "paper_quality")]
     lab = json.loads((ROOT / "evidence" / "paper_quality_lab.json").read_text())
     summary = importlib.import_module("summary_tables")
-    _, cells = summary.headline(answers[0], results | {"pooled": results["pooled"] + timed}, answers[1], lab)
+    _, cells = summary.headline(answers[0], results, answers[1], lab)
     by_policy = {line[0]: line[1:] for line in cells}
     points = by_policy["the paper's `k0=1,m=24,score=topk`"]
-    assert (points[0], points[2].split()[0]) == ("1.06 (1.05 to 1.07, one start)", "-5.0")
+    assert (points[0], points[2].split()[0]) == ("1.06 (1.04 to 1.08)", "-5.0")
     assert by_policy["the paper's `k0=1,m=24,score=full`"][2].startswith("-37.7 (")
     # Without a budget nothing is summed: one line, with today's speed and the answers by either reading.
-    assert by_policy["the paper's `k0=2,m=0`"][0] == "1.06 (1.05 to 1.07, one start)"
+    assert by_policy["the paper's `k0=2,m=0`"][0] == "1.06 (1.04 to 1.08)"
+    assert points[0].mark == ", range of 8, one start"
     assert by_policy["the paper's `k0=2,m=0`"][2].startswith("-5.9 (")
 
 

@@ -8,7 +8,7 @@ import pytest
 from xshare.cli.demo import show_speed
 from xshare.report.labels import interval_text
 from xshare.results.columns import count_of
-from xshare.statistics import FEWEST, coverage, interval_mark, interval_names, median_interval
+from xshare.statistics import FEWEST, coverage, heading_of, interval_mark, interval_names, median_interval
 
 
 def test_the_range_of_few_values_does_not_cover_95_per_cent():
@@ -31,6 +31,8 @@ def test_intervals_of_few_values_are_called_ranges():
     assert interval_names([4, 4]) == ("range of 4", ["", ""])
     assert interval_names([3, 5]) == ("range", [", range of 3", ", range of 5"])
     assert interval_names([12, 4, None]) == ("95 %, or range", ["", ", range of 4", ""])
+    assert heading_of([", range of 8, one start"] * 2) == ("range of 8, one start", ["", ""])
+    assert heading_of(["", ", range of 8, one start"]) == ("95 %, or range", ["", ", range of 8, one start"])
     assert interval_names([]) == ("95 %", [])
     assert [interval_mark(count) for count in (None, 6, 5)] == ["", "", ", range of 5"]
 

@@ -41,12 +41,16 @@ def interval_names(counts: Sequence[int | None]) -> tuple[str, list[str]]:
 
     `counts`: per row, the number of values behind its median; None for no median, or for many values.
     """
-    few = sorted({count for count in counts if count is not None and count < FEWEST})
-    if not few:
-        return "95 %", [""] * len(counts)
-    if all(map(interval_mark, counts)) and len(few) == 1:
-        return f"range of {few[0]}", [""] * len(counts)
-    return "range" if all(map(interval_mark, counts)) else "95 %, or range", [interval_mark(count) for count in counts]
+    return heading_of([interval_mark(count) for count in counts])
+
+
+def heading_of(marks: Sequence[str]) -> tuple[str, list[str]]:
+    """The same by the rows' marks: empty for a 95 % interval, `, range of 4` for another one."""
+    if not any(marks):
+        return "95 %", list(marks)
+    if len(set(marks)) == 1:
+        return marks[0].removeprefix(", "), [""] * len(marks)
+    return "range" if all(marks) else "95 %, or range", list(marks)
 
 
 def interval_mark(count: int | None) -> str:

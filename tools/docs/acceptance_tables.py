@@ -74,7 +74,7 @@ def accepted_presets(speed: Row, frontier: Row) -> Table:
         policy = str(Policy.parse(preset))
         if policy not in timed:
             continue
-        line = [f"`{preset}` ({RECOMMENDED[preset]})", Span.ratio(timed[policy], digits=3, starts=True)]
+        line = [f"`{preset}` ({RECOMMENDED[preset]})", Span.of_starts(timed[policy], ".3f")]
         for model in MODELS:
             share = tokens[model, policy] / tokens[model, "native"]
             line += [f"{tokens[model, policy]:.2f} of {tokens[model, 'native']:.2f}"]

@@ -53,7 +53,7 @@ def _times(row: Row | None) -> str:
     """The speedup as text; empty where it was not timed."""
     if row is None:
         return ""
-    return Span.ratio(row, digits=3 if row["policy"] == "noop" else 2, starts=True)
+    return Span.of_starts(row, ".3f" if row["policy"] == "noop" else ".2f")
 
 
 def frontier(results: Row, batch: int, drafts: int) -> Table:

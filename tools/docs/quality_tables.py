@@ -213,9 +213,9 @@ def choosing(speed: Row, nano: Row, lab: Row | None, setting: Setting) -> Table:
     other_gains = [timed_topk.get(policy.removesuffix(FULL)) for policy in order]
     columns = {
         "policy": [f"`{policy}`" for policy in order],
-        "tokens per second (95 %)": [_gain(gains[policy]) for policy in order],
+        "tokens per second (95 %)": [Span.of_starts(gains[policy], "%") for policy in order],
         "experts": [of_native(gains[policy]) for policy in order],
-        "`score=topk`: tokens per second (95 %)": [_gain(row) if row else "" for row in other_gains],
+        "`score=topk`: tokens per second (95 %)": [Span.of_starts(row, "%") if row else "" for row in other_gains],
         "`score=topk`: experts": [of_native(row) if row else "" for row in other_gains],
     }
     for results in (results for results in (nano, lab) if results is not None):
@@ -245,11 +245,6 @@ def _numbers(text: str) -> dict[str, int]:
     """A configuration's numbers by letter: the paper has another order, and zeros may be left out."""
     pairs = [part.split("=") for part in text.removesuffix(",score=full").split(",") if "=" in part]
     return {name: int(value) for name, value in pairs if int(value)}
-
-
-def _gain(row: Row) -> str:
-    at, low, high = (100 * (row[name] - 1) for name in ("ratio", "ratio_low", "ratio_high"))
-    return Span.of(f"{at:+.1f} % ({low:+.1f} % to {high:+.1f} %)", row)
 
 
 SETTINGS = {"": (16, 0, True), "_alike": (16, 0, False), "_drafts": (4, 3, True), "_drafts_alike": (4, 3, False)}

@@ -20,6 +20,7 @@ SHOWN = {"plain": "no drafts", "eagle3": "EAGLE-3 head", "fixed": "fixed drafts"
 TOPK = {"topk": SHOWN["plain"], "topk-eagle3": SHOWN["eagle3"]}
 SHOWN |= TOPK
 FULL = ",score=full"
+SHORT = 8  # tokens of a prompt where a row does not say
 BUDGET = ("k0=1,m=24", "k0=0,m=24")  # judged at every batch; other policies at 4, 8 and 32 are points of the law
 
 
@@ -30,10 +31,27 @@ def deepest(results: Row, of: str = "rows") -> list[Row]:
         return row["piece"], row["regime"], row["batch"], row.get("prompt_tokens")
 
     rows = [row for row in results.get(of, []) if "start" not in row]
+    if of == "pooled":
+        rows = [with_range(row, results["runs"]) for row in rows]
     most: dict[tuple[Any, ...], int] = {}
     for row in rows:
         most[cell(row)] = max(row["layers"], most.get(cell(row), 0))
     return [row for row in rows if row["layers"] == most[cell(row)]]
+
+
+def with_range(row: Row, runs: list[Row]) -> Row:
+    """A pooled row, of one start of the engines with the range of its pairs as `ratio_least` and `ratio_most`: starts
+    differ more than pairs of one do, so what README and choosing.md show of it is no 95 % interval."""
+
+    def cell(record: Row) -> tuple[Any, ...]:
+        named = (record[name] for name in ("piece", "regime", "batch", "layers"))
+        return (*named, record.get("prompt_tokens", SHORT))
+
+    if row.get("starts") != 1 or row["method"] == "native":
+        return row
+    (run,) = (run for run in runs if "start" in run and cell(run) == cell(row))
+    ratios = [native / own for native, _, own, _ in run["decodes"][row["policy"]]]
+    return row | {"ratio_least": min(ratios), "ratio_most": max(ratios)}
 
 
 def preset_rows(results: Row) -> list[Row]:

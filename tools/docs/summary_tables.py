@@ -58,7 +58,7 @@ def headline(frontier: Row, speed: Row, nano: Row, lab: Row) -> Table:
             lines = [(policy, by_topk or by_full, [a or b for a, b in zip(of_full, of_topk, strict=True)])]
         for label, timed, answered in lines:
             if timed or any(answered):
-                times = Span.ratio(timed, starts=True) if timed else ""
+                times = Span.of_starts(timed) if timed else ""
                 cells.append([f"the paper's `{label}`", times, *experts_and_points(answered)])
     return ["policy", *titles[1:place], *titles[place + 1 :]], cells
 
