@@ -1,5 +1,5 @@
-"""The paper's mixed requests with drafts: is a policy as fast in a batch of several kinds of questions as in one of a
-single kind?
+"""The paper's mixed requests with drafts: does a policy gain as much in batches of several kinds of questions as in
+batches of a single kind?
 
     python benchmarks/mixed_speed.py [--json evidence/mixed_speed.json]
 
@@ -8,18 +8,19 @@ whose experts are too large for a CPU's caches, with nano's draft model and thre
 questions are decoded in batches of a single kind and in batches that hold one of each of four kinds. Drafts are
 accepted or refused by what the model says under the policy, so the speed has acceptance inside.
 
-Every policy is paired with native routing, decoded just before. A speed is tokens per second from the first token of
+Every policy is paired with native routing, decoded just before. Half of the batches of either kind go through the
+policies in the other order. A speed is tokens per second from the first token of
 the last request to the last token of the first one to end: all requests run. A row has a policy and whether batches mix
-kinds: `ratio`, the median over pairs with its interval, and `accepted`, tokens per request and step.
+kinds: `ratio`, the median over pairs with its interval, `accepted`, tokens per request and step, and natively so.
 """
 
 from __future__ import annotations
 
 import json as json_format
-import platform
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import median
 from types import SimpleNamespace
 from typing import Annotated
 
@@ -33,6 +34,7 @@ from safetensors.torch import save_file
 from xshare.cli.output import number_table, progress_bar, wide_console
 from xshare.engines.base import Engine, Run
 from xshare.engines.by_name import open_engine
+from xshare.engines.cpu_name import cpu_name
 from xshare.policy import Policy
 from xshare.quality.task_files import Task, built_in
 from xshare.results import Results, Row
@@ -90,6 +92,7 @@ def rows_of(samples: Sequence[Row]) -> list[Row]:
         row |= dict(zip(("ratio", "ratio_low", "ratio_high"), ratio, strict=True))
         for column in ("accepted", "native_accepted"):
             row[column] = sum(sample[column] for sample in pairs) / len(pairs)
+        row["native_tokens_per_s"] = median(sample["native_tokens_per_s"] for sample in pairs)
         rows.append(row)
     return rows
 
@@ -103,9 +106,9 @@ def model_folder(folder: Path, width: int) -> Path:
 
 
 def main(
-    tokens: Annotated[int, typer.Option(min=2, help="Of an answer.")] = 24,
+    tokens: Annotated[int, typer.Option(min=2, help="Of an answer.")] = 96,
     megabytes: Annotated[float, typer.Option(min=0.1, help="Of one expert in float32, about.")] = 6.0,
-    questions: Annotated[int, typer.Option(min=BATCH, help="Of each kind: whole batches.")] = 2 * BATCH,
+    questions: Annotated[int, typer.Option(min=BATCH, help="Of each kind: whole batches.")] = BATCH,
     most: Annotated[int, typer.Option(help="Policies, to try it out.")] = 17,
     json: Annotated[Path, typer.Option(help="Results; batches already in it are skipped.")] = (
         EVIDENCE / "mixed_speed.json"
@@ -118,8 +121,9 @@ def main(
         model = model_folder(Path(folder, "nano-wide"), width)
         options = {"draft": "nano-draft", "dtype": "float32"}
         engine = open_engine("transformers", str(model), drafts=DRAFTS, options=options)
-        about = engine.about.record() | {"model": f"nano, {hidden} x {width}", "machine": platform.machine(), "seed": 0}
+        about = engine.about.record() | {"model": f"nano, {hidden} x {width}", "cpu": cpu_name(), "seed": 0}
         settings = {"tokens": tokens, "batch": BATCH, "drafts": DRAFTS, "expert_mb": 3 * hidden * width * 4 / 1e6}
+        settings |= {"questions": questions, "policies": most}
         results = Results(json, settings, about)
         done = {sample["number"] for sample in results.samples}
         with progress_bar("batches", len(made) - len(done)) as advance:
@@ -129,10 +133,9 @@ def main(
                 prompts = [engine.encode(task.prompt) for task in tasks]
                 pair(engine, no_op(EXPERTS), prompts, tokens)  # warms up
                 chosen = policies()[:most]
-                for each in chosen if number % 2 else chosen[::-1]:
-                    figures = pair(engine, each, prompts, tokens)
-                    sample = {"number": number, "mixed": mixed, "policy": str(each)} | figures
-                    results.samples.append(sample)
+                for which in chosen if number // 2 % 2 else chosen[::-1]:
+                    figures = pair(engine, which, prompts, tokens)
+                    results.samples.append({"number": number, "mixed": mixed, "policy": str(which)} | figures)
                 results.rows[:] = rows_of(results.samples)
                 results.write()
                 advance(1)
