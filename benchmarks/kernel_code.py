@@ -40,6 +40,7 @@ THRESHOLDS: dict[str, frozenset[str]] = {
     "coverage": frozenset({"coverage"}),
     "all": frozenset({"mass", "coverage", "price"}),
 }
+ALL_CELLS = EVIDENCE / "kernel_code.json"
 KERNELS = ("select_in_one_tile", "select_in_blocks")
 
 
@@ -73,15 +74,16 @@ class Compiling:
         return compile_only
 
 
-def compiled(rows: int, each: int, thresholds: frozenset[str]) -> tuple[str, int, bytes]:
+def compiled(rows: int, of_request: int, thresholds: frozenset[str]) -> tuple[str, int, bytes]:
     """The kernel's name, its programs and its machine code, as vLLM's path for gpt-oss launches it."""
     selection = FusedSelection(
         num_experts=EXPERTS,
         rows=rows,
         device="cpu",
         router=RouterSpec.softmax(TOP_K),
-        rows_per_request=each,
+        rows_per_request=of_request,
         thresholds=thresholds,
+        protects=True,  # as a server has it that does not say otherwise
         routes=True,
     )
     # A CPU's plan, but for what a GPU's has.
@@ -105,30 +107,41 @@ def figures(code: bytes) -> Row:
             subprocess.run([tools / "cuobjdump", what, file.name], check=True, capture_output=True, text=True).stdout
             for what in ("-res-usage", "-sass")
         )
-    found = {name: int(re.search(rf"{name}:(\d+)", usage)[1]) for name in ("REG", "STACK")}  # type: ignore[index]
+    facts = {name: int(re.search(rf"{name}:(\d+)", usage)[1]) for name in ("REG", "STACK")}  # type: ignore[index]
     instructions = len(re.findall(r"/\*[0-9a-f]{4,}\*/\s+[A-Z@]", listing))
-    return {"code_bytes": 16 * instructions, "registers": found["REG"], "stack_bytes": found["STACK"]}
+    return {"code_bytes": 16 * instructions, "registers": facts["REG"], "stack_bytes": facts["STACK"]}
 
 
 def main(
-    rows: Annotated[list[int] | None, typer.Option(help="Only these; may be repeated.")] = None,
-    json: Annotated[Path, typer.Option(help="Results.")] = EVIDENCE / "kernel_code.json",
+    rows: Annotated[list[int] | None, typer.Option(help="Only these, into a file of their own; repeatable.")] = None,
+    json: Annotated[Path, typer.Option(help="Results.")] = ALL_CELLS,
 ) -> None:
+    cells = [cell for cell in CELLS if not rows or cell[0] in rows]
+    if unknown := set(rows or []) - {count for count, _ in CELLS}:
+        raise typer.BadParameter(f"--rows takes {sorted({count for count, _ in CELLS})}, not {sorted(unknown)}")
+    if rows and json == ALL_CELLS:
+        raise typer.BadParameter(f"{ALL_CELLS.name} has all rows: name another file with --json")
     triton.runtime.driver.set_active(Target())
     for name in KERNELS:
         setattr(kernels, name, Compiling(name))
     about = {"triton": triton.__version__, "capability": CAPABILITY, "experts": EXPERTS, "top_k": TOP_K, "seed": None}
     results = Results(json, None, about, lists=())
     table = number_table("compiled", "rows", "of a request", "thresholds", "kernel", "KB", "registers", "stack")
-    for count, each in (cell for cell in CELLS if not rows or cell[0] in rows):
+    for count, of_request in cells:
         for thresholds, which in THRESHOLDS.items():
-            name, programs, code = compiled(count, each, which)
-            row: Row = {"rows": count, "each": each, "thresholds": thresholds, "kernel": name, "programs": programs}
+            name, programs, code = compiled(count, of_request, which)
+            row: Row = {
+                "rows": count,
+                "each": of_request,
+                "thresholds": thresholds,
+                "kernel": name,
+                "programs": programs,
+            }
             row |= figures(code)
             results.rows.append(row)
             kilobytes = f"{row['code_bytes'] / 1000:.1f}"
-            cells = (str(count), str(each), thresholds, name, kilobytes, str(row["registers"]), str(row["stack_bytes"]))
-            table.add_row(*cells)
+            texts = (str(count), str(of_request), thresholds, name, kilobytes)
+            table.add_row(*texts, str(row["registers"]), str(row["stack_bytes"]))
     results.write()
     wide_console().print(table)
     wide_console().print(f"results: {json}")

@@ -182,13 +182,14 @@ def main(
     path: Annotated[str, typer.Option(help="mxfp4 or modular.")] = "mxfp4",
     cold: Annotated[bool, typer.Option("--cold", help="With the cache full of other things.")] = False,
     rows: Annotated[list[int] | None, typer.Option(help="Only cells of so many rows; may be repeated.")] = None,
-    each: Annotated[
-        list[int] | None, typer.Option(help="Only cells with so many rows of a request (0: one); may be repeated.")
+    of_request: Annotated[
+        list[int] | None,
+        typer.Option("--each", help="Only cells with so many rows of a request (0: one); may be repeated."),
     ] = None,
 ) -> None:
     if path not in PATHS:
         raise typer.BadParameter(f"{path!r} is no path: there are {', '.join(PATHS)}")
-    cells = [cell for cell in CELLS if (not rows or cell[0] in rows) and (not each or cell[1] in each)]
+    cells = [cell for cell in CELLS if (not rows or cell[0] in rows) and (not of_request or cell[1] in of_request)]
     if not cells:
         raise typer.BadParameter(f"there is no such cell (rows, of a request): there are {CELLS}")
     chosen = PATHS[path]

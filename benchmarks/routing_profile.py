@@ -45,6 +45,7 @@ SIDES = ("native", "control")
 DRAFTS = 3
 # With drafts: the piece of paper_speed.py whose second engine it is. Their kernels were compiled for other policies.
 DRAFTED = {"native": "", "control": "presets-eagle3", "control, request budgets": "eagle3"}
+DRAFTED_BATCHES = PIECES["presets-eagle3"].batches
 # A kernel belongs to the first part whose pattern its name matches.
 PARTS = {
     "selection": r"select_in_|reroute_rows|count_step",
@@ -118,10 +119,10 @@ def rows_of(setting: Row, kernels: dict[str, list[float]]) -> list[Row]:
     return rows
 
 
-def drafted(sides: list[str], batches: list[int], tiny: bool) -> list[Row]:
+def drafted(sides: list[str], batch: int, tiny: bool) -> list[Row]:
     """Rows of the kernels of decode steps with drafts."""
     experts = experts_of(gpt_oss_120b(LAYERS, tiny))
-    task = (PIECES["presets-eagle3"], ("carried", batches[0], PROMPT), 1)
+    task = (PIECES["presets-eagle3"], ("carried", batch, PROMPT), 1)
     options = start_options([task], {"tiny": tiny, "regimes": fits()}, LAYERS, STEPS)
     rows: list[Row] = []
     with ExitStack() as stack:
@@ -132,16 +133,15 @@ def drafted(sides: list[str], batches: list[int], tiny: bool) -> list[Row]:
         for who, engine in engines.items():  # no other may still be starting when one is profiled
             print(f"{who}: started, {engine.answer()}", flush=True)
         for who, engine in engines.items():
-            for batch in batches:
-                engine.ask("decode", batch=batch, steps=2 * WARM, seed=0)
-                if DRAFTED[who]:
-                    engine.ask("policy", policy=f"k0=1,m={experts}")
-                kernels = engine.ask("profile", batch=batch, steps=STEPS, warm=WARM)
-                setting = {"shape": SHAPE, "layers": LAYERS, "drafts": DRAFTS, "who": who, "batch": batch}
-                rows += rows_of(setting, kernels)
-                if DRAFTED[who]:
-                    counted = engine.ask("counted", batch=batch)
-                    print(f"{who}: selected in {counted['pruned']} of {counted['decoded']} steps", flush=True)
+            engine.ask("decode", batch=batch, steps=2 * WARM, seed=0)
+            if DRAFTED[who]:
+                engine.ask("policy", policy=f"k0=1,m={experts}")
+            kernels = engine.ask("profile", batch=batch, steps=STEPS, warm=WARM)
+            setting = {"shape": SHAPE, "layers": LAYERS, "drafts": DRAFTS, "who": who, "batch": batch}
+            rows += rows_of(setting, kernels)
+            if DRAFTED[who]:
+                counted = engine.ask("counted", batch=batch)
+                print(f"{who}: selected in {counted['pruned']} of {counted['decoded']} steps", flush=True)
     return rows
 
 
@@ -158,6 +158,8 @@ def main(
     if tiny and not drafts:
         raise typer.BadParameter("without drafts there is no small shape")
     batches = batch or ([4] if drafts else [4, 16, 32])
+    if drafts and set(batches) - set(DRAFTED_BATCHES):
+        raise typer.BadParameter(f"with drafts graphs are captured for {DRAFTED_BATCHES} requests, not for {batches}")
     if one:
         name, side = one.split()
         with tempfile.TemporaryDirectory() as folder:
@@ -169,15 +171,17 @@ def main(
     gpu = None if tiny else torch.cuda.get_device_name()
     about = {"gpu": gpu, "vllm": vllm.__version__, "regime": "carried", "seed": 0}
     results = Results(json, {"layers": LAYERS, "steps": STEPS} | ({"tiny": True} if tiny else {}), about, lists=())
-    known = {(row["shape"], row["who"], row.get("drafts", 0)) for row in results.rows}
-    if drafts and (sides := [who for who in DRAFTED if (SHAPE, who, drafts) not in known]):
-        results.rows += drafted(sides, batches, tiny)
-        results.write()
+    known = {(row["shape"], row["who"], row.get("drafts", 0), row["batch"]) for row in results.rows}
+    for size in batches if drafts else []:
+        if sides := [who for who in DRAFTED if (SHAPE, who, drafts, size) not in known]:
+            results.rows += drafted(sides, size, tiny)
+            results.write()
     for name in [] if drafts else shape or SHAPES:
         for side in SIDES:
-            if (name, side, 0) in known:
+            left = [size for size in batches if (name, side, 0, size) not in known]
+            if not left:
                 continue
-            batch_options = [option for size in batches for option in ("--batch", str(size))]
+            batch_options = [option for size in left for option in ("--batch", str(size))]
             environment = os.environ | ({} if side == "control" else {"VLLM_PLUGINS": ""})
             command = [sys.executable, __file__, "--one", f"{name} {side}", *batch_options]
             ran = subprocess.run(command, stdout=subprocess.PIPE, text=True, env=environment, check=True)

@@ -4,7 +4,7 @@
 #     DRAFT=DRAFT_MODEL examples/speculative.sh MODEL [more options of vllm serve]
 #     examples/speculative.sh --tiny
 #
-# POLICY: `balanced`, or a budget for each request such as k0=1,mr=4,p=3. DRAFTS: drafted tokens per step, 3.
+# POLICY: `balanced`, or a budget for each request such as k0=1,mr=4. DRAFTS: drafted tokens per step, 3.
 . "$(dirname "$0")/serving.sh"
 if [ -n "$is_tiny" ]; then DRAFT=$(dirname "$model")/nano-draft; fi
 

@@ -54,7 +54,7 @@ def test_presets_are_shown_once_they_are_measured():
     nothing = tables_of("paper_speed", results | {"pooled": []})
     measured = {"ratio": 1.25, "ratio_low": 1.24, "ratio_high": 1.26, "active": 30.0, "active_native": 40.0}
     measured |= {"drafts": 0, "layers": 36, "step_ms": 8.0, "pairs": 16, "starts": 2, "regime": "carried", "batch": 16}
-    measured |= {"steps_pruned": 464, "steps_decoded": 464}
+    measured |= {"steps_pruned": 464, "steps_decoded": 464, "stamps": [14]}
     rows = [
         measured | where | {"method": method, "policy": policy}
         for where in ({"piece": "presets"}, {"piece": "contexts", "prompt_tokens": 1024})
@@ -70,7 +70,7 @@ def test_presets_are_shown_once_they_are_measured():
     assert shown["preset_speed"].endswith(f"| none | 16 | 36 | 30.0 | 8.00 | {gain}")
     assert "`balanced (rho=0.7)`" in shown["preset_speed"]
     assert shown["context_speed"].endswith(f"| 1024 | 16 | 36 | 30.0 | 8.00 | {gain}")
-    assert shown["acted"].endswith("| 16 | 2 | 464 of 464 |")
+    assert shown["acted"].endswith("| 16 | 2 | 464 of 464 | `8cec3f2` |")
 
 
 def test_the_other_reading_of_the_papers_score_stands_beside_the_first_once_it_is_timed():
@@ -110,12 +110,12 @@ def test_the_other_reading_of_the_papers_score_stands_beside_the_first_once_it_i
     _, cells = summary.headline(answers[0], results, answers[1], lab)
     by_policy = {line[0]: line[1:] for line in cells}
     points = by_policy["the paper's `k0=1,m=24,score=topk`"]
-    assert (points[0], points[2].split()[0]) == ("1.06 (1.04 to 1.08)", "-5.0")
-    assert by_policy["the paper's `k0=1,m=24,score=full`"][2].startswith("-37.7 (")
+    assert (points[0], points[3].split()[0]) == ("1.06 (1.04 to 1.08)", "-5.0")
+    assert by_policy["the paper's `k0=1,m=24,score=full`"][3].startswith("-37.7 (")
     # Without a budget nothing is summed: one line, with today's speed and the answers by either reading.
     assert by_policy["the paper's `k0=2,m=0`"][0] == "1.06 (1.04 to 1.08)"
     assert points[0].mark == ", range of 8, one start"
-    assert by_policy["the paper's `k0=2,m=0`"][2].startswith("-5.9 (")
+    assert by_policy["the paper's `k0=2,m=0`"][3].startswith("-5.9 (")
 
 
 def test_what_follows_the_staircase_is_shown_with_what_it_gains():

@@ -231,6 +231,7 @@ class Child:
         kind = torch.profiler.ProfilerActivity.CUDA if on_gpu else torch.profiler.ProfilerActivity.CPU
         self.end()
         self.begin(batch, 1, PROMPT, (steps + warm + 16) * (1 + self.options["drafts"]))
+        self.running = batch, 1, PROMPT
         self.go(warm)
         kernels: dict[str, list[float]] = {}
         # Less a run of fewer steps: with asynchronous scheduling both end with a step that no one has asked for.

@@ -21,8 +21,19 @@ def test_kernels_are_compiled_and_measured(tmp_path):
     subprocess.run(command, check=True, env=environment, timeout=300)
     rows = json.loads(file.read_text())["rows"]
     assert [(row["each"], row["thresholds"]) for row in rows] == [
-        (each, which) for each in (0, 4) for which in ("none", "coverage", "all")
+        (of_request, which) for of_request in (0, 4) for which in ("none", "coverage", "all")
     ]
     for few, some, most in (rows[:3], rows[3:]):
         assert 0 < few["code_bytes"] < some["code_bytes"] < most["code_bytes"] < 1 << 20
     assert all(0 < row["registers"] <= 255 and row["stack_bytes"] >= 0 for row in rows)
+
+
+@pytest.mark.skipif(platform.system() != "Linux", reason="Triton's package for this system has no compiler for GPUs")
+@pytest.mark.parametrize(("options", "refused"), [
+    (["--rows", "7"], "--rows takes [4, 16, 32, 64], not [7]"),
+    (["--rows", "4"], "kernel_code.json has all rows: name another file with --json"),
+])  # fmt: skip
+def test_a_part_of_the_rows_does_not_replace_the_evidence(options, refused):
+    run = subprocess.run([sys.executable, str(SCRIPT), *options], capture_output=True, text=True, timeout=300)
+    assert run.returncode == 2
+    assert refused in " ".join(run.stderr.replace("│", " ").split())

@@ -63,7 +63,7 @@ def drafted(monkeypatch):
         return engines[-1]
 
     monkeypatch.setattr(routing_profile, "Engine", start)
-    return routing_profile.drafted(list(routing_profile.DRAFTED), [4], False), engines
+    return routing_profile.drafted(list(routing_profile.DRAFTED), 4, False), engines
 
 
 def test_with_drafts_three_engines_are_profiled(monkeypatch):

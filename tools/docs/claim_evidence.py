@@ -105,11 +105,12 @@ class Evidence:
             raise KeyError(f"{policy} {score} of {model}")
         return 100 * float(row["change"])
 
-    def fresh_answers(self, model: str, policy: str, setting: Setting) -> Row | None:
-        """A row of frontier.json on the questions that no policy was chosen by."""
-        columns: Row = {"model": model, "policy": policy, "set": "confirming"}
+    def anew(self, model: str, policy: str, score: str, setting: Setting) -> float:
+        """Change in accuracy in points, of the model and on the questions that presets were chosen by."""
+        columns: Row = {"model": model, "policy": policy + (FULL if score == "full" else ""), "set": "choosing"}
         columns |= dict(zip(("batch", "drafts", "mixed"), setting, strict=True))
-        return next((row for row in self["frontier"]["rows"] if columns.items() <= row.items()), None)
+        (row,) = (row for row in self["frontier"]["rows"] if columns.items() <= row.items())
+        return 100 * float(row["change"])
 
     def all_points(self, policy: str, setting: Setting = PLAIN) -> dict[tuple[str, str], float]:
         """Change in accuracy by model and reading of the score, as far as measured."""

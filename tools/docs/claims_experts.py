@@ -37,7 +37,7 @@ def number_of_experts(e: Evidence) -> list[Claim]:
             "-30 %",
             f"nano {least['nano'] - 1:.0%}, lab {least['lab'] - 1:.0%}, of all that was tried",
             tuple(share <= 0.7 for share in least.values()),
-            "paper_quality frontier",
+            "paper_quality frontier further_quality",
         ),
     ]
 
@@ -57,9 +57,10 @@ def bound_by_experts(e: Evidence) -> list[Claim]:
 
 
 def within_a_point(e: Evidence) -> dict[str, list[Row]]:
-    """By model: rows of policies that lose less than a point on fresh questions, in batches of 16."""
-    rows = [row for row in e["frontier"]["rows"] if row["set"] == "confirming" and row["method"] == "xshare"]
-    rows = [row for row in rows if (row["batch"], row["drafts"]) == (16, 0)]
-    rows += [row for row in e["paper_quality"]["rows"] if row["method"] == "xshare" and row["mixed"]]
-    good = [row for row in rows if row["change"] > -0.01 and row["batch"] == 16]
+    """By model: rows of policies that lose less than a point of answers in batches of mixed questions, with drafts or
+    without."""
+    rows = [row for row in e["frontier"]["rows"] if row["set"] == "confirming"]
+    others = [name for name in ("paper_quality", "further_quality") if e.has(name)]
+    rows += [row for name in others for row in e[name]["rows"] if row.get("mixed")]
+    good = [row for row in rows if row["method"] == "xshare" and row["change"] > -0.01]
     return {model: [row for row in good if row["model"] == model] for model in ("nano", "lab")}

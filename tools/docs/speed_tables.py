@@ -19,6 +19,7 @@ REGIMES = ("independent", "fitted", "carried")
 SHOWN = {"plain": "no drafts", "eagle3": "EAGLE-3 head", "fixed": "fixed drafts"}
 TOPK = {"topk": SHOWN["plain"], "topk-eagle3": SHOWN["eagle3"]}
 SHOWN |= TOPK
+ENGINES = {"topk": "budgets", "topk-eagle3": "budgets per request"}  # what its kernel has code for, by piece
 FULL = ",score=full"
 SHORT = 8  # tokens of a prompt where a row does not say
 BUDGET = ("k0=1,m=24", "k0=0,m=24")  # judged at every batch; other policies at 4, 8 and 32 are points of the law
@@ -186,15 +187,22 @@ def presets(results: Row, contexts: bool = False) -> Table:
 
 def acted(results: Row) -> Table:
     """The controls of several starts, and whether selection ran in all of their steps."""
-    titles = ["routing", "drafts", "tokens of a prompt", "batch", "layers", "ms per step"]
-    titles += ["of unmodified vLLM's speed (95 %)", "pairs", "starts", "steps selected in"]
+    titles = ["engine for", "routing", "drafts", "tokens of a prompt", "batch", "layers", "ms per step"]
+    titles += ["of unmodified vLLM's speed (95 %)", "pairs", "starts", "steps selected in", "commits"]
     cells = []
     for row in deepest(results, "pooled"):
         if row["method"] == "noop":
-            line = [row["regime"], _drafts(row), str(row.get("prompt_tokens", 8)), str(row["batch"])]
+            line = [ENGINES.get(row["piece"], "presets"), row["regime"], str(row["drafts"] or "none")]
+            line += [str(row.get("prompt_tokens", SHORT)), str(row["batch"])]
             line += [str(row["layers"]), f"{row['step_ms']:.2f}", ratio(row), str(row["pairs"]), str(row["starts"])]
-            cells.append([*line, f"{row['steps_pruned']} of {row['steps_decoded']}"])
+            cells.append([*line, f"{row['steps_pruned']} of {row['steps_decoded']}", _commits(row, results)])
     return titles, cells
+
+
+def _commits(row: Row, results: Row) -> str:
+    """The commits of the runs that measured a pooled row's pairs."""
+    stamps = [results["provenance"], *results.get("stamps", [])]
+    return ", ".join(dict.fromkeys(f"`{stamps[number]['git'][:7]}`" for number in row.get("stamps", [])))
 
 
 def cost_aware(results: Row) -> Table:

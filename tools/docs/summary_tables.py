@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 import frontier_tables
-from quality_tables import SETTINGS, change, experts_and_points
+from quality_tables import SETTINGS, change, experts_and_points, of_native
 from spans import Span
 from speed_tables import REGIMES, bare, deepest, preset_rows, ratio, topk_rows
 
@@ -35,7 +35,8 @@ HEADLINE = ("k0=2,m=0", "k0=1,m=32", "k0=1,m=24", "k0=1,m=12")  # of the paper's
 
 
 def headline(frontier: Row, speed: Row, nano: Row, lab: Row) -> Table:
-    """Speed and answers in one line each, at 16 requests without drafts: the presets first, the paper's second."""
+    """Speed and answers in one line each, at 16 requests without drafts: the presets first, the paper's second. lab's
+    are of the presets' training where it was asked, else of an earlier one."""
     titles, presets = frontier_tables.presets(frontier, speed)
     place = titles.index("drafts")
     cells = [line[:place] + line[place + 1 :] for line in presets if line[place] == "none"]
@@ -49,17 +50,21 @@ def headline(frontier: Row, speed: Row, nano: Row, lab: Row) -> Table:
             (
                 f"{policy},score={score}",
                 readings[score].get(policy),
-                [row_with_policy(nano, half + named), row_with_policy(lab, policy + named)],
+                [
+                    row_with_policy(nano, half + named),
+                    frontier_tables.fresh_row(frontier, "lab", 16, 0, policy + named)
+                    or row_with_policy(lab, policy + named),
+                ],
             )
             for score, named in (("full", ",score=full"), ("topk", ""))  # results leave out the default
         ]
         if not Policy.parse(policy).batch_budget:  # nothing is summed, so that both readings are one policy
             (_, by_full, of_full), (_, by_topk, of_topk) = lines
-            lines = [(policy, by_topk or by_full, [a or b for a, b in zip(of_full, of_topk, strict=True)])]
+            lines = [(policy, by_topk or by_full, [b or a for a, b in zip(of_full, of_topk, strict=True)])]
         for label, timed, answered in lines:
             if timed or any(answered):
-                times = Span.of_starts(timed) if timed else ""
-                cells.append([f"the paper's `{label}`", times, *experts_and_points(answered)])
+                speed_cells = [Span.of_starts(timed), of_native(timed)] if timed else ["", ""]
+                cells.append([f"the paper's `{label}`", *speed_cells, *experts_and_points(answered)])
     return ["policy", *titles[1:place], *titles[place + 1 :]], cells
 
 

@@ -31,6 +31,7 @@ KINDS = (
     ("cost of the selection on a CPU", {"question", "policy", "n", "ratio"}),
     ("protected requests in fixed batches", {"policy", "protected_same", "others_moved", "batches"}),
     ("time of the kernels of a step", {"who", "part", "kernel", "launches", "us"}),
+    ("size of the compiled selection", {"rows", "thresholds", "code_bytes", "registers"}),
     ("checks", {"check", "passed"}),
 )
 
