@@ -119,3 +119,13 @@ def test_a_run_whose_device_went_into_another_stamp_is_judged_by_its_correction(
     assert corrected | without == corrected
     assert {stamp["device"] for stamp, _ in judged(results)} == {"NVIDIA H200"}
     assert {stamp["version"] for stamp, _ in judged(results)} == {"0.26.0"}
+
+
+def test_the_page_says_whether_kernels_are_those_that_a_gpu_checked(committed):
+    """A change to a kernel takes the sentence away, until the checks have run on a GPU again."""
+    page = (ROOT / "docs" / "kernels.md").read_text()
+    checked = content(ROOT / "evidence" / "vllm_check.json")["provenance"]["git"]
+    assert f"(commit {checked[:7]})" in page
+    assert committed(checked)
+    changed = subprocess.run(["git", "-C", ROOT, "diff", "--quiet", checked, "--", "src/xshare/kernels"], check=False)
+    assert ("The kernels have not changed since." in page) == (changed.returncode == 0)

@@ -12,6 +12,7 @@ from xshare.staircase import WHERE, Stairs, StairsError, clear_edges, cost_of, e
 
 STAMP = {"engine": "vllm", "device": "H200", "backend": "MarlinExperts", "dtype": "bfloat16", "experts": 32, "top_k": 4}
 STAMP |= {"layers": 24, "config": "abc", "tensor_parallel": 1, "version": "0.26.0", "cpu": "Neoverse-N1"}
+STAMP |= {"expert_parallel": False, "expert_bytes": 1 << 20, "host_layers": 0}
 
 
 def stair(size, ends=(11, 16, 22), rise=0.4):

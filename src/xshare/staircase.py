@@ -26,10 +26,11 @@ from xshare.files import quoted_path, read_whole
 from xshare.policy import MOST
 
 # The conditions a staircase was measured under: it is valid for one machine, one engine, one kernel and one model.
-# `cpu` is the processor's name, where the device is one.
+# `cpu` is the processor's name, where the device is one; `expert_bytes` those of one expert in all layers, which tell
+# quantised weights from others; `host_layers` the number of layers whose experts a GPU reads from host memory.
 WHERE = (
     *("engine", "version", "device", "cpu", "backend", "dtype", "experts", "top_k", "layers", "config"),
-    "tensor_parallel",
+    *("tensor_parallel", "expert_parallel", "expert_bytes", "host_layers"),
 )
 COLUMNS = ("batch", "experts", "ms", "ms_low", "ms_high", "backend", "layers")  # `batch` counts the rows of a step
 

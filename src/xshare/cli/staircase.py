@@ -58,7 +58,8 @@ def staircase(
                     f"rows must be a multiple of {rows_per_request}, a token and its drafts each, not {uneven[0]}"
                 )
             place: Row = {} if about.cpu is None else {"cpu": about.cpu}
-            stamp = dict.fromkeys(WHERE) | about.record() | place | {"backend": about.backend, "seed": workload.seed}
+            known = {"backend": about.backend, "host_layers": about.host_layers, "seed": workload.seed}
+            stamp = dict.fromkeys(WHERE) | about.record() | place | known
             results = Results(path, about.record() | place | setting, stamp, ("samples", "counts"))
             workloads = {
                 number: replace(workload, batch=number // rows_per_request, requests=number // rows_per_request)

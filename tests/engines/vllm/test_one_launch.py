@@ -12,8 +12,11 @@ from xshare import Policy, RouterSpec
 
 pytest.importorskip("triton", reason="Triton has no wheel for this platform")
 
+from triton.runtime.errors import OutOfResources
+
 from xshare.engines.vllm import one_launch, routing_check
 from xshare.engines.vllm.hooks import Route
+from xshare.engines.vllm.layer import compile_layers
 from xshare.engines.vllm.one_launch import StandIn, aligned, engine_tables, same_bits, tensors_of, why_not
 from xshare.engines.vllm.routing_check import find_difference
 from xshare.kernels.control import Control
@@ -50,6 +53,35 @@ def test_what_is_ready_is_handed_out_once():
     assert both == ("ours", ("native", 1, 4))  # the second call is somebody else's
 
 
+class Selector:
+    """In place of a layer's: its launch takes more than the GPU has, unless it leaves routing to the engine."""
+
+    one_launch = None
+
+    def __init__(self, routes=True):
+        self.routes, self.compiled = routes, 0
+
+    def compile(self, dtype):
+        if self.routes:
+            raise OutOfResources(232_448, 101_376, "shared memory")
+        self.compiled += 1
+
+    def do_not_route(self):
+        self.routes = False
+
+
+def test_a_launch_that_does_not_compile_leaves_routing_to_vllm(caplog):
+    routed = SimpleNamespace(mode=Route.mode, selector=Selector())
+    other = SimpleNamespace(mode="bias", selector=Selector(routes=False))
+    with caplog.at_level("WARNING"):
+        compile_layers([routed, other], torch.bfloat16)
+    assert (routed.selector.routes, routed.selector.compiled, other.selector.compiled) == (False, 1, 1)
+    (line,) = caplog.messages
+    assert line.startswith("xshare: all layers are routed by vLLM itself: the launch does not compile here: out of")
+    with pytest.raises(OutOfResources):  # nothing to fall back to
+        compile_layers([SimpleNamespace(mode="logits", selector=Selector())], torch.bfloat16)
+
+
 def test_experts_that_do_not_ask_are_noticed():
     stand_in = StandIn(module())
     with pytest.raises(RuntimeError, match="have not asked"):
@@ -81,7 +113,7 @@ def test_tables_in_the_form_that_is_asked_for(monkeypatch):
 
 
 def test_where_it_is_not_used():
-    assert why_not(SimpleNamespace(), torch.device("cpu"), torch.bfloat16) == "there is no GPU"
+    assert why_not(SimpleNamespace(), torch.device("cpu"), torch.bfloat16) == "there is no NVIDIA GPU"
     logits = torch.zeros(8, 128, dtype=torch.bfloat16)
     assert aligned(logits)
     assert not aligned(logits[:, 1:])

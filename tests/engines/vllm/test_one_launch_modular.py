@@ -177,4 +177,4 @@ def test_the_router_returns_what_the_kernel_left(monkeypatch):
 
 
 def test_where_it_is_not_used():
-    assert why_not(SimpleNamespace(), torch.device("cpu"), torch.bfloat16) == "there is no GPU"
+    assert why_not(SimpleNamespace(), torch.device("cpu"), torch.bfloat16) == "there is no NVIDIA GPU"

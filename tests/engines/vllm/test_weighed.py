@@ -232,7 +232,7 @@ def test_layers_of_different_sizes_share_no_table():
     model = SimpleNamespace(dtype=torch.float32, hf_text_config={})
     config = SimpleNamespace(
         model_config=model,
-        parallel_config=SimpleNamespace(tensor_parallel_size=1),
+        parallel_config=SimpleNamespace(tensor_parallel_size=1, enable_expert_parallel=False),
         device_config=SimpleNamespace(device_type="cpu"),
     )
     layers = [SimpleNamespace(experts=number, top_k=2) for number in (8, 16)]

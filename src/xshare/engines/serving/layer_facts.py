@@ -20,6 +20,7 @@ class Facts:
     experts: int
     top_k: int
     backend: str
+    expert_bytes: int | None  # of one expert on this rank; None where unknown
     placed: bool  # whether its experts are spread over devices
     in_host_memory: bool
     rows_unshared: int  # rows up to which sharing experts saves nothing
@@ -32,6 +33,7 @@ class Facts:
             experts=site.num_experts,
             top_k=site.top_k,
             backend=site.backend,
+            expert_bytes=site.expert_bytes,
             placed=site.placement is not None,
             in_host_memory=site.in_host_memory,
             rows_unshared=site.rows_unshared,

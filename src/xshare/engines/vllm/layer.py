@@ -143,19 +143,31 @@ def make_layers(
 
 
 def compile_layers(layers: Sequence[Attached], dtype: torch.dtype) -> None:
-    for layer in layers:
-        layer.selector.compile(dtype)
+    """Compile all selections. Layers that were to be routed in one launch are left to vLLM's routing if that launch
+    does not compile for this GPU, or differs from vLLM's in a bit."""
     routing = [layer for layer in layers if layer.mode == Route.mode]
     if not routing:
+        for layer in layers:
+            layer.selector.compile(dtype)
         return
+    from triton.errors import TritonError
+
     from xshare.engines.vllm.routing_check import find_difference
 
-    differences = (find_difference(layer.selector, layer.selector.one_launch) for layer in routing)  # type: ignore[attr-defined, arg-type]
-    difference = next((text for text in differences if text is not None), None)
-    if difference is None:
-        log.info("xshare: %d layers are routed in one launch, to the bit as vLLM routes them", len(routing))
-        return
-    log.warning("xshare: all layers are routed by vLLM itself: in one launch it came out otherwise with %s", difference)
+    try:
+        for layer in layers:
+            layer.selector.compile(dtype)
+        differences = (find_difference(layer.selector, layer.selector.one_launch) for layer in routing)  # type: ignore[attr-defined, arg-type]
+        difference = next((text for text in differences if text is not None), None)
+    except TritonError as error:  # as where a kernel needs more shared memory than a GPU has
+        why = "the launch does not compile here: " + str(error).strip().partition("\n")[0]
+    else:
+        if difference is None:
+            log.info("xshare: %d layers are routed in one launch, to the bit as vLLM routes them", len(routing))
+            return
+        why = f"in one launch it came out otherwise with {difference}"
+    log.warning("xshare: all layers are routed by vLLM itself: %s", why)
     for layer in routing:
         layer.selector.do_not_route()  # type: ignore[attr-defined]
+    for layer in layers:
         layer.selector.compile(dtype)

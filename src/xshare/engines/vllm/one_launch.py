@@ -60,8 +60,8 @@ def stand_in() -> StandIn:
 
 def not_here(device: torch.device, verified: tuple[str, ...]) -> str | None:
     """Why a path that was run on a GPU with the `verified` versions of vLLM is not taken here, or None."""
-    if device.type != "cuda":
-        return "there is no GPU"
+    if device.type != "cuda" or torch.version.hip is not None:
+        return "there is no NVIDIA GPU"
     import vllm
 
     known = vllm.__version__.startswith(verified)

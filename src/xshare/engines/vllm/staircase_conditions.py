@@ -26,6 +26,7 @@ def staircase_conditions(config: Any, layers: Sequence[Facts] = ()) -> dict[str,
         "dtype": dtype_name(config),
         "config": model_hash(config.model_config.hf_text_config),
         "tensor_parallel": config.parallel_config.tensor_parallel_size,
+        "expert_parallel": bool(config.parallel_config.enable_expert_parallel),
     }
     if not layers:
         return conditions
@@ -38,7 +39,15 @@ def staircase_conditions(config: Any, layers: Sequence[Facts] = ()) -> dict[str,
         "experts": experts.pop(),
         "top_k": max(layer.top_k for layer in layers),
         "layers": len(layers),
+        "expert_bytes": bytes_of_an_expert(layers),
+        "host_layers": sum(layer.in_host_memory for layer in layers),
     }
+
+
+def bytes_of_an_expert(layers: Sequence[Facts]) -> int | None:
+    """In all layers together; None where one is unknown."""
+    sizes = [layer.expert_bytes for layer in layers]
+    return None if None in sizes else sum(size for size in sizes if size is not None)
 
 
 def device_name(config: Any) -> str:
