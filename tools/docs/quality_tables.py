@@ -211,7 +211,7 @@ def choosing(speed: Row, nano: Row, lab: Row | None, setting: Setting) -> Table:
     order = sorted(gains, key=lambda policy: -gains[policy]["ratio"])
     timed_topk = topk_rows(speed, "carried", setting[1])
     other_gains = [timed_topk.get(policy.removesuffix(FULL)) for policy in order]
-    columns = {
+    columns: dict[str, list[str]] = {
         "policy": [f"`{policy}`" for policy in order],
         "tokens per second (95 %)": [Span.of_starts(gains[policy], "%") for policy in order],
         "experts": [of_native(gains[policy]) for policy in order],

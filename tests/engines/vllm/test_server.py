@@ -160,9 +160,13 @@ def test_protected_requests_over_http(server):
     assert server.rpc("xshare_switch", False) == "True"
     native = answers([{}] * 8)
     assert server.rpc("xshare_switch", True) == "True"
-    assert answers([EXACT] * 8) == native
+    left_alone = ("steps_bypassed_total", "protected")
+    for _ in range(10):  # on a busy machine requests may come one by one, too few for a budget to prune
+        assert answers([EXACT] * 8) == native
+        if server.settled_metrics().get(left_alone):
+            break
     kinds, met = [EXACT, SHARED, {}, SHARED] * 2, False
-    for _ in range(10):  # on a busy machine requests may come one by one
+    for _ in range(10):
         mixed = answers(kinds)
         assert [mixed[number] for number in (0, 4)] == [native[number] for number in (0, 4)]
         met = met or mixed != native
@@ -171,7 +175,7 @@ def test_protected_requests_over_http(server):
     assert metrics[("rows_protected",)] > 0
     assert all(metrics[("experts_protected", layer)] > 0 for layer in "01")
     assert all(metrics[("mass_shared", layer)] <= metrics[("mass_kept", layer)] for layer in "01")
-    assert metrics[("steps_bypassed_total", "protected")] > 0
+    assert metrics[left_alone] > 0
 
 
 @pytest.mark.parametrize("value", ["precise", 3, "EXACT", ["exact"]])
