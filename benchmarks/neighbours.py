@@ -1,6 +1,7 @@
 """Does an answer change with its neighbours in the batch, and how far does its KL spread?
 
     python benchmarks/neighbours.py --jobs 2                                        nano
+    python benchmarks/neighbours.py --policy balanced --policy fast --json evidence/neighbours_presets.json
     python benchmarks/neighbours.py --model FOLDER --jobs 8 --engine-args '{"device": "cuda", "dtype": "float32"}'
 
 The same questions are decoded several times in different orders, so that each has other mates in its batch of 16, of
@@ -19,6 +20,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -129,13 +131,17 @@ def main(
     together: take.Together = 128,
     seconds: take.Seconds = None,
     seed: Annotated[int, typer.Option(min=0, help="Other questions, in other orders.")] = 0,
+    policies: Annotated[
+        list[str] | None, typer.Option("--policy", help="Only these, into a file of their own; may be repeated.")
+    ] = None,
     json: take.ResultFile = Path("evidence/neighbours.json"),
 ) -> None:
     options, questions = engine_arguments(engine_args), tasks_of(file, prompts, seed)
     job = Job(model, options, questions, tokens, len(questions), seed, threads_each(threads, jobs), together)
     bench = Bench(job)
     about = bench.engine(0).about
-    results = CellResults(json, about.record(), job.identity() | {"sets": sets}, KEY)
+    only = {"policies": policies} if policies else {}
+    results = CellResults(json, about.record(), job.identity() | {"sets": sets} | only, KEY)
     if not results.complete:
         with workers_of(bench, jobs) as workers:
             runner = CellRunner(bench, workers, results, seconds)
@@ -144,7 +150,7 @@ def main(
             settings = SETTINGS if alike else SETTINGS[:1]
             if not alike:
                 typer.echo("no kind has more prompts than fit into a batch: batches of one kind are left out")
-            cells = cells_of(settings, about.experts)
+            cells = cells_of(settings, about.experts, policies or POLICIES)
             if runner.natives(settings) and runner.measure("mates", cells, partial(spread, sets=sets), sets):
                 results.finish()
     show(results.rows)
@@ -154,9 +160,9 @@ def main(
         typer.echo(f"controls are not still: up to {worst:.1%} of their texts change, by rounding alone", err=True)
 
 
-def cells_of(settings: list[Setting], experts: int) -> dict[Cell, str]:
+def cells_of(settings: list[Setting], experts: int, forms: Sequence[str | tuple[int, int]]) -> dict[Cell, str]:
     policies: dict[Policy | None, str] = {None: "native"}
-    for form in POLICIES:
+    for form in forms:
         if isinstance(form, str):
             policies[Policy.parse(form.format(m=scaled(24, experts), quarter=experts // 4))] = ""
         else:

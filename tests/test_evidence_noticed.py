@@ -31,6 +31,7 @@ NO_SAMPLES = {
     "paper_quality": (f"{OF_ANSWERS} calibration.* undrafted.*", TOKENS),
     "paper_quality_lab": (f"{OF_ANSWERS} rows.kl rows.accepted undrafted.*", TOKENS),
     "neighbours": ("rows.active* rows.kl* rows.distinct rows.control", f"{TOKENS}, and so are accuracy and flipped"),
+    "neighbours_presets": ("rows.active* rows.kl* rows.distinct rows.control", TOKENS),
     "one_model": (
         "rows.active* rows.acted* rows.mass rows.diverged_at",
         f"{STEPS}. This run kept no marks of answers: accuracy, change, lost and won are held against each other",

@@ -506,17 +506,18 @@ def test_rivals_on_the_same_questions(name):
         check_change(pair, lost, won, len(right[rival]), ("low", "high"))
 
 
-def test_shares_of_prompts_with_other_mates():
-    results = content("neighbours")
+@pytest.mark.parametrize("name", ["neighbours", "neighbours_presets"])
+def test_shares_of_prompts_with_other_mates(name):
+    results = content(name)
     always = {(sample["mixed"], sample["policy"]): sample["right"] for sample in results["samples"]}
     for row in results["rows"]:
         marks = always[row["mixed"], row["policy"]]  # answered whatever the mates
         assert len(marks) == row["prompts"]
-        for name in ("changed", "changed_answer", "flipped"):
-            count = row[name] * row["prompts"]
+        for column in ("changed", "changed_answer", "flipped"):
+            count = row[column] * row["prompts"]
             assert count == pytest.approx(round(count))
             ends = wilson(round(count), row["prompts"])
-            assert (row[f"{name}_low"], row[f"{name}_high"]) == pytest.approx(ends, abs=1e-9)
+            assert (row[f"{column}_low"], row[f"{column}_high"]) == pytest.approx(ends, abs=1e-9)
         sure = marks.count("1") / row["prompts"]
         assert sure <= row["accuracy_least"] <= row["accuracy"] <= row["accuracy_most"] <= sure + row["flipped"] + 1e-9
         assert row["flipped"] <= row["changed_answer"] <= row["changed"]

@@ -11,7 +11,7 @@ from quality_tables import SETTINGS, change, experts_and_points, of_native
 from spans import Span
 from speed_tables import REGIMES, bare, deepest, preset_rows, ratio, topk_rows
 
-from xshare.policy import Policy
+from xshare.policy import RECOMMENDED, Policy
 from xshare.policy_text import current_policy_text
 from xshare.report.labels import policy_label
 
@@ -249,6 +249,19 @@ def mates(results: Row) -> Table:
     return ["policy", *(f"{column} (95 %)" for column in columns)], cells
 
 
+def mates_presets(results: Row) -> Table:
+    """The same of the presets, in mixed batches."""
+    at = {row["policy"]: row for row in results["rows"] if row["mixed"]}
+    named = {str(Policy.parse(name)): f"`{name}` ({form})" for name, form in RECOMMENDED.items()}
+    cells = [
+        [name, f"{at[policy]['active'] / at[policy]['active_native']:.0%}"]
+        + [_share(at[policy], column) for column in ("changed", "flipped")]
+        for policy, name in ({"native": "`native`"} | named).items()
+        if policy in at
+    ]
+    return ["preset", "experts", "texts that change (95 %)", "right and wrong (95 %)"], cells
+
+
 def followed(results: Row) -> Table:
     """What weighing sets by their measured cost gains: the least and the most of each kind of policy."""
     at = {row["policy"]: row for row in results["rows"] if row["cost"]}
@@ -320,6 +333,7 @@ def tables() -> dict[str, tuple[str, Callable[..., Table]]]:
         "rivals": ("paper_quality", rivals),
         "assumed": ("assumptions assumptions_lab", assumed),
         "mates": ("neighbours", mates),
+        "mates_presets": ("neighbours_presets", mates_presets),
         "followed": ("cost_aware", followed),
         "sglang_speed": ("sglang_speed", sglang_speed),
         "sglang_checks": ("sglang_check", sglang_checks),
