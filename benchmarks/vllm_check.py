@@ -9,7 +9,8 @@ included, are compared with vLLM's own routing of the masked logits, to the bit.
 without a GPU.
 
 The cases `across` (`--only across`) take the path of several data-parallel ranks with a group of one: the kernel in two
-halves, and a real all-reduce in between, in the captured graph. There every row's experts and weights are compared too.
+halves, and a real all-reduce in between, in the captured graph. There, and in the cases of DeepSeek-V3's router (with
+its groups, and without as Kimi's and GLM's), every row's experts and weights are compared with the reference's.
 """
 
 from __future__ import annotations
@@ -20,14 +21,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from lib.recorded_routing import RecordedRouting
+from lib.recorded_rows import record_routing, record_rows, take_path_of_several
+from lib.witness import Witness
 
-from xshare.engines.serving.state import ROUTED
 from xshare.engines.vllm.compatibility import vllm_version
 from xshare.results import Results, Row
 
@@ -74,20 +74,26 @@ CASES: dict[str, dict[str, Any]] = {
     "qwen3 V2 full, across": {"shape": "qwen3", "graphs": "FULL_AND_PIECEWISE", "across": "torch", "v2": True},
     "qwen3 V1 full, in host memory": {"shape": "qwen3", "graphs": "FULL_AND_PIECEWISE", "host": True},
     "qwen3 V2 full, in host memory": {"shape": "qwen3", "graphs": "FULL_AND_PIECEWISE", "v2": True, "host": True},
+    "deepseek V1 eager": {"shape": "deepseek", "eager": True, "apart": True},
+    "deepseek V1 full": {"shape": "deepseek", "graphs": "FULL_AND_PIECEWISE", "apart": True},
+    "deepseek V2 full": {"shape": "deepseek", "graphs": "FULL_AND_PIECEWISE", "apart": True, "v2": True},
+    "deepseek, no groups, V1 full": {"shape": "no groups", "graphs": "FULL_AND_PIECEWISE", "apart": True},
 }
 
 
 def engine(case: dict[str, Any], tiny: bool, folder: Path) -> Any:
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     os.environ["VLLM_USE_V2_MODEL_RUNNER"] = str(int(bool(case.get("v2"))))
-    from lib.model_shapes import eagle3_head, gpt_oss_120b, qwen3_30b_a3b, write
+    from lib.model_shapes import eagle3_head, write
     from vllm import LLM
 
     if case.get("across"):
         take_path_of_several(case["across"] == "vllm" and not tiny)
+    elif case.get("apart"):
+        record_rows()
     else:
         record_routing()
-    shape = gpt_oss_120b(4, tiny) if case["shape"] == "gpt-oss" else qwen3_30b_a3b(4, tiny)
+    shape = shape_of(case["shape"], tiny)
     policy: dict[str, Any] = {"warmup": 1, "batch_budget": 8 if tiny else 24}
     if case.get("drafts"):
         policy = case.get("policy", {"warmup": 1, "request_budget": 4})
@@ -95,7 +101,7 @@ def engine(case: dict[str, Any], tiny: bool, folder: Path) -> Any:
     if case.get("host") and not tiny:
         options |= {"cpu_offload_gb": 8, "cpu_offload_params": {"experts"}}
     # Code compiled for a CPU leaves out what RecordingHook does.
-    if case.get("eager") or (tiny and case.get("across")):
+    if case.get("eager") or (tiny and (case.get("across") or case.get("apart"))):
         options["enforce_eager"] = True
     elif not tiny:
         options["compilation_config"] = {"cudagraph_mode": case["graphs"], "max_cudagraph_capture_size": 64}
@@ -125,124 +131,15 @@ def engine(case: dict[str, Any], tiny: bool, folder: Path) -> Any:
     )
 
 
-def record_routing() -> None:
-    """Layers of this process that route in one launch keep what each step's kernel has left."""
-    layer: Any = import_module("xshare.engines.vllm.layer")
-    make_hook = layer.make_hook
+def shape_of(name: str, tiny: bool) -> dict[str, Any]:
+    """Four layers. Those of DeepSeek have narrow experts, so that several engines fit a GPU."""
+    from lib.model_shapes import deepseek_v3, gpt_oss_120b, qwen3_30b_a3b
 
-    def recording(mode: str, site: Any, selector: Any, device: Any) -> Any:
-        if mode == ROUTED:
-            RecordedRouting(selector)
-        return make_hook(mode, site, selector, device)
-
-    layer.make_hook = recording
-
-
-def take_path_of_several(by_vllm: bool) -> None:
-    """Engines of this process choose as data-parallel ranks do, and keep what every row gets. `by_vllm`: the sum goes
-    through vLLM's own communicator, which it makes for several ranks only, or else through torch's."""
-    layer: Any = import_module("xshare.engines.vllm.layer")
-    ranks: Any = import_module("xshare.engines.vllm.ranks")
-    make_hook, ranks.EVEN_ALONE = layer.make_hook, True
-    layer.make_hook = lambda mode, site, *args: RecordingHook(make_hook(mode, site, *args), site.top_k, args[-1])
-    if by_vllm:
-        ranks.nccl_of = lambda group: nccl_of_one(group.device)
-
-
-def nccl_of_one(device: Any) -> Any:
-    """vLLM's communicator with a group of one rank."""
-    import torch
-    from vllm.distributed.device_communicators.pynccl import PyNcclCommunicator
-    from vllm.distributed.device_communicators.pynccl_wrapper import NCCLLibrary
-
-    communicator = PyNcclCommunicator.__new__(PyNcclCommunicator)
-    communicator.nccl, communicator.rank, communicator.world_size, communicator.device = NCCLLibrary(), 0, 1, device
-    communicator.available, communicator.disabled = True, False
-    with torch.cuda.device(device):
-        communicator.comm = communicator.nccl.ncclCommInitRank(1, communicator.nccl.ncclGetUniqueId(), 0)
-    return communicator
-
-
-class RecordingHook:
-    """A hook that also copies each row's experts and weights into buffers of its own, inside captured graphs too."""
-
-    def __init__(self, hook: Any, top_k: int, device: Any) -> None:
-        import torch
-
-        self.hook, self.mode = hook, hook.mode
-        self.ids = torch.zeros(64, top_k, dtype=torch.int64, device=device)
-        self.weights = torch.zeros(64, top_k, device=device)
-
-    def route(self, native: Any, logits: Any) -> Any:
-        weights, ids = self.hook.route(native, logits)
-        if len(ids) <= len(self.ids):
-            self.ids[: len(ids)].copy_(ids)
-            self.weights[: len(ids)].copy_(weights)
-        return weights, ids
-
-    def compute(self, native: Any, logits: Any) -> Any:
-        return self.hook.compute(native, logits)  # its experts do their own routing
-
-    def routed_as(self, logits: Any, routing: Any) -> bool:
-        """Whether the rows have the reference's experts and weights; of experts with equal logits, either is right."""
-        import torch
-
-        n = len(logits)
-        ids, weights = self.ids[:n].cpu(), self.weights[:n].cpu()
-        chosen = [logits.gather(1, experts).sort(-1) for experts in (ids, routing.ids)]
-        ours, want = (
-            row_weights.gather(1, order.indices)
-            for row_weights, order in zip((weights, routing.weights), chosen, strict=True)
-        )
-        inside = bool(routing.selected[ids].all())
-        return inside and torch.equal(chosen[0].values, chosen[1].values) and torch.allclose(ours, want.float(), 1e-3)
-
-
-class Witness:
-    """Compares every layer's S with the reference, from the logits that were left aside, at every decode step."""
-
-    def __init__(self, state: Any) -> None:
-        self.state, self.compared, self.differ, self.sizes = state, 0, 0, [[0.0]][:0]
-        self.routed = self.misrouted = 0  # layers of steps whose rows were compared, and those that differ
-        self.padded = 0  # of those compared: with rows that only pad
-        self.native = state.samples.settle
-        state.samples.settle = self.settle
-
-    def settle(self) -> None:
-        waiting = self.state.samples._waiting
-        if waiting is not None:
-            import torch
-
-            import xshare
-
-            layout = self.state.now.layout(waiting).to(torch.device("cpu"))
-            for layer in self.state.layers:
-                logits, policy = layer.buffers.seen[:waiting].cpu(), self.state.policy.for_layer(layer.site.number)
-                routing = xshare.route(logits, router_on_cpu(layer.site.router), policy, layout=layout)
-                self.compared += 1
-                self.differ += int(not bool((routing.selected == layer.buffers.keep.cpu()).all()))
-                if isinstance(layer.hook, RecordingHook) and layer.site.path == "router":
-                    self.routed += 1
-                    self.misrouted += int(not layer.hook.routed_as(logits, routing))
-                routed = getattr(layer.selector, "routed", None)
-                if isinstance(routed, RecordedRouting) and layer.selector.routes is not None:
-                    same, rows = routed.as_vllm(layer.buffers.keep)
-                    self.routed += 1
-                    self.misrouted += int(not same)
-                    self.padded += int(rows > waiting)
-            self.sizes.append([float(layer.buffers.keep.sum()) for layer in self.state.layers])
-        self.native()
-
-    def take(self) -> tuple[int, int, list[list[float]]]:
-        self.settle()
-        counts = self.compared, self.differ, self.sizes
-        self.compared, self.differ, self.sizes = 0, 0, []
-        return counts
-
-
-def router_on_cpu(router: Any) -> Any:
-    bias = router.correction_bias
-    return router if bias is None else router.with_bias(bias.cpu())
+    if name in ("gpt-oss", "qwen3"):
+        return gpt_oss_120b(4, tiny) if name == "gpt-oss" else qwen3_30b_a3b(4, tiny)
+    narrow = deepseek_v3(4, tiny)
+    narrow |= {} if tiny else {"moe_intermediate_size": 128, "intermediate_size": 1024}
+    return narrow | ({"n_group": 1, "topk_group": 1} if name == "no groups" else {})
 
 
 def state_of(llm: Any) -> Any:
@@ -279,7 +176,7 @@ def run_case(name: str, tiny: bool) -> dict[str, Any]:
         if case.get("across"):
             between = state.ranks.add_up.__name__ if state.ranks is not None else "nothing"
             check("takes the path of several ranks", state.ranks is not None, f"in between: {between}")
-        elif not tiny:
+        elif not tiny and not case.get("apart"):
             routed = state.snapshot()["routed_layers"]
             check("routed in one launch", routed == 4, f"{routed} of 4 layers")
         if case.get("host") and not tiny:
@@ -312,10 +209,11 @@ def run_case(name: str, tiny: bool) -> dict[str, Any]:
         )
         check("S with protected requests equals the reference", compared > 0 and not differ, detail)
         detail = f"{witness.routed} layers of steps, {witness.misrouted} differ"
-        if not case.get("across") and not tiny:
+        by_rows = case.get("across") or case.get("apart")
+        if not by_rows and not tiny:
             what = "ids, weights and tables have the bits of vLLM's own routing"
             check(what, witness.routed > 0 and not witness.misrouted, f"{detail}; {witness.padded} had rows that pad")
-        elif case.get("across") and paths[0].startswith("router"):
+        elif by_rows and paths[0].startswith("router"):
             check("rows have the reference's experts and weights", witness.routed > 0 and not witness.misrouted, detail)
         if not drafts:
             guarded = generate(llm, 16, protected=PROTECTED)
@@ -345,7 +243,7 @@ def run_case(name: str, tiny: bool) -> dict[str, Any]:
 def compare(results: dict[str, dict[str, Any]]) -> list[Row]:
     """Graph modes and runners of one shape against each other: the same numbers of experts, the same tokens."""
     rows: list[Row] = []
-    for shape in ("gpt-oss", "qwen3"):
+    for shape in ("gpt-oss", "qwen3", "deepseek"):
         for first_name, second_name in SAME:
             first, second = results.get(f"{shape} {first_name}"), results.get(f"{shape} {second_name}")
             if not (first and second and first["tokens"] and second["tokens"]):

@@ -337,7 +337,8 @@ def ratio(row: Row) -> Span:
 def _bound(row: Row) -> str:
     if row["of_predicted"] is None:
         return ""
-    share = f", {row['of_gain']:.0%} of the gain" if row["of_gain"] is not None else ""
+    gain = row["of_gain"]
+    share = "" if gain is None else ", none of the gain" if gain < 0 else f", {gain:.0%} of the gain"
     return f"{row['of_predicted']:.1%}{share}"
 
 
