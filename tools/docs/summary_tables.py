@@ -241,25 +241,24 @@ def _warmup(results: Row) -> str:
 def mates(results: Row) -> Table:
     """Shares of texts that change with their neighbours, and of prompts that are right with some of them only."""
     at = {(_today(results, row["policy"]), row["mixed"]): row for row in results["rows"]}
-    cells = []
-    for policy in MATES:
-        both = [at[policy, mixed] for mixed in (True, False)]
-        cells.append([f"`{both[0]['policy']}`", *(_share(row, n) for row in both for n in ("changed", "flipped"))])
-    columns = [f"{kind}: {what}" for kind in ("mixed", "one kind") for what in ("texts that change", "right and wrong")]
-    return ["policy", *(f"{column} (95 %)" for column in columns)], cells
+    return _with_mates({f"`{at[policy, True]['policy']}`": policy for policy in MATES}, at)
 
 
 def mates_presets(results: Row) -> Table:
-    """The same of the presets, in mixed batches."""
-    at = {row["policy"]: row for row in results["rows"] if row["mixed"]}
-    named = {str(Policy.parse(name)): f"`{name}` ({form})" for name, form in RECOMMENDED.items()}
+    """The same of the presets."""
+    at = {(row["policy"], row["mixed"]): row for row in results["rows"]}
+    presets = {f"`{name}` ({form})": str(Policy.parse(name)) for name, form in RECOMMENDED.items()}
+    return _with_mates({"`native`": "native"} | presets, at)
+
+
+def _with_mates(policies: dict[str, str], at: dict[tuple[str, bool], Row]) -> Table:
+    """A line for each policy, in mixed batches and in those of one kind. `policies`: by what they are called."""
+    columns = [f"{kind}: {what}" for kind in ("mixed", "one kind") for what in ("texts that change", "right and wrong")]
     cells = [
-        [name, f"{at[policy]['active'] / at[policy]['active_native']:.0%}"]
-        + [_share(at[policy], column) for column in ("changed", "flipped")]
-        for policy, name in ({"native": "`native`"} | named).items()
-        if policy in at
+        [name, *(_share(at[policy, mixed], which) for mixed in (True, False) for which in ("changed", "flipped"))]
+        for name, policy in policies.items()
     ]
-    return ["preset", "experts", "texts that change (95 %)", "right and wrong (95 %)"], cells
+    return ["policy", *(f"{column} (95 %)" for column in columns)], cells
 
 
 def followed(results: Row) -> Table:
