@@ -33,7 +33,7 @@ def with_drafts(e: Evidence) -> list[Claim]:
 
 
 def best_trade_offs(e: Evidence) -> Claim:
-    """By `score=topk` too, where experts stand for speeds that were not timed."""
+    """By both readings of the score. Where one was not timed, experts stand for its speed."""
     texts, held = [], []
     for score in SCORES:
         by, best = e.trade_offs((*PER_BATCH, *PER_REQUEST), "eagle3", score)

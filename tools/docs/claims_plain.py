@@ -70,7 +70,7 @@ def answers(e: Evidence) -> list[Claim]:
 
 
 def best_trade_offs(e: Evidence) -> Claim:
-    """By `score=topk` too, where experts stand for speeds that were not timed."""
+    """By both readings of the score. Where one was not timed, experts stand for its speed."""
     named = {letters(configuration): f"({configuration})" for configuration in CONFIGURATIONS}
     texts, held = [], []
     for score in SCORES:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from quality_tables import by_mates, named_row
+from quality_tables import by_mates, named_row, today
 from speed_tables import REGIMES, deepest
 
 from xshare.policy import RECOMMENDED, Policy
@@ -128,7 +128,7 @@ def neighbours(results: Row) -> tuple[Any, Any]:
     """Shares of prompts whose text, and whose correctness, depends on the neighbours."""
     figure, axes = new_axes("the same prompt with other mates in its batch", "share of the prompts", "")
     rows = by_mates(results["rows"])
-    names = [f"{row['policy']}, {'mixed' if row['mixed'] else 'alike'}" for row in rows]
+    names = [f"{today(results, row['policy'])}, {'mixed' if row['mixed'] else 'alike'}" for row in rows]
     for shift, (column, name) in zip(
         (-0.2, 0.2), (("changed", "text changes"), ("flipped", "right or wrong")), strict=True
     ):

@@ -29,9 +29,14 @@ def policies(results: Row, setting: Setting) -> Table:
     return titles + (["accepted"] if setting[1] else []), cells
 
 
+def today(results: Row, policy: str) -> str:
+    """A policy in today's words: an older file that names no score means the full one."""
+    return policy if "format" in results else current_policy_text(policy)
+
+
 def _read(results: Row, row: Row) -> tuple[str, str]:
-    """A policy without its score, and its reading of the paper's score. Older files leave out the full score."""
-    policy = row["policy"] if "format" in results else current_policy_text(row["policy"])
+    """A policy without its score, and its reading of the paper's score."""
+    policy = today(results, row["policy"])
     return policy.removesuffix(FULL), "full" if policy.endswith(FULL) else "topk"
 
 

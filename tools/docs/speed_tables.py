@@ -171,7 +171,7 @@ def presets(results: Row, contexts: bool = False) -> Table:
             at.setdefault(cell, {})[row["policy"] if row["method"] == "xshare" else row["method"]] = row
     policies = list(dict.fromkeys(row["policy"] for row in rows if row["method"] == "xshare"))
     titles = ["tokens of a prompt" if contexts else "drafts", "batch", "layers", "native experts", "native, ms"]
-    titles += ["control (95 %)", *(f"`{policy_label(policy)}`" for policy in policies)]
+    titles += ["control (95 %)", *(f"`{policy_label(policy)}` (95 %)" for policy in policies)]
     cells = []
     for (_, prompt, batch), methods in at.items():
         native = methods["native"]
@@ -179,7 +179,7 @@ def presets(results: Row, contexts: bool = False) -> Table:
         line += ["" if native["active"] is None else f"{native['active']:.1f}", f"{native['step_ms']:.2f}"]
         line += [
             ratio(methods["noop"]),
-            *(_measured(methods[policy]) if policy in methods else "" for policy in policies),
+            *(Span.of_starts(methods[policy], "%") if policy in methods else "" for policy in policies),
         ]
         cells.append(line)
     return titles, cells

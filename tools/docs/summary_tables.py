@@ -7,12 +7,11 @@ from functools import partial
 from typing import Any
 
 import frontier_tables
-from quality_tables import SETTINGS, change, experts_and_points, of_native
+from quality_tables import SETTINGS, change, experts_and_points, of_native, today
 from spans import Span
 from speed_tables import REGIMES, bare, deepest, preset_rows, ratio, topk_rows
 
 from xshare.policy import RECOMMENDED, Policy
-from xshare.policy_text import current_policy_text
 from xshare.report.labels import policy_label
 
 Row = dict[str, Any]
@@ -81,8 +80,8 @@ def paper_gains(results: Row) -> Table:
         by_regime = [at[policy, regime] for regime in REGIMES]
         paper = f"{_gain(by_regime[0]['paper_low'])} to {_gain(by_regime[0]['paper_high'])}"
         topk = topk_rows(results, "carried", 0).get(bare(by_regime[0]))
-        cells.append([f"`{policy}`", paper, *map(_measured, by_regime), _measured(topk) if topk else ""])
-    titles = ["policy", "the paper", *REGIMES, "carried, `score=topk`"]
+        cells.append([f"`{policy}`", paper, *map(_measured, by_regime), Span.of_starts(topk, "%") if topk else ""])
+    titles = ["policy", "the paper", *REGIMES, "carried, `score=topk` (95 %)"]
     if not any(line[-1] for line in cells):
         return titles[:-1], [line[:-1] for line in cells]
     return titles, cells
@@ -151,12 +150,7 @@ def for_nano(policy: str) -> str:
 
 def row_with_policy(results: Row, policy: str, setting: tuple[int, int, bool] = MIXED) -> Row | None:
     rows = (row for row in results["rows"] if (row["batch"], row["drafts"], row["mixed"]) == setting)
-    return next((row for row in rows if _today(results, row["policy"]) == policy), None)
-
-
-def _today(results: Row, policy: str) -> str:
-    """A policy in today's words: an older file that names no score means the full one."""
-    return policy if "format" in results else current_policy_text(policy)
+    return next((row for row in rows if today(results, row["policy"]) == policy), None)
 
 
 def rivals(results: Row) -> Table:
@@ -164,11 +158,9 @@ def rivals(results: Row) -> Table:
     names = [
         pair["policy"]
         for pair in results["matched"]
-        if (pair["batch"], pair["drafts"], pair["mixed"]) == MIXED and _today(results, pair["reference"]) == REFERENCE
+        if (pair["batch"], pair["drafts"], pair["mixed"]) == MIXED and today(results, pair["reference"]) == REFERENCE
     ]
-    rows = [
-        row_with_policy(results, name) for name in ("native", REFERENCE, *(_today(results, name) for name in names))
-    ]
+    rows = [row_with_policy(results, name) for name in ("native", REFERENCE, *(today(results, name) for name in names))]
     cells = [
         [f"`{row['policy']}`", f"{row['active']:.1f}", f"{row['accuracy']:.1%}", change(row), f"{row['kl']:.4f}"]
         for row in sorted((row for row in rows if row), key=lambda row: -row["accuracy"])
@@ -240,7 +232,7 @@ def _warmup(results: Row) -> str:
 
 def mates(results: Row) -> Table:
     """Shares of texts that change with their neighbours, and of prompts that are right with some of them only."""
-    at = {(_today(results, row["policy"]), row["mixed"]): row for row in results["rows"]}
+    at = {(today(results, row["policy"]), row["mixed"]): row for row in results["rows"]}
     return _with_mates({f"`{at[policy, True]['policy']}`": policy for policy in MATES}, at)
 
 
