@@ -15,7 +15,7 @@ from xshare.engines.serving.step import Step
 from xshare.engines.serving.step_sizes import Sizes
 from xshare.engines.vllm.protection import Protection, RequestError, check_admitted, check_request
 from xshare.engines.vllm.runner import _watch_steps_v2
-from xshare.engines.vllm.settings import settings_of
+from xshare.engines.vllm.settings import has_changed_meaning, settings_of
 from xshare.kernels.control import Control
 from xshare.kernels.control_words import Word
 from xshare.kernels.limits import MAX_ROWS
@@ -273,3 +273,21 @@ def test_a_session_in_pieces_cannot_be_protected():
         else:
             with pytest.raises(RequestError, match="a session whose prompt comes in pieces must be 'shared'"):
                 check_admitted(request, parsed)
+
+
+@pytest.mark.parametrize(
+    ("fields", "changed"),
+    [
+        ({"policy": "k0=1,m=24"}, True),
+        ({"warmup": 1, "batch_budget": 24}, True),
+        ({"policy": "k0=1,m=24,score=full"}, False),
+        ({"warmup": 1, "batch_budget": 24, "score": "topk"}, False),
+        ({"policy": "balanced"}, False),  # 0.1 knew none of these
+        ({"policy": "lam=0.04"}, False),
+        ({"policy": "k0=1,m=24,p=3"}, False),
+        ({"policy": "oea:k0=2"}, False),
+    ],
+)
+def test_only_what_the_first_version_served_has_changed_its_meaning(fields, changed):
+    settings = settings_of({"xshare": fields})
+    assert has_changed_meaning(settings.policy, {"xshare": fields}) == changed

@@ -23,7 +23,7 @@ from xshare.engines.vllm.pipeline_stages import stage_number
 from xshare.engines.vllm.protection import Protection
 from xshare.engines.vllm.ranks import make_ranks, rank_of
 from xshare.engines.vllm.reporter import Reporter, remove_stale, report_path
-from xshare.engines.vllm.settings import names_score, settings_of
+from xshare.engines.vllm.settings import has_changed_meaning, settings_of
 from xshare.engines.vllm.staircase_conditions import staircase_conditions
 from xshare.staircase import read_stairs
 
@@ -61,7 +61,7 @@ def attach(runner: Any, v2: bool) -> None:
         runner.prepare_inputs = _watch_steps_v2(runner, state)
     else:
         runner._prepare_inputs = _watch_steps_v1(runner, state)
-    if state.policy.method == "xshare" and not names_score(config.additional_config):
+    if has_changed_meaning(state.policy, config.additional_config):
         log.info(NO_SCORE)
     if state.policy.method not in ("xshare", "native"):
         log.warning(EXPERIMENT, state.policy)

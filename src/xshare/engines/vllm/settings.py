@@ -7,6 +7,7 @@ from typing import Any
 
 from xshare.engines.serving.settings import Settings, SettingsError, read_settings
 from xshare.errors import short_repr
+from xshare.policy import Policy
 
 
 def is_configured(additional_config: Any) -> bool:
@@ -14,10 +15,14 @@ def is_configured(additional_config: Any) -> bool:
     return isinstance(additional_config, Mapping) and "xshare" in additional_config
 
 
-def names_score(additional_config: Mapping[str, Any]) -> bool:
-    """Whether the `xshare` key names the score that is summed, itself or in a profile."""
+def has_changed_meaning(policy: Policy, additional_config: Mapping[str, Any]) -> bool:
+    """Whether version 0.1 served this `xshare` key by another score: it knew no guarantees, prices and powers, and took
+    the full score where none was named, in the key or in a profile."""
     fields = additional_config["xshare"]
-    return "score" in fields or "profile" in fields or "score=" in str(fields.get("policy", ""))
+    if "score" in fields or "profile" in fields or "score=" in str(fields.get("policy", "")):
+        return False
+    known = policy.coverage is None and policy.price is None and policy.power == 1
+    return policy.method == "xshare" and known
 
 
 def settings_of(additional_config: Any) -> Settings | None:
