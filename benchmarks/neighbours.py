@@ -1,7 +1,7 @@
 """Does an answer change with its neighbours in the batch, and how far does its KL spread?
 
     python benchmarks/neighbours.py --jobs 2                                        nano
-    python benchmarks/neighbours.py --policy balanced --policy fast --json evidence/neighbours_presets.json
+    python benchmarks/neighbours.py --policy careful --policy balanced --policy fast --json FILE
     python benchmarks/neighbours.py --model FOLDER --jobs 8 --engine-args '{"device": "cuda", "dtype": "float32"}'
 
 The same questions are decoded several times in different orders, so that each has other mates in its batch of 16, of

@@ -92,8 +92,8 @@ def claims(results: Row, regime: str, piece: str) -> Table:
     cells = []
     for row in [*deepest(results), *deepest(results, "pooled")]:
         if (row["regime"], row["piece"], row["method"]) == (regime, piece, "xshare") and row["paper_high"]:
-            line = [f"`{row['policy']}`", _experts(row), f"{_gain(row['paper_low'])} to {_gain(row['paper_high'])}"]
-            line += [_measured(row), _gain(row["predicted"]), _bound(row)]
+            line = [f"`{row['policy']}`", _experts(row), paper_range(row)]
+            line += [measured(row), gain_text(row["predicted"]), _bound(row)]
             cells.append([*line, {True: "reached", False: "not reached", None: ""}[row["paper_met"]]])
     return titles, cells
 
@@ -154,10 +154,10 @@ def batches(results: Row, regime: str) -> Table:
             str(batch),
             str(layers),
             f"{at['k0=1,m=24']['active_native']:.1f}",
-            _gain(rule["paper_low"]) if rule else "",
+            gain_text(rule["paper_low"]) if rule else "",
         ]
-        line += [_measured(rule) if rule else "", *(_measured(at[name]) for name in ("k0=0,m=24", "k0=1,m=24"))]
-        cells.append([*line, _gain(at["k0=1,m=24"]["predicted"])])
+        line += [measured(rule) if rule else "", *(measured(at[name]) for name in ("k0=0,m=24", "k0=1,m=24"))]
+        cells.append([*line, gain_text(at["k0=1,m=24"]["predicted"])])
     return titles, cells
 
 
@@ -221,7 +221,7 @@ def cost_aware(results: Row) -> Table:
             for side in (plain[row["policy"]], row)
             for text in (f"{side['active']:.1f}", f"{side['votes_lost']:.1%}", f"{side['ms']:.2f}")
         ]
-        cells.append([f"`{policy_label(row['policy'])}`", *pair, _measured(gain)])
+        cells.append([f"`{policy_label(row['policy'])}`", *pair, measured(gain)])
     return [*titles, "faster at equal votes lost (95 %)"], cells
 
 
@@ -293,8 +293,8 @@ def hosts(results: Row) -> Table:
                 at[piece, regime, batch, "k0=1,m=0,mr=4" if row["drafts"] else "k0=1,m=24"],
             )
             line = [regime, _drafts(row), str(batch), f"{row['step_ms']:.2f}", f"{row['a']:.2f} + {row['b']:.4f} T"]
-            line += [f"{row['law_gb_s']:.0f}", ratio(control), f"`{one['policy']}`", _measured(one)]
-            cells.append([*line, _gain(one["predicted"])])
+            line += [f"{row['law_gb_s']:.0f}", ratio(control), f"`{one['policy']}`", measured(one)]
+            cells.append([*line, gain_text(one["predicted"])])
     return [*titles, "ours (95 %)", "predicted"], cells
 
 
@@ -322,12 +322,16 @@ def fit(results: Row, of: str | None) -> Table:
     return ["quantity", "experts", "known", *(f"`{regime}`" for regime in shown)], cells
 
 
-def _gain(ratio: float | None) -> str:
+def gain_text(ratio: float | None) -> str:
     return "" if ratio is None else f"{100 * (ratio - 1):+.1f} %"
 
 
-def _measured(row: Row) -> Span:
-    return Span.of(f"{_gain(row['ratio'])} ({_gain(row['ratio_low'])} to {_gain(row['ratio_high'])})", row)
+def paper_range(row: Row) -> str:
+    return f"{gain_text(row['paper_low'])} to {gain_text(row['paper_high'])}"
+
+
+def measured(row: Row) -> Span:
+    return Span.of(f"{gain_text(row['ratio'])} ({gain_text(row['ratio_low'])} to {gain_text(row['ratio_high'])})", row)
 
 
 def ratio(row: Row) -> Span:

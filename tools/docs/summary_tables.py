@@ -9,7 +9,7 @@ from typing import Any
 import frontier_tables
 from quality_tables import SETTINGS, change, experts_and_points, of_native, today
 from spans import Span
-from speed_tables import REGIMES, bare, deepest, preset_rows, ratio, topk_rows
+from speed_tables import REGIMES, bare, deepest, gain_text, measured, paper_range, preset_rows, ratio, topk_rows
 
 from xshare.policy import RECOMMENDED, Policy
 from xshare.report.labels import policy_label
@@ -78,9 +78,9 @@ def paper_gains(results: Row) -> Table:
     cells = []
     for policy in dict.fromkeys(policy for policy, _ in at):
         by_regime = [at[policy, regime] for regime in REGIMES]
-        paper = f"{_gain(by_regime[0]['paper_low'])} to {_gain(by_regime[0]['paper_high'])}"
+        paper = paper_range(by_regime[0])
         topk = topk_rows(results, "carried", 0).get(bare(by_regime[0]))
-        cells.append([f"`{policy}`", paper, *map(_measured, by_regime), Span.of_starts(topk, "%") if topk else ""])
+        cells.append([f"`{policy}`", paper, *map(measured, by_regime), Span.of_starts(topk, "%") if topk else ""])
     titles = ["policy", "the paper", *REGIMES, "carried, `score=topk` (95 %)"]
     if not any(line[-1] for line in cells):
         return titles[:-1], [line[:-1] for line in cells]
@@ -266,19 +266,11 @@ def followed(results: Row) -> Table:
 
 
 def _range(row: Row) -> str:
-    return f"{_gain(row['gain_at_equal_votes'])} ({_gain(row['gain_low'])} to {_gain(row['gain_high'])})"
-
-
-def _measured(row: Row) -> Span:
-    return Span.of(f"{_gain(row['ratio'])} ({_gain(row['ratio_low'])} to {_gain(row['ratio_high'])})", row)
+    return f"{gain_text(row['gain_at_equal_votes'])} ({gain_text(row['gain_low'])} to {gain_text(row['gain_high'])})"
 
 
 def _share(row: Row, name: str) -> Span:
     return Span(f"{row[name]:.1%} ({abs(row[f'{name}_low']):.1%} to {row[f'{name}_high']:.1%})")  # abs: not -0
-
-
-def _gain(ratio: float) -> str:
-    return f"{100 * (ratio - 1):+.1f} %"
 
 
 def sglang_speed(results: Row) -> Table:
