@@ -89,8 +89,8 @@ TRAINING = {
     "draft": Training(256, 4e-3),
     "lab": Training(128, 1e-3, balance=0.02, spread=1e-4),
     "lab-draft": Training(128, 4e-3),
-    "smol": Training(64, 6e-4, balance=0.02, spread=1e-4, warmup=50, timed=100, parts=2),
-    "smol-dense": Training(64, 6e-4, warmup=50, parts=2),
+    "smol": Training(32, 6e-4, balance=0.02, spread=1e-4, warmup=50, timed=100, parts=2),
+    "smol-dense": Training(32, 6e-4, warmup=50, parts=2),
 }
 
 # The longest questions by kind: of nano's first steps, and of lab, which finds nano's too easy.

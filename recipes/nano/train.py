@@ -185,7 +185,7 @@ def main(
     short: Annotated[bool, typer.Option("--short", help="Short questions only, as nano's first steps.")] = False,
     short_steps: Annotated[int, typer.Option(min=0, help="Short questions for so many steps, then all sizes.")] = 0,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the checkpoint in OUT.")] = False,
-    keep: Annotated[bool, typer.Option(help="Leave a checkpoint at the end, to go on from.")] = True,
+    keep: Annotated[bool, typer.Option(help="Leave a checkpoint now and then and at the end, to go on from.")] = True,
     workers: Annotated[int, typer.Option(help="Processes that make tasks.")] = 8,
     questions: Annotated[int, typer.Option(help="Questions of each kind and size in the evaluation; 0: none.")] = 32,
     tiny: Annotated[bool, typer.Option("--tiny", help="Two narrow layers: to try the recipe out.")] = False,
@@ -210,7 +210,7 @@ def main(
         few = short or first < short_steps
         feed = Feed(model, corpus, rows or settings.rows, settings.seed + first, workers, few, start or NANO)
         lengthen = math.inf if short else short_steps
-        steps = train(net, masters, model, feed, out, first, steps, began + seconds, lengthen)
+        steps = train(net, masters, model, feed, out, first, steps, began + seconds, lengthen, keep)
         if keep:  # what comes after can be done again with --resume
             masters.save(checkpoint_of(out, model), steps)
     net.config.architectures = [type(net).__name__]
@@ -232,8 +232,10 @@ def train(
     steps: int,
     until: float,
     lengthen: float,
+    keep: bool,
 ) -> int:
-    """From step `first` to the last, or until the time is up, which leaves a checkpoint; one now and then, too.
+    """From step `first` to the last, or until the time is up, which leaves a checkpoint.
+    With `keep` there is one now and then, too.
     Questions of all sizes from step `lengthen` on.
 
     -> the number of steps, which is chosen after `settings.timed` more of them where it is 0
@@ -278,7 +280,7 @@ def train(
                         steps = fit
                         print(f"{steps} steps fit", flush=True)
                 since, tokens = time.monotonic(), 0
-            if (step + 1) % 1000 == 0 and step + 1 < steps:
+            if keep and (step + 1) % 1000 == 0 and step + 1 < steps:
                 masters.save(checkpoint, step + 1)
             if time.monotonic() > until and step + 1 < steps and not fitted:
                 masters.save(checkpoint, step + 1)
