@@ -52,6 +52,7 @@ from xshare.trace.overlap import overlap
 
 SETTINGS = [Setting(batch, 0, mixed) for batch in (16, 32) for mixed in (True, False)]
 PAPER = [(24, 1), (0, 1), (0, 2), (12, 1), (12, 2)]  # its (m, k0), by both scores
+MILDER = ["k0=0,rho=0.9", "k0=2,m=6", "k0=1,m=9", "k0=1,m=12", "lam=0.04,p=2", "lam=0.1,p=2"]  # than most of the others
 RIVALED: list[tuple[int, int] | str] = [(24, 1), "balanced"]  # the references of rivals
 AT_ONCE = 16  # texts per pass of plain perplexity
 REPLAYED = 8  # batches, to count experts in advance: smol has five times nano's layers
@@ -122,7 +123,8 @@ def cells_of(settings: list[Setting], experts: int) -> dict[Cell, str]:
         full = policy(numbers, experts)
         both = [full, full.model_copy(update={"score": "topk"})] if full.batch_budget else [full]
         cells |= {(setting, which): paper_name(numbers) for setting in settings for which in both}
-    return cells
+    milder: dict[Cell, str] = {(setting, Policy.parse(name)): "" for setting in settings for name in MILDER}
+    return cells | {cell: name for cell, name in milder.items() if cell not in cells}
 
 
 def rival_cells(settings: list[Setting], experts: int, top_k: int) -> RivalKnobs:
