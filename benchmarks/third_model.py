@@ -15,7 +15,8 @@ Lists of the result file:
   calibration  rivals, and the knob at which they load as many experts as a reference
   perplexity   the same texts under the mixture and under the models beside it, routed natively, with a bootstrap 95 %
                interval over texts
-  load, overlap, copies   of the mixture's routers and experts, from a trace of what it says after the texts' beginnings
+  load, overlap, choice   of the mixture's routers, from a trace of what it says after the texts' beginnings; `choice`
+               of other models' traces, too
 
 Native and a control that must give native's tokens come first, then presets, the paper's policies by both readings of
 its score, what routers do, and rivals. Every cell is written when it is done; the same command continues.
@@ -36,7 +37,7 @@ from lib.answer_bench import Bench, Job, Setting, threads_each, workers_of
 from lib.cell_results import CellResults, weights_hash
 from lib.cells import CONTROL, KEY, Cell, CellRunner, RivalKnobs, tasks_of
 from lib.command import run, say_results
-from lib.expert_copies import copies_rows
+from lib.expert_choice import choice_rows
 from lib.paper_policies import no_op, paper_name, policy, rivals
 from torch.nn.utils.rnn import pad_sequence
 
@@ -57,7 +58,7 @@ RIVALED: list[tuple[int, int] | str] = [(24, 1), "balanced"]  # the references o
 AT_ONCE = 16  # texts per pass of plain perplexity
 REPLAYED = 8  # batches, to count experts in advance: smol has five times nano's layers
 FREE = 32  # tokens of a free continuation: nearly all of a cell's time is decoding
-LISTS = ("calibration", "perplexity", "load", "overlap", "copies")
+LISTS = ("calibration", "perplexity", "load", "overlap", "choice")
 UNKNOWN = ("accuracy", "accuracy_low", "accuracy_high", "change", "change_low", "change_high", "p", "lost", "won")
 
 
@@ -180,7 +181,7 @@ def _interval(texts: list[torch.Tensor], seed: int = 0) -> Row:
 
 def read_beside(bench: Bench, results: CellResults, beside: dict[str, str]) -> None:
     """Add the perplexities of the mixture and of the models beside it, without a policy."""
-    for name, folder in {"smol": bench.job.model, **beside}.items():
+    for name, folder in {bench.engine(0).about.model: bench.job.model, **beside}.items():
         if not (Path(folder) / "config.json").is_file():
             typer.echo(f"{name} is not in {folder}: its perplexity is left out")
         elif not any(row["model"] == name for row in results.lists["perplexity"]):
@@ -188,12 +189,13 @@ def read_beside(bench: Bench, results: CellResults, beside: dict[str, str]) -> N
             results.write()
 
 
-def describe_routers(bench: Bench, results: CellResults, recorded: Callable[..., Trace]) -> None:
-    """Add expert load, overlap, and how far copies have parted."""
+def describe_routers(results: CellResults, recorded: Callable[..., Trace], traces: list[Path]) -> None:
+    """Add expert load, overlap, and how experts are chosen: in this model, and in others' traces."""
     if not results.lists["load"]:
         results.lists["load"] = load_rows(recorded())
         results.lists["overlap"] = overlap(recorded())
-        results.lists["copies"] = copies_rows(bench.engine(0).model, recorded())
+        for trace in (recorded(), *map(Trace.load, traces)):
+            results.lists["choice"] += [{"model": trace.header.model} | row for row in choice_rows(trace)]
         results.write()
 
 
@@ -202,10 +204,12 @@ def main(
     texts: Annotated[Path, typer.Argument(help="Held-out texts: JSON lines of recipes/smol/texts.py.")],
     questions: Annotated[Path | None, typer.Option(help="Questions as JSON lines, if it answers any.")] = None,
     beside: Annotated[list[str] | None, typer.Option(help="NAME=FOLDER of a model to read the same texts.")] = None,
+    trace: Annotated[list[Path] | None, typer.Option(help="Another model's, to describe its routers, too.")] = None,
     engine_args: Annotated[str, typer.Option(help="device and dtype, as a JSON object.")] = "{}",
     count: Annotated[int, typer.Option(min=1, help="Texts, and questions, as many of each kind.")] = 320,
     tokens: Annotated[int, typer.Option(min=2, help="Tokens of a text.")] = 96,
     answer_tokens: take.MaxTokens = LONGEST,
+    batch: Annotated[list[int] | None, typer.Option(help="16 or 32 texts together; both if left out.")] = None,
     jobs: take.Jobs = 1,
     threads: take.Threads = None,
     together: take.Together = 320,
@@ -227,7 +231,8 @@ def main(
         results = CellResults(
             json, about.record(), job.identity(), KEY, LISTS, part | {"set": name, "tasks": job.identity()["tasks"]}
         )
-        settings = SETTINGS if name == "texts" else SETTINGS[:1]
+        settings = [setting for setting in SETTINGS if not batch or setting.batch in batch]
+        settings = settings if name == "texts" else settings[:1]
         traces: list[Trace] = []
 
         def recorded(*_: Any, bench: Bench = bench, traces: list[Trace] = traces) -> Trace:
@@ -244,7 +249,7 @@ def main(
                 name, cells_of(settings, about.experts), kind.cell
             )
             if name == "texts" and all_measured:
-                describe_routers(bench, results, recorded)
+                describe_routers(results, recorded, trace or [])
                 knobs = rival_cells(settings, about.experts, about.top_k)
                 all_measured = runner.matches(knobs, recorded, kind.cell)
             if all_measured:

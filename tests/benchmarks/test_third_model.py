@@ -5,18 +5,18 @@ import json
 import math
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
 
+from xshare.trace import Trace
 from xshare.trace.random_routing import random_trace
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.append(str(ROOT / "benchmarks"))
 sys.path.append(str(ROOT / "tools" / "docs"))
-answer_bench, expert_copies, third_model, third_tables = map(
-    importlib.import_module, ("lib.answer_bench", "lib.expert_copies", "third_model", "third_tables")
+answer_bench, expert_choice, third_model, third_tables = map(
+    importlib.import_module, ("lib.answer_bench", "lib.expert_choice", "third_model", "third_tables")
 )
 TEXTS = {"english": "The river was low that year, and nobody ", "french": "La rivière était basse cette année, et "}
 
@@ -41,6 +41,8 @@ def measured(small, tmp_path, monkeypatch):
         "threads": 1,
     }
     path = tmp_path / "third_model.json"
+    random_trace("random:32,4").save(tmp_path / "other.trace")
+    options["trace"] = [tmp_path / "other.trace"]
     third_model.main(
         str(small), tmp_path / "texts.jsonl", tmp_path / "questions.jsonl", [f"twin={small}", "gone=/nowhere"],
         **options, together=64, seconds=None, json=path,
@@ -48,22 +50,21 @@ def measured(small, tmp_path, monkeypatch):
     return json.loads(path.read_text())
 
 
-def test_it_is_told_whether_copies_have_parted():
-    trace = random_trace("random:32,4")  # 8 copies of 4 parts
-    parts = torch.randn(4, 6, 5)
-
-    def mixture(*of_layer):
-        layers = [SimpleNamespace(mlp=SimpleNamespace(experts=SimpleNamespace(down_proj=d))) for d in of_layer]
-        return SimpleNamespace(model=SimpleNamespace(layers=layers))
-
-    alike, doubled = parts.repeat(8, 1, 1), parts.repeat(8, 1, 1)
-    doubled[:4] *= 2  # one copy; the mean is 9/8 of the others
-    trace.logits[:, 0, 4:] = -9.0  # layer 0 chooses the first copy
-    first, second, *_ = expert_copies.copies_rows(mixture(alike, doubled, alike, alike), trace)
-    assert (first["apart"], first["copies"]) == (pytest.approx(0, abs=1e-6), 1)
-    assert second["apart"] == pytest.approx((7 / 8 + 7 * 1 / 8) / 8 / (9 / 8))
-    assert 2 < second["copies"] <= 4
-    assert second["without_last"] == pytest.approx(sum(second["weights"][:3]))
+def test_it_is_told_whether_experts_come_in_groups():
+    free = random_trace("random:32,4")
+    free.logits[:, 0] = torch.arange(32.0).div(4, rounding_mode="floor").roll(4)  # always the same four
+    fixed, *others = expert_choice.choice_rows(free)
+    assert fixed["company"] == 1
+    for row in others:
+        assert 3 / 31 < row["company"] < 0.4
+        assert row["without_last"] == pytest.approx(sum(row["weights"][:3]))
+    # A trace that names the chosen alone says the same.
+    best = free.logits.float().topk(4)
+    header = free.header.model_copy(update={"score": "topk"})
+    chosen = Trace(header, free.lengths, experts=best.indices.to(torch.uint8), weights=best.values.softmax(-1).half())
+    for ours, theirs in zip(expert_choice.choice_rows(chosen), [fixed, *others], strict=True):
+        assert ours["company"] == theirs["company"]
+        assert ours["weights"] == pytest.approx(theirs["weights"], abs=1e-3)
 
 
 def test_texts_questions_and_routers_are_measured(measured):
@@ -82,17 +83,16 @@ def test_texts_questions_and_routers_are_measured(measured):
     assert {row["rival"] for row in measured["calibration"]} >= {"oea", "lynx", "random"}
     assert len(measured["load"]) == 2
     assert {row["pair"] for row in measured["overlap"]} == {"consecutive", "same domain", "different domains"}
-    for row in measured["copies"]:
+    assert [row["model"] for row in measured["choice"]] == 2 * ["nano"] + 4 * ["random:32,4"]
+    for row in measured["choice"]:
         assert math.isclose(sum(row["weights"]), 1, rel_tol=1e-5)
         assert row["weights"] == sorted(row["weights"], reverse=True)
-        assert row["apart"] > 0.5  # random experts are no copies
-        assert 1 <= row["copies"] <= len(row["weights"])
     # The text under the mixture itself is what a forced pass says, and its twin says the same.
     at = {(row["model"], row["kind"]): row["perplexity"] for row in measured["perplexity"]}
-    assert {model for model, _ in at} == {"smol", "twin"}
+    assert {model for model, _ in at} == {"nano", "twin"}
     for kind in TEXTS:
-        assert math.isclose(at["smol", kind], at["twin", kind])
-        assert math.isclose(at["smol", kind], pruned[f"perplexity_native {kind}"], rel_tol=1e-4)
+        assert math.isclose(at["nano", kind], at["twin", kind])
+        assert math.isclose(at["nano", kind], pruned[f"perplexity_native {kind}"], rel_tol=1e-4)
 
     # The tables of its page.
     tables = third_tables.tables()
@@ -100,8 +100,8 @@ def test_texts_questions_and_routers_are_measured(measured):
     assert titles[:3] == ["model", "parameters", "english (95 %)"]
     whole = next(row for row in measured["perplexity"] if row["kind"] is None)
     assert whole["perplexity_low"] < whole["perplexity"] < whole["perplexity_high"]
-    assert [len(line) for line in tables["third_copies"][1](measured)[1]] == [4, 4, 4]
-    assert [line[0] for line in cells] == ["the mixture, trained", "twin"]
+    assert [line[0] for line in tables["third_choice"][1](measured)[1]] == ["nano", "random:32,4"]
+    assert [line[0] for line in cells] == ["nano", "twin"]
     setting = third_tables.policies(measured, 4, True)
     assert setting[1][0][0] == "`native`"
     assert "no-op control" in {line[1] for line in setting[1]}

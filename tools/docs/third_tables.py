@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from statistics import fmean
 from typing import Any
 
 from quality_tables import Row, Table, change, of_native
@@ -40,18 +41,22 @@ def _perplexity(row: Row) -> Span:
     return Span(f"{row['perplexity']:.1f} ({row['perplexity_low']:.1f} to {row['perplexity_high']:.1f})")
 
 
-def copies(results: Row) -> Table:
-    """How far the experts of one part lie apart, and how tokens weigh theirs: the mean over layers, least and most."""
-    names = {
-        "apart": "distance of a part's experts from their mean, of its length",
-        "copies": "copies among a token's experts",
-        "without_last": "share of a token's weight without its last expert",
-    }
+def choice(results: Row) -> Table:
+    """How tokens weigh their experts, and whether these come in groups: means over layers."""
+    titles = [
+        "model",
+        "a token's weights",
+        "without its last expert",
+        "with the most frequent companion (most in a layer)",
+    ]
     cells = []
-    for column, name in names.items():
-        values = [row[column] for row in results["copies"]]
-        cells.append([name, f"{sum(values) / len(values):.3f}", f"{min(values):.3f}", f"{max(values):.3f}"])
-    return ["", "mean over layers", "least", "most"], cells
+    for model in dict.fromkeys(row["model"] for row in results["choice"]):
+        rows = [row for row in results["choice"] if row["model"] == model]
+        weights = [fmean(column) for column in zip(*(row["weights"] for row in rows), strict=True)]
+        company = [row["company"] for row in rows]
+        line = [model, ", ".join(f"{weight:.2f}" for weight in weights)]
+        cells.append([*line, f"{1 - weights[-1]:.2f}", f"{fmean(company):.0%} ({max(company):.0%})"])
+    return titles, cells
 
 
 def routers(
@@ -131,6 +136,6 @@ def tables() -> dict[str, tuple[str, Callable[..., Table]]]:
         name: ("third_model", partial(policies, batch=batch, mixed=mixed)) for name, (batch, mixed) in SETTINGS.items()
     }
     by_marker["third_perplexity"] = ("third_model", perplexity)
-    by_marker["third_copies"] = ("third_model", copies)
+    by_marker["third_choice"] = ("third_model", choice)
     by_marker["third_routers"] = ("third_model nano_load nano_overlap assumptions_lab load overlap", routers)
     return by_marker | {"third_questions": ("third_model", questions)}
