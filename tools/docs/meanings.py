@@ -55,8 +55,11 @@ COLUMNS = {
     "mixed": "whether batches hold several kinds of questions",
     "cut": "share of answers that reached `--tokens` without an end",
     "unsettled": "with `--neighbours`: share of answers that change when questions come in another order",
-    "kl": "KL of the next token from native's, in nats per token of native's answers",
-    "perplexity": "of native's answers under the policy",
+    "texts": "texts that were read, with `--texts`",
+    "kl": "KL of the next token from native's, in nats per token of native's answers, or of the texts",
+    "perplexity": "of native's answers under the policy, or of the texts",
+    "perplexity_native": "with `--texts`: of the same texts natively",
+    "perplexity_ratio": "with `--texts`: the ratio of the two; the interval is a bootstrap's over batches",
     "same_token": "share of positions at which both would go on with the same token",
     "predicted": "speed that the law of time predicts",
     "state": "of tune: `holds`, `fails`, `undecided`, or `not tried`",
@@ -120,7 +123,8 @@ BENCH = (
 QUALITY = (
     "policy method questions active active_native mass accuracy change p lost won agreement diverged diverged_at "
     "tokens tokens_per_s experts_active experts_native accepted mixed batch drafts cut unsettled kl perplexity "
-    "same_token task metric control protected protected_questions protected_same same mass_shared"
+    "perplexity_native perplexity_ratio same_token texts task metric control protected protected_questions "
+    "protected_same same mass_shared"
 )
 REPLAY = (
     "policy method batch draft devices mix seed layer active active_native mass top1_kept below_half smallest_kept "

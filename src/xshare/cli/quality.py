@@ -23,6 +23,7 @@ from xshare.cli.output import (
     wide_console,
 )
 from xshare.cli.protection import show_protected
+from xshare.cli.texts import FORCED, GIVEN, measure_texts
 from xshare.engines.base import About, Engine
 from xshare.engines.by_name import open_engine
 from xshare.engines.client import Access
@@ -35,6 +36,7 @@ from xshare.quality.harness import harness_tasks, is_harness, task_fingerprint
 from xshare.quality.protected import ProtectedStudy
 from xshare.quality.stored_answers import Samples
 from xshare.quality.task_files import QuestionSet, built_in, read_tasks
+from xshare.quality.texts import Text, TextStudy, read_texts
 from xshare.results import Results, Row, check_resumable, read_earlier, sha256
 from xshare.tasks import LONGEST
 from xshare.version import __version__
@@ -49,6 +51,15 @@ def quality(
     policy: take.Policies = None,
     tasks: take.TasksOrNames = None,
     task_folder: take.TaskFolder = None,
+    texts: Annotated[
+        Path | None,
+        typer.Option(
+            help="Read these texts instead of asking questions, and compare perplexity: JSON lines with text."
+        ),
+    ] = None,
+    given: Annotated[
+        int, typer.Option(min=1, help="Tokens of a text that are read as its prompt, and not forced.")
+    ] = GIVEN,
     chat: Annotated[
         bool, typer.Option("--chat", help="Ask lm-evaluation-harness's tasks by the model's chat template.")
     ] = False,
@@ -67,7 +78,9 @@ def quality(
     tokens: Annotated[
         int | None,
         typer.Option(
-            min=1, help="Tokens per answer, at most.", show_default=f"{LONGEST}; for a harness task, its own limit"
+            min=1,
+            help="Tokens per answer, at most.",
+            show_default=f"{LONGEST}; for a harness task, its own limit; of a text, {FORCED}",
         ),
     ] = None,
     drafts: take.Drafts = 0,
@@ -96,18 +109,29 @@ def quality(
     ] = None,
     out: take.Out = None,
 ) -> None:
-    """Task accuracy, paired with native's; agreement, divergence, KL; batches of one kind or mixed."""
+    """Task accuracy, paired with native's; agreement, divergence, KL; perplexity of texts; batches of one kind or
+    mixed."""
     policies: list[Policy | None] = [None, *map(Policy.parse, policy or [])]
     if (chat or task_folder is not None) and (tasks is None or not is_harness(tasks)):
         option = "--chat" if chat else "--task-folder"
         raise XShareError(f"{option} is for tasks of lm-evaluation-harness: name them, with --tasks")
-    question_sets, task_names = load_questions(tasks, task_folder, chat, questions, tokens, seed)
-    if question_sets[0].name is not None and mix != "mixed":
+    question_sets: list[QuestionSet] = []
+    read: list[Text] = []
+    if texts is not None:
+        others = {"--tasks": tasks, "--questions": questions, "--neighbours": neighbours, "--protect": protect}
+        if refused := next((name for name, value in (others | {"--against": against}).items() if value), None):
+            raise XShareError(f"{refused} is for questions, and --texts reads texts: leave one of the two out")
+        read = read_texts(texts)
+        task_names = f"{texts.name} {sha256(texts)[:12]}"
+        setting: Row = {"batch": batch, "tokens": tokens or FORCED, "given": given, "questions": len(read)}
+    else:
+        question_sets, task_names = load_questions(tasks, task_folder, chat, questions, tokens, seed)
+        setting = {"batch": batch, "tokens": max(item.tokens for item in question_sets)}
+        setting["questions"] = sum(len(item.tasks) for item in question_sets)
+    if question_sets and question_sets[0].name is not None and mix != "mixed":
         raise XShareError("--mix is for questions of several kinds: tasks of lm-evaluation-harness are one kind each")
     options = engine_arguments(engine_args, device=device, dtype=dtype)
-    setting: Row = {"batch": batch, "tokens": max(item.tokens for item in question_sets), "seed": seed}
-    setting |= {"questions": sum(len(item.tasks) for item in question_sets), "engine_args": result_options(options)}
-    setting |= {"tasks": task_names, "xshare": __version__}
+    setting |= {"seed": seed, "engine_args": result_options(options), "tasks": task_names, "xshare": __version__}
     if protect is not None:
         if protect == 0 or neighbours or against is not None or not policy:
             raise XShareError(
@@ -124,7 +148,11 @@ def quality(
         record = opened.about.record()
         try:
             results = Results(out, record | setting, record | {"seed": seed})
-            measure(opened, question_sets, policies, setting, mix, neighbours, against, protect, results)
+            if read:
+                study = TextStudy(opened, read, batch, given, setting["tokens"], seed, results)
+                measure_texts(study, policies, mixes(mix), results)
+            else:
+                measure(opened, question_sets, policies, setting, mix, neighbours, against, protect, results)
         finally:
             opened.close()
 

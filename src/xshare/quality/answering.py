@@ -6,7 +6,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from statistics import median
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 from xshare.engines.base import Answer, Engine, Run, leaving, left
 from xshare.engines.counters import Stats
@@ -51,7 +51,15 @@ class Outcome:
         return cls(policy, sample["right"], sample["answers"], stats, Run([], **sample["run"]))
 
 
-def ordered(tasks: Sequence[Task], mixed: bool, seed: int = 0) -> list[Task]:
+class OfAKind(Protocol):
+    @property
+    def kind(self) -> str: ...
+
+
+AnyTask = TypeVar("AnyTask", bound=OfAKind)
+
+
+def ordered(tasks: Sequence[AnyTask], mixed: bool, seed: int = 0) -> list[AnyTask]:
     """`mixed`: shuffled, so that a batch holds several kinds. Otherwise kind by kind."""
     shuffled = sorted(tasks, key=lambda task: task.kind)
     random.Random(seed).shuffle(shuffled)
