@@ -2,19 +2,19 @@
 
     python recipes/smol/upcycle.py CORPUS OUT/dense OUT/start
 
-Every MLP is copied several times, and each copy is cut into as many parts as a token has experts. A token that goes to
-all parts of one copy gets what the dense MLP gives, since every part is scaled by one over its weight. Routers make it
-so ("virtual groups", arXiv:2410.07524): the parts of a copy share a direction, and are chosen together. Directions are
-the centres of clusters of what the layer reads in the training texts, so that copies begin with texts of their own. A
-copy is cut by what its neurons contribute on its own texts: the first part has those that contribute most, and weighs
-most. So no two copies are cut alike, and a token leans on some of its experts more than on others, as in trained
-mixtures. A little noise lets parts be chosen apart. The model is a Mixtral: Llama's attention, and nothing else.
+Routers: what an MLP reads in training texts is clustered, a cluster per expert, and a token goes to the experts whose
+centres are nearest. Experts: each gets, of the dense MLP, the neurons that contribute most on its own tokens. An expert
+has as many as make k of them as large as the MLP. What they write is fitted: least squares over all experts of a layer
+together, so that the sum for a token is what the dense model would have after the layer. Layers are fitted one after
+another, on what the mixture's own layers before give, so each also mends what those got wrong. The model is a Mixtral:
+Llama's attention, and nothing else.
 """
 
 from __future__ import annotations
 
 import shutil
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -38,97 +38,163 @@ SAME += [
     "eos_token_id",
     "pad_token_id",
 ]
+AT_ONCE = 8  # rows that a layer reads together
 CHARACTERS = 8  # that a token has at most, in text as it is
 
 
 @dataclass(frozen=True)
 class Shape:
-    parts: int = 4  # of an MLP, and experts of a token
-    copies: int = 8  # of the MLP
-    noise: float = 0.02  # in a router's rows, as a share of their length
-    sharpness: float = 4.0  # standard deviation of a router's logits between copies
-    leaning: float = 1.0  # of weights: 1 as parts contribute, 0 all alike
+    experts: int = 32
+    top_k: int = 4
+    first: float = 0.35  # mean weight of a token's best expert; it is about that in gpt-oss-20b
+    ridge: float = 0.05  # of a fit: how strongly it is held to the copied weights, in a feature's mean square
     seed: int = 0
 
-    @property
-    def experts(self) -> int:
-        return self.parts * self.copies
 
-
-def upcycled(dense: Any, shape: Shape, texts: Tensor) -> Any:
-    """texts: int64 [rows, length], by which the routers' directions are found."""
+def upcycled(dense: Any, shape: Shape, texts: Tensor, advance: Callable[[str], None] = print) -> Any:
+    """texts: int64 [rows, length], by which routers and experts are found."""
     from transformers import MixtralConfig, MixtralForCausalLM
 
     own = dense.config
     config = MixtralConfig(
         **{name: getattr(own, name) for name in SAME},
-        intermediate_size=own.intermediate_size // shape.parts,
+        intermediate_size=own.intermediate_size // shape.top_k,
         num_local_experts=shape.experts,
-        num_experts_per_tok=shape.parts,
+        num_experts_per_tok=shape.top_k,
         bos_token_id=None,
     )
     with torch.device(dense.device):
         model = MixtralForCausalLM(config).to(dense.dtype)
+    model.load_state_dict({name: x for name, x in dense.state_dict().items() if ".mlp." not in name}, strict=False)
     dice = torch.Generator().manual_seed(shape.seed)
-    kept = {name: tensor for name, tensor in dense.state_dict().items() if ".mlp." not in name}
-    model.load_state_dict(kept, strict=False)
-    inputs = mlp_inputs(dense, texts)
-    for layer, theirs, hidden in zip(model.model.layers, dense.model.layers, inputs, strict=True):
-        centres = clusters(hidden, shape.copies, dice)  # [copies, hidden]
-        contributions = contributions_of(theirs.mlp, hidden, centres)
-        parts = contributions.argsort(dim=-1, descending=True, stable=True).view(shape.copies, shape.parts, -1)
-        weights = weights_of(contributions, parts, shape)
-        gate_up, down = experts_of(theirs.mlp, parts, weights)
-        layer.mlp.experts.gate_up_proj.data.copy_(gate_up)
-        layer.mlp.experts.down_proj.data.copy_(down)
-        layer.mlp.gate.weight.data.copy_(router_of(hidden, centres, weights, shape, dice))
+    fit_layers(dense, model.eval(), shape, texts.to(dense.device), dice, advance)
     return model
 
 
-def contributions_of(mlp: Any, inputs: Tensor, centres: Tensor) -> Tensor:
-    """[copies, neurons]: how much each neuron adds to the MLP's output, on the inputs nearest to each centre."""
-    gate, up, down = (part.weight.float() for part in (mlp.gate_proj, mlp.up_proj, mlp.down_proj))
-    lengths = down.norm(dim=0)
-    nearest = (inputs @ centres.T).argmax(-1)
-    contributions = []
-    for copy in range(len(centres)):
-        own = inputs[nearest == copy] if (nearest == copy).any() else inputs
-        contributions.append((nn.functional.silu(own @ gate.T) * (own @ up.T)).abs().mean(0) * lengths)
-    return torch.stack(contributions)
+@torch.inference_mode()
+def fit_layers(
+    dense: Any, model: Any, shape: Shape, texts: Tensor, dice: torch.Generator, advance: Callable[[str], None]
+) -> None:
+    """Both models read the texts side by side, and each layer's mixture is made when they get there."""
+    theirs = dense.model.embed_tokens(texts)  # [rows, length, hidden]
+    ours = theirs.clone()
+    positions = dense.model.rotary_emb(theirs, torch.arange(texts.shape[1], device=texts.device)[None])
+    for number, (old, new) in enumerate(zip(dense.model.layers, model.model.layers, strict=True)):
+        theirs, ours = (attended(layer, hidden, positions) for layer, hidden in ((old, theirs), (new, ours)))
+        theirs = theirs + by_rows(old.mlp, old.post_attention_layernorm(theirs))
+        inputs = new.post_attention_layernorm(ours)
+        flat = inputs.flatten(0, 1).float()
+        wanted = (theirs - ours).flatten(0, 1).float()
+        sizes = theirs.flatten(0, 1).float().norm(dim=-1, keepdim=True)
+        router = router_of(flat, clusters(flat, shape.experts, dice), shape)
+        gate_up, down, added = experts_of(old.mlp, flat, wanted, sizes, router, shape)
+        new.mlp.gate.weight.data.copy_(router)
+        new.mlp.experts.gate_up_proj.data.copy_(gate_up)
+        new.mlp.experts.down_proj.data.copy_(down)
+        left = ((wanted - added) / sizes).square().sum() / (wanted / sizes).square().sum()
+        ours = ours + added.view_as(ours)
+        advance(f"layer {number}: {1 - float(left):.1%} of what it should add")
 
 
-def weights_of(contributions: Tensor, parts: Tensor, shape: Shape) -> Tensor:
-    """[parts]: what a token's experts are to weigh, by what the parts contribute; the sum is 1."""
-    shares = contributions.gather(1, parts.flatten(1)).view(parts.shape).sum(-1)  # [copies, parts]
-    leaning = (shares / shares.sum(-1, keepdim=True)).mean(0) ** shape.leaning
-    return leaning / leaning.sum()
+def attended(layer: Any, hidden: Tensor, positions: tuple[Tensor, Tensor]) -> Tensor:
+    """The residual stream before the MLP."""
+
+    def attention(rows: Tensor) -> Tensor:
+        return layer.self_attn(rows, position_embeddings=positions, attention_mask=None)[0]
+
+    return hidden + by_rows(attention, layer.input_layernorm(hidden))
 
 
-def experts_of(mlp: Any, parts: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
-    """[experts, 2 width, hidden] and [experts, hidden, width]: copy after copy, each with all parts in turn.
+def by_rows(part: Callable[[Tensor], Tensor], hidden: Tensor) -> Tensor:
+    return torch.cat([part(rows) for rows in hidden.split(AT_ONCE)])
 
-    parts: int64 [copies, parts, width], each part's neurons. An expert is scaled by one over its weight: by the root
-    of that where the result is linear, in what the gate multiplies and behind it. With four parts that weigh alike both
-    are exact in bfloat16.
+
+def routed(inputs: Tensor, router: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
+    """-> weights and ids, [tokens, k]"""
+    best = (inputs @ router.T).topk(top_k)
+    return best.values.softmax(-1), best.indices
+
+
+def router_of(inputs: Tensor, centres: Tensor, shape: Shape) -> Tensor:
+    """[experts, hidden]: the centres, as long as gives a token's best expert the mean weight that it shall have."""
+    low, high = 0.0, 1e3 / float((inputs @ centres.T).std())
+    for _ in range(40):
+        middle = (low + high) / 2
+        weights, _ = routed(inputs, middle * centres, shape.top_k)
+        low, high = (middle, high) if float(weights[:, 0].mean()) < shape.first else (low, middle)
+    return high * centres
+
+
+def experts_of(
+    mlp: Any, inputs: Tensor, wanted: Tensor, sizes: Tensor, router: Tensor, shape: Shape
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Neurons of the MLP, and what they write, fitted: [experts, 2 width, hidden] and [experts, hidden, width]; and
+    what the experts then add to the inputs, [tokens, hidden].
+
+    sizes: [tokens, 1], of the residual stream behind the layer. What reads it is normed, so errors count by their share
+    of it: else the few tokens with a hundred times the others' size would decide alone.
     """
-    gate_up, down = [], []
-    for copy in parts:
-        for part, weight in zip(copy, weights, strict=True):
-            factor = weight**-0.5
-            gate_up.append(torch.cat([mlp.gate_proj.weight[part], factor * mlp.up_proj.weight[part]]))
-            down.append(factor * mlp.down_proj.weight[:, part])
-    return torch.stack(gate_up).detach(), torch.stack(down).detach()
+    gate, up, down = (part.weight.float() for part in (mlp.gate_proj, mlp.up_proj, mlp.down_proj))
+    weights, ids = routed(inputs, router, shape.top_k)
+    width = len(gate) // shape.top_k
+    acts = torch.cat([nn.functional.silu(rows @ gate.T) * (rows @ up.T) for rows in inputs.split(4096)])
+    own = [(ids == expert).nonzero(as_tuple=True) for expert in range(shape.experts)]  # tokens, and which of their k
+    neurons = shared_out(acts / sizes, down.norm(dim=0), [tokens for tokens, _ in own], width)
+    features = [
+        acts[tokens][:, best] * weights[tokens, slot, None] for (tokens, slot), best in zip(own, neurons, strict=True)
+    ]
+    before = torch.cat([down[:, best].T for best in neurons])  # [experts * width, hidden]
+    shares = [rows / sizes[tokens] for (tokens, _), rows in zip(own, features, strict=True)]
+    fitted = before + fit(shares, [tokens for tokens, _ in own], wanted / sizes, before, shape.ridge)
+    gate_up = torch.stack([torch.cat([gate[best], up[best]]) for best in neurons])
+    added = torch.zeros_like(wanted)
+    for (tokens, _), rows, part in zip(own, features, fitted.split(width), strict=True):
+        added.index_add_(0, tokens, rows @ part)
+    return gate_up, fitted.view(shape.experts, width, -1).transpose(1, 2), added
 
 
-def router_of(inputs: Tensor, centres: Tensor, weights: Tensor, shape: Shape, dice: torch.Generator) -> Tensor:
-    """[experts, hidden]. Directions leave out what all inputs have in common. That, which is nearly the same for all,
-    stands in for the bias that a router lacks: by it a copy's parts differ by the logarithms of their weights."""
-    rows = centres.repeat_interleave(shape.parts, dim=0)
-    noise = nn.functional.normalize(torch.randn(rows.shape, generator=dice), dim=-1).to(rows.device)
-    rows = (rows + shape.noise * noise) * (shape.sharpness / (inputs @ centres.T).std())
-    mean = nn.functional.normalize(inputs.mean(0), dim=0)
-    biases = weights.log() - weights.log().mean()
-    return rows + (biases / (inputs @ mean).mean()).repeat(shape.copies).unsqueeze(-1) * mean
+def shared_out(acts: Tensor, lengths: Tensor, own: list[Tensor], width: int, rounds: int = 3) -> Tensor:
+    """[experts, width]: the neurons of each expert, ascending: those that would be missed most on its own tokens.
+
+    A neuron is missed by a token if none of the token's other experts has it. So experts are chosen in turn, given the
+    others, and over a few rounds those that often come together share the MLP's neurons out among themselves.
+    """
+    sizes = acts.abs() * lengths
+    has = torch.zeros(len(own), acts.shape[1], dtype=torch.uint8, device=acts.device)  # [experts, neurons]
+    held = torch.zeros(acts.shape, dtype=torch.uint8, device=acts.device)  # by how many of a token's experts
+    for _ in range(rounds):
+        for expert, tokens in enumerate(own):
+            others = held[tokens] - has[expert]
+            missed = sizes[tokens].masked_fill_(others > 0, 0).sum(0)
+            has[expert] = torch.zeros_like(has[expert]).index_fill_(0, missed.topk(width).indices, 1)
+            held[tokens] = others + has[expert]
+    return has.nonzero()[:, 1].view(len(own), width)
+
+
+def fit(features: list[Tensor], own: list[Tensor], wanted: Tensor, before: Tensor, ridge: float) -> Tensor:
+    """What to add to `before`, so that all experts' features together give what is wanted: ridge regression.
+
+    features: of each expert, [its tokens, width]; own: which tokens, ascending; wanted: [tokens, hidden].
+    """
+    width, count = features[0].shape[1], len(features)
+    gram = wanted.new_zeros(count * width, count * width)
+    parts = before.split(width)
+    left = wanted.clone()
+    for tokens, rows, part in zip(own, features, parts, strict=True):
+        left.index_add_(0, tokens, rows @ part, alpha=-1)
+    aims = torch.cat([rows.T @ left[tokens] for tokens, rows in zip(own, features, strict=True)])
+    for i in range(count):
+        place = torch.full((len(wanted),), -1, device=wanted.device)
+        place[own[i]] = torch.arange(len(own[i]), device=wanted.device)
+        for j in range(i, count):
+            at = place[own[j]]
+            both = at >= 0
+            block = features[i][at[both]].T @ features[j][both]
+            gram[i * width : (i + 1) * width, j * width : (j + 1) * width] = block
+            gram[j * width : (j + 1) * width, i * width : (i + 1) * width] = block.T
+    diagonal = gram.diagonal()
+    diagonal += ridge * diagonal.mean()
+    return torch.cholesky_solve(aims, torch.linalg.cholesky(gram))
 
 
 def clusters(inputs: Tensor, count: int, dice: torch.Generator, rounds: int = 20) -> Tensor:
@@ -139,38 +205,24 @@ def clusters(inputs: Tensor, count: int, dice: torch.Generator, rounds: int = 20
         return nn.functional.normalize(rows - (rows @ mean).unsqueeze(-1) * mean, dim=-1)
 
     points = direction(inputs)
-    centres = points[torch.randperm(len(points), generator=dice)[:count]]
+    centres = points[torch.randperm(len(points), generator=dice)[:count].to(points.device)]
     for _ in range(rounds):
         nearest = (points @ centres.T).argmax(-1)
         centres = direction(torch.zeros_like(centres).index_add_(0, nearest, points))
     return centres
 
 
-@torch.inference_mode()
-def mlp_inputs(dense: Any, texts: Tensor) -> list[Tensor]:
-    """What each layer's MLP reads, float32 [tokens, hidden]."""
-    by_layer: list[list[Tensor]] = [[] for _ in dense.model.layers]
-    hooks = [
-        layer.mlp.register_forward_pre_hook(
-            lambda _, inputs, parts=parts: parts.append(inputs[0].flatten(0, 1).float())
-        )
-        for layer, parts in zip(dense.model.layers, by_layer, strict=True)
-    ]
-    for rows in texts.split(8):
-        dense.model(input_ids=rows.to(dense.device), use_cache=False)
-    for hook in hooks:
-        hook.remove()
-    return [torch.cat(parts) for parts in by_layer]
-
-
 def sampled(corpus: Path, folder: Path, rows: int, length: int) -> Tensor:
-    """From the middle of training texts in all languages and Python, as many rows of each."""
+    """From all over the training texts in all languages and Python, as many rows of each."""
     words = tokenizer(folder)
     chosen = []
     for domain in [*PROSE, "python"]:
         texts = [text for text in documents(corpus, domain) if not held_out(text)]
-        middles = (text[len(text) // 2 :][: CHARACTERS * length] for text in texts)
-        ids = (words.encode(middle).ids[:length] for middle in middles)
+        size = CHARACTERS * length
+        texts = [text for text in texts if len(text) > size]
+        each = -(-rows // len(texts))  # pieces of a text
+        places = ((text, (len(text) - size) * number // each) for number in range(each) for text in texts)
+        ids = (words.encode(text[begin : begin + size]).ids[:length] for text, begin in places)
         chosen += list(islice((row for row in ids if len(row) == length), rows))
     return torch.tensor(chosen)
 
@@ -179,22 +231,19 @@ def main(
     corpus: Annotated[Path, typer.Argument(help="The folder with eltec_*.txt.xz.")],
     dense: Annotated[Path, typer.Argument(help="What dense.py wrote.")],
     out: Annotated[Path, typer.Argument(help="Where to write the mixture.")],
-    copies: Annotated[int, typer.Option(min=1, help="Of the MLP, each in four parts.")] = Shape.copies,
-    noise: Annotated[float, typer.Option(min=0, help="In a router's rows.")] = Shape.noise,
-    leaning: Annotated[
-        float, typer.Option(min=0, help="1: parts weigh what they contribute; 0: alike.")
-    ] = Shape.leaning,
-    rows: Annotated[int, typer.Option(min=1, help="Of each domain, to find directions by.")] = 48,
-    length: Annotated[int, typer.Option(min=1, help="Tokens of a row.")] = 256,
+    experts: Annotated[int, typer.Option(min=1, help="In a layer; a token has four.")] = Shape.experts,
+    first: Annotated[float, typer.Option(help="Mean weight of a token's best expert.")] = Shape.first,
+    ridge: Annotated[
+        float, typer.Option(min=0, help="How strongly a fit is held to the copied weights.")
+    ] = Shape.ridge,
+    rows: Annotated[int, typer.Option(min=1, help="Of each domain, to fit to.")] = 48,
+    length: Annotated[int, typer.Option(min=1, help="Tokens of a row.")] = 512,
 ) -> None:
     from transformers import AutoModelForCausalLM
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    dtype = torch.bfloat16 if device == "cuda" else torch.float32
-    dense_model = AutoModelForCausalLM.from_pretrained(dense, dtype=dtype).to(device).eval()
-    model = upcycled(
-        dense_model, Shape(copies=copies, noise=noise, leaning=leaning), sampled(corpus, dense, rows, length)
-    )
+    dense_model = AutoModelForCausalLM.from_pretrained(dense, dtype=torch.float32).to(device).eval()
+    model = upcycled(dense_model, Shape(experts, first=first, ridge=ridge), sampled(corpus, dense, rows, length))
     model.to(torch.bfloat16).save_pretrained(out)
     for file in dense.glob("tokenizer*.json"):
         shutil.copy(file, out)

@@ -50,48 +50,50 @@ def logits(model, ids):
     return model(input_ids=ids).logits
 
 
-def test_a_mixture_begins_as_the_dense_model(recipe):
-    upcycle, dense = recipe("upcycle"), dense_model()
-    ids = torch.randint(0, 3072, (8, 64), generator=torch.Generator().manual_seed(1))
-    exact = upcycle.upcycled(dense, upcycle.Shape(noise=0.0, leaning=0.0), ids).eval()
-    torch.testing.assert_close(logits(exact, ids), logits(dense, ids), rtol=1e-4, atol=1e-4)
-    near = upcycle.upcycled(dense, upcycle.Shape(leaning=0.0), ids).eval()
+TEXTS = torch.randint(0, 3072, (12, 64), generator=torch.Generator().manual_seed(1))
+
+
+def divergence(dense, model, ids):
+    """KL of the dense model's next token from the mixture's, and from a model's that has learnt nothing."""
+    p, q = (logits(model, ids).log_softmax(-1) for model in (dense, model))
+    none = torch.zeros_like(p).log_softmax(-1)
+    return [float((p.exp() * (p - other)).sum(-1).mean()) for other in (q, none)]
+
+
+def test_a_mixture_begins_near_the_dense_model(recipe):
+    upcycle, dense, lines = recipe("upcycle"), dense_model(), []
+    mixture = upcycle.upcycled(dense, upcycle.Shape(), TEXTS, lines.append).eval()
+    assert [line.split(":")[0] for line in lines] == ["layer 0", "layer 1"]
     chosen = []
-    near.model.layers[0].mlp.gate.register_forward_hook(lambda _, inputs, out: chosen.append(out[2]))
-    p, q = (logits(model, ids).log_softmax(-1) for model in (dense, near))
-    none = torch.zeros_like(p).log_softmax(-1)  # what a model says that has learnt nothing
-    assert (p.exp() * (p - q)).sum(-1).mean() < 0.2 * (p.exp() * (p - none)).sum(-1).mean()
-    assert len(chosen[0].unique()) == upcycle.Shape.copies * upcycle.Shape.parts  # no expert is left without tokens
+    mixture.model.layers[0].mlp.gate.register_forward_hook(lambda _, inputs, out: chosen.append(out[1:]))
+    kl, none = divergence(dense, mixture, TEXTS)
+    assert kl < 0.2 * none
+    weights, ids = chosen[0]
+    assert len(ids.unique()) == upcycle.Shape.experts  # no expert is left without tokens
+    assert weights.float().amax(-1).mean() == pytest.approx(upcycle.Shape.first, abs=0.01)
 
 
-@torch.inference_mode()
-def test_parts_weigh_what_they_contribute(recipe):
+def test_one_expert_with_all_neurons_is_the_dense_model(recipe):
     upcycle, dense = recipe("upcycle"), dense_model()
-    ids = torch.randint(0, 3072, (8, 64), generator=torch.Generator().manual_seed(1))
-    mlp, inputs = dense.model.layers[0].mlp, upcycle.mlp_inputs(dense, ids)[0]
-    centres = upcycle.clusters(inputs, 8, torch.Generator().manual_seed(0))
-    contributions = upcycle.contributions_of(mlp, inputs, centres)
-    copy = int((inputs @ centres.T).argmax(-1)[5])
-    own = inputs[(inputs @ centres.T).argmax(-1) == copy]
-    hidden = torch.nn.functional.silu(mlp.gate_proj(own)) * mlp.up_proj(own)
-    of_neuron = (hidden[:, 3, None] * mlp.down_proj.weight[:, 3]).norm(dim=-1).mean()  # by hand: what neuron 3 adds
-    torch.testing.assert_close(contributions[copy, 3], of_neuron)
+    mixture = upcycle.upcycled(dense, upcycle.Shape(experts=1, top_k=1), TEXTS, lambda _: None).eval()
+    other = TEXTS.flip(1)
+    torch.testing.assert_close(logits(mixture, other), logits(dense, other), rtol=1e-3, atol=1e-3)
 
-    parts = contributions.argsort(dim=-1, descending=True).view(8, 4, -1)
-    weights = upcycle.weights_of(contributions, parts, upcycle.Shape())
-    assert weights.tolist() == sorted(weights.tolist(), reverse=True)
-    assert float(weights.sum()) == pytest.approx(1)
-    assert len({tuple(sorted(copy_parts[0].tolist())) for copy_parts in parts}) == 8  # no two are cut alike
-    gate_up, down = upcycle.experts_of(mlp, parts, weights)
-    for copy in range(8):  # all parts of a copy, as they weigh, are the dense MLP
-        experts = range(4 * copy, 4 * copy + 4)
-        gates, ups = zip(*((inputs @ gate_up[e].T).chunk(2, dim=-1) for e in experts), strict=True)
-        outputs = [torch.nn.functional.silu(g) * u @ down[e].T for e, g, u in zip(experts, gates, ups, strict=True)]
-        whole = sum(weight * output for weight, output in zip(weights, outputs, strict=True))
-        torch.testing.assert_close(whole, mlp(inputs), rtol=1e-4, atol=1e-5)
-    router = upcycle.router_of(inputs, centres, weights, upcycle.Shape(noise=0.0), torch.Generator())
-    within = (inputs @ router.T).unflatten(-1, (8, 4)).mean((0, 1))
-    torch.testing.assert_close(within.softmax(-1), weights, rtol=1e-4, atol=1e-5)  # on average
+
+def test_a_fit_is_ridge_regression(recipe):
+    """Of all experts together, against the plain normal equations of all tokens."""
+    torch.manual_seed(0)
+    ids = torch.stack([torch.randperm(5)[:2] for _ in range(90)])  # [tokens, k]
+    own = [(ids == expert).any(-1).nonzero().squeeze(-1) for expert in range(5)]
+    features = [torch.randn(len(tokens), 3) for tokens in own]
+    wanted, before = torch.randn(90, 4), torch.randn(15, 4)
+    whole = torch.zeros(90, 15)
+    for expert, (tokens, rows) in enumerate(zip(own, features, strict=True)):
+        whole[tokens, 3 * expert : 3 * expert + 3] = rows
+    gram = whole.T @ whole
+    strength = 0.1 * gram.diagonal().mean() * torch.eye(15)
+    expected = torch.linalg.solve(gram + strength, whole.T @ wanted + strength @ before)
+    torch.testing.assert_close(before + recipe("upcycle").fit(features, own, wanted, before, 0.1), expected)
 
 
 def paired(weight, heads):
