@@ -9,12 +9,12 @@ Lists of the result file:
 
   rows         columns of frontier.json and a few more. `set: texts`: held-out texts are teacher-forced, 16 and 32 at a
                time, of several languages (mixed) or of one: `kl` of the next token from native's, `perplexity` of the
-               text under the policy and `perplexity_native`, of all and by language. The model also continues each
-               text's beginning freely, for FREE tokens: `agreement` and `diverged` compare that. `set: questions`:
-               answers as in frontier.json, KL and perplexities over native's answers
+               text under the policy and `perplexity_native`, of all and by language, and the ratio of the two of all,
+               with a bootstrap 95 % interval over texts. The model also continues each text's beginning freely, for
+               FREE tokens: `agreement` and `diverged` compare that. `set: questions`: answers as in frontier.json, KL
+               and perplexities over native's answers
   calibration  rivals, and the knob at which they load as many experts as a reference
-  perplexity   the same texts under the mixture and under the models beside it, routed natively, with a bootstrap 95 %
-               interval over texts
+  perplexity   the same texts under the mixture and under the models beside it, routed natively, with an interval, too
   load, overlap, choice   of the mixture's routers, from a trace of what it says after the texts' beginnings; `choice`
                of other models' traces, too
 
@@ -83,6 +83,7 @@ class QuestionBench(Bench):
         """Perplexities of all texts and per kind, with the KL per kind."""
         kinds = [task.kind for task in self.tasks(setting)]
         row: Row = _perplexity(list(texts.values()))
+        row |= _exp_mean("perplexity_ratio", [text.surprise - text.surprise_native for text in texts.values()])
         for kind in dict.fromkeys(task.kind for task in self.job.tasks):
             of_kind = [text for place, text in texts.items() if kinds[place] == kind]
             if of_kind:
@@ -167,16 +168,19 @@ def held_out_rows(name: str, folder: str, job: Job) -> list[Row]:
     parameters = sum(weight.numel() for weight in model.parameters())
     about: Row = {"model": name, "weights": weights_hash(folder), "parameters": parameters}
     kinds = surprise | {None: [text for texts in surprise.values() for text in texts]}
-    return [about | {"kind": kind, "tokens": sum(map(len, batch)), **_interval(batch)} for kind, batch in kinds.items()]
+    return [
+        about | {"kind": kind, "texts": len(batch), "tokens": sum(map(len, batch)), **_exp_mean("perplexity", batch)}
+        for kind, batch in kinds.items()
+    ]
 
 
-def _interval(texts: list[torch.Tensor], seed: int = 0) -> Row:
-    """Perplexity with a bootstrap 95 % interval over texts: tokens of one are not independent."""
+def _exp_mean(name: str, texts: list[torch.Tensor], seed: int = 0) -> Row:
+    """exp of the mean over all tokens, with a bootstrap 95 % interval over texts: tokens of one are not independent."""
     sums, tokens = torch.tensor([[float(text.sum()), len(text)] for text in texts], dtype=torch.float64).T
     picks = torch.randint(len(texts), (2000, len(texts)), generator=torch.Generator().manual_seed(seed))
     means = sums[picks].sum(1) / tokens[picks].sum(1)
     low, high = means.quantile(torch.tensor([0.025, 0.975], dtype=torch.float64)).exp().tolist()
-    return {"perplexity": math.exp(_mean(texts)), "perplexity_low": low, "perplexity_high": high, "texts": len(texts)}
+    return {name: math.exp(_mean(texts)), f"{name}_low": low, f"{name}_high": high}
 
 
 def read_beside(bench: Bench, results: CellResults, beside: dict[str, str]) -> None:

@@ -76,6 +76,8 @@ def test_texts_questions_and_routers_are_measured(measured):
     pruned, reading = rows["texts", True, "k0=1,m=3,score=full"], rows["texts", True, "k0=1,m=3"]
     assert pruned["kl"] > 0
     assert pruned["perplexity"] != pruned["perplexity_native"]
+    assert pruned["perplexity_ratio"] == pytest.approx(pruned["perplexity"] / pruned["perplexity_native"])
+    assert pruned["perplexity_ratio_low"] < pruned["perplexity_ratio"] < pruned["perplexity_ratio_high"]
     assert pruned["active"] < pruned["active_native"]
     assert reading["paper"] == pruned["paper"] == "m=24,k0=1"
     assert pruned["accuracy"] is None  # nobody asked anything
