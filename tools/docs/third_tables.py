@@ -10,6 +10,7 @@ from typing import Any
 from quality_tables import Row, Table, change, of_native
 from spans import Span
 
+from xshare.policy import RECOMMENDED, Policy
 from xshare.report.labels import policy_label
 
 MODELS = {
@@ -18,6 +19,7 @@ MODELS = {
     "start": "the mixture, before training",
     "smol": "the mixture, trained",
 }
+PROSE = ("k0=0,rho=0.9", "k0=2,m=6", "k0=1,m=12", "k0=1,m=6", "oea:k0=2", "topk:k=2")  # beside the presets
 SETTINGS = {
     f"third_{batch}{'' if mixed else '_alike'}": (batch, mixed) for batch in (16, 32) for mixed in (True, False)
 }
@@ -104,20 +106,70 @@ def _spread(loads: list[Row]) -> list[str]:
 
 def policies(results: Row, batch: int, mixed: bool) -> Table:
     """From most experts to fewest, native and the control first."""
-    titles = ["policy", "the paper's", "active experts", "of native", "KL", "perplexity", "against native", "agreement"]
+    titles = ["policy", "the paper's", "active experts", "of native", "KL", "perplexity", "against native (95 %)"]
     rows = [row for row in results["rows"] if (row["set"], row["batch"], row["mixed"]) == ("texts", batch, mixed)]
     cells = []
     for row in sorted(rows, key=lambda row: (row["policy"] != "native", -row["active"] / row["active_native"])):
-        ratio = row["perplexity"] / row["perplexity_native"] - 1
         line = [
             f"`{policy_label(row['policy'])}`",
             row["paper"].replace(",", ", "),
             f"{row['active']:.1f}",
             of_native(row),
         ]
-        line += [f"{row['kl']:.4f}", f"{row['perplexity']:.2f}", "" if row["policy"] == "native" else f"{ratio:+.1%}"]
+        line += [f"{row['kl']:.4f}", f"{row['perplexity']:.2f}", "" if row["policy"] == "native" else worse(row)]
         cells.append([*line, f"{row['agreement']:.1%}"])
+    return [*titles, "agreement"], cells
+
+
+def worse(row: Row) -> Span:
+    """By how much perplexity is above native's."""
+    value, low, high = (f"{100 * (row[f'perplexity_ratio{end}'] - 1):+.1f} %" for end in ("", "_low", "_high"))
+    return Span(f"{value} ({low} to {high})")
+
+
+def prose(results: Row) -> Table:
+    """What the best-known policies cost in text, by setting: the share of native's experts, and of its perplexity."""
+    at = {(row["batch"], row["mixed"], row["policy"]): row for row in results["rows"] if row["set"] == "texts"}
+    settings = list(dict.fromkeys((batch, mixed) for batch, mixed, _ in at))
+    titles, cells = ["policy"], []
+    for batch, mixed in settings:
+        where = f"{batch}, {'mixed' if mixed else 'one kind'}"
+        titles += [f"{where}: experts", f"{where}: perplexity (95 %)"]
+    for name in [*RECOMMENDED, *PROSE]:
+        policy = str(Policy.parse(name))
+        rows = [at.get((*setting, policy)) for setting in settings]
+        cells.append([f"`{policy_label(policy)}`", *(cell for row in rows for cell in _cost(row))])
     return titles, cells
+
+
+def kinds(results: Row) -> Table:
+    """The same in mixed batches of 16, by what the text is: how much perplexity rises."""
+    rows = [row for row in results["rows"] if (row["set"], row["batch"], row["mixed"]) == ("texts", 16, True)]
+    at = {row["policy"]: row for row in rows}
+    names = [row["kind"] for row in results["perplexity"] if row["kind"]]
+    cells = []
+    for name in ("native", *RECOMMENDED):
+        row = at["native" if name == "native" else str(Policy.parse(name))]
+        cells.append([f"`{policy_label(row['policy'])}`"])
+        for kind in names:
+            of, native = row[f"perplexity {kind}"], row[f"perplexity_native {kind}"]
+            cells[-1].append(f"{native:.1f}" if name == "native" else f"{100 * (of / native - 1):+.1f} %")
+    return ["policy", *names], cells
+
+
+def matched(results: Row) -> Table:
+    """By setting and reference: each rival's knob, and the experts that both load in a replay."""
+    titles = ["batch", "reference", "its experts", "rival", "policy", "experts"]
+    cells = []
+    for row in results["calibration"]:
+        where = f"{row['batch']}, {'mixed' if row['mixed'] else 'one kind'}"
+        line = [where, f"`{policy_label(row['reference'])}`", f"{row['replayed_reference']:.1f}", row["rival"]]
+        cells.append([*line, f"`{row['policy']}`", f"{row['replayed']:.1f}"])
+    return titles, cells
+
+
+def _cost(row: Row | None) -> list[str]:
+    return ["", Span("")] if row is None else [of_native(row), worse(row)]
 
 
 def questions(results: Row) -> Table:
@@ -138,4 +190,14 @@ def tables() -> dict[str, tuple[str, Callable[..., Table]]]:
     by_marker["third_perplexity"] = ("third_model", perplexity)
     by_marker["third_choice"] = ("third_model", choice)
     by_marker["third_routers"] = ("third_model nano_load nano_overlap assumptions_lab load overlap", routers)
+    for name, table in {
+        "": prose,
+        "_kinds": kinds,
+        "_matched": matched,
+        "_perplexity": perplexity,
+        "_choice": choice,
+    }.items():
+        by_marker[f"prose{name}"] = ("nano_texts", table)
+    for name, (batch, mixed) in SETTINGS.items():
+        by_marker[name.replace("third", "prose")] = ("nano_texts", partial(policies, batch=batch, mixed=mixed))
     return by_marker | {"third_questions": ("third_model", questions)}
