@@ -5,9 +5,9 @@
     python recipes/nano/train.py CORPUS --model draft --steps 1510 --out OUT
     python recipes/nano/train.py CORPUS --model smol --start OUT/start --seconds 500 --out OUT
 
-Weights are bfloat16 with float32 masters (on a CPU, where this can only be tried out, all is float32). `--seconds`
-stops early and leaves a checkpoint in OUT, `--resume` goes on from it. Without `--steps`, as many are made as fit: the
-number is chosen once the compiler is done, and lowered if steps become slower.
+Weights are bfloat16 with float32 masters. On a CPU all is float32, but for `--bfloat16`: some compute faster in it.
+`--seconds` stops early and leaves a checkpoint in OUT, `--resume` goes on from it. Without `--steps`, as many are made
+as fit: the number is chosen once the compiler is done, and lowered if steps become slower.
 OUT gets the model, its log and its evaluation (accuracy by kind and size, loss by domain).
 """
 
@@ -25,19 +25,23 @@ import torch
 import typer
 from evaluate import evaluate
 from feed import Feed
+from padded import use_padded
 from safetensors.torch import load_file, save_file
 from settings import BOTH, DRAFT_MODEL, LAB_MODEL, MODEL, NANO, TRAINING, Training
 from torch import Tensor, nn
 
 
-def new_model(name: str, device: str, tiny: bool, start: Path | None) -> Any:
+def new_model(name: str, device: str, tiny: bool, start: Path | None, bfloat16: bool) -> Any:
     import transformers as t
 
     if start is not None:
         net = t.AutoModelForCausalLM.from_pretrained(start, dtype=torch.float32).to(device)
         if hasattr(net.config, "num_experts_per_tok"):
-            net.set_experts_implementation("grouped_mm")
-        return to_bfloat16(net) if device == "cuda" else net
+            if bfloat16 and device == "cpu":
+                use_padded(net)
+            else:
+                net.set_experts_implementation("grouped_mm")
+        return to_bfloat16(net) if bfloat16 else net
     small = {"num_hidden_layers": 2, "hidden_size": 64} if tiny else {}
     if name.endswith("draft"):
         net = t.Qwen3ForCausalLM(t.Qwen3Config(**(DRAFT_MODEL | BOTH | small)))
@@ -46,7 +50,8 @@ def new_model(name: str, device: str, tiny: bool, start: Path | None) -> Any:
         config = t.Qwen3MoeConfig(**(shape | BOTH | small), router_aux_loss_coef=0.0)
         config._experts_implementation = "grouped_mm"
         net = t.Qwen3MoeForCausalLM(config)
-    return to_bfloat16(net.to(device)) if device == "cuda" else net
+    net = net.to(device)
+    return to_bfloat16(net) if bfloat16 else net
 
 
 def to_bfloat16(net: Any) -> Any:
@@ -59,14 +64,14 @@ def to_bfloat16(net: Any) -> Any:
 class Masters:
     """Float32 copies of bfloat16 weights, which AdamW changes."""
 
-    def __init__(self, model: nn.Module, settings: Training, fused: bool) -> None:
+    def __init__(self, model: nn.Module, settings: Training) -> None:
         self.weights = [p for p in model.parameters() if p.requires_grad]
         self.masters = [p.detach().float().clone() for p in self.weights]
         groups = [
             {"params": [m for m in self.masters if m.dim() > 1], "weight_decay": settings.decay},
             {"params": [m for m in self.masters if m.dim() <= 1], "weight_decay": 0.0},
         ]
-        self.adam = torch.optim.AdamW(groups, lr=settings.rate, betas=settings.betas, fused=fused)
+        self.adam = torch.optim.AdamW(groups, lr=settings.rate, betas=settings.betas, fused=True)
 
     @torch.no_grad()
     def step(self, rate: float) -> Tensor:
@@ -181,6 +186,7 @@ def main(
     start: Annotated[Path | None, typer.Option(help="Train the model in this folder, not one from nothing.")] = None,
     steps: Annotated[int, typer.Option(min=0, help="Steps in all; 0: as many as fit into --seconds.")] = 0,
     rows: Annotated[int | None, typer.Option(help="Rows a step.")] = None,
+    bfloat16: Annotated[bool, typer.Option("--bfloat16", help="On a CPU, too.")] = False,
     seconds: Annotated[float, typer.Option(help="Stop after these, with a checkpoint.")] = math.inf,
     short: Annotated[bool, typer.Option("--short", help="Short questions only, as nano's first steps.")] = False,
     short_steps: Annotated[int, typer.Option(min=0, help="Short questions for so many steps, then all sizes.")] = 0,
@@ -202,9 +208,11 @@ def main(
     out.mkdir(parents=True, exist_ok=True)
     if model.startswith("smol") and start is None:
         raise SystemExit(f"{model} is not trained from nothing: say where it --start, a folder of recipes/smol")
-    net = new_model(model, device, tiny, start)
+    net = new_model(model, device, tiny, start, bfloat16 or device == "cuda")
+    for name, weight in net.named_parameters():
+        weight.requires_grad_(not any(part in name for part in settings.frozen))
     print(f"{model}: {sum(p.numel() for p in net.parameters()) / 1e6:.2f} M parameters", flush=True)
-    masters = Masters(net, settings, fused=device == "cuda")
+    masters = Masters(net, settings)
     first = masters.load(checkpoint_of(out, model)) if resume else 0
     if not steps or first < steps:
         few = short or first < short_steps

