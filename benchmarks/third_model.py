@@ -11,7 +11,7 @@ Lists of the result file:
                time, of several languages (mixed) or of one: `kl` of the next token from native's, `perplexity` of the
                text under the policy and `perplexity_native`, of all and by language, and the ratio of the two of all,
                with a bootstrap 95 % interval over texts. The model also continues each text's beginning freely, for
-               FREE tokens: `agreement` and `diverged` compare that. `set: questions`: answers as in frontier.json, KL
+               --free tokens: `agreement` and `diverged` compare that. `set: questions`: answers as in frontier.json, KL
                and perplexities over native's answers
   calibration  rivals, and the knob at which they load as many experts as a reference
   perplexity   the same texts under the mixture and under the models beside it, routed natively, with an interval, too
@@ -53,11 +53,10 @@ from xshare.trace.overlap import overlap
 
 SETTINGS = [Setting(batch, 0, mixed) for batch in (16, 32) for mixed in (True, False)]
 PAPER = [(24, 1), (0, 1), (0, 2), (12, 1), (12, 2)]  # its (m, k0), by both scores
-MILDER = ["k0=0,rho=0.9", "k0=2,m=6", "k0=1,m=9", "k0=1,m=12", "lam=0.04,p=2", "lam=0.1,p=2"]  # than most of the others
+MILDER = ["k0=0,rho=0.9", "topk:k=3", "k0=2,m=6", "k0=1,m=9", "k0=1,m=12", "lam=0.04,p=2", "lam=0.1,p=2"]
 RIVALED: list[tuple[int, int] | str] = [(24, 1), "balanced"]  # the references of rivals
 AT_ONCE = 16  # texts per pass of plain perplexity
 REPLAYED = 8  # batches, to count experts in advance: smol has five times nano's layers
-FREE = 32  # tokens of a free continuation: nearly all of a cell's time is decoding
 LISTS = ("calibration", "perplexity", "load", "overlap", "choice")
 UNKNOWN = ("accuracy", "accuracy_low", "accuracy_high", "change", "change_low", "change_high", "p", "lost", "won")
 
@@ -98,9 +97,6 @@ class TextBench(QuestionBench):
     def forced(self, setting: Setting, native: Row) -> Row:
         engine = self.engine(setting.drafts)
         return {"answers": [engine.encode(task.answer)[: self.job.limit] for task in self.tasks(setting)]}
-
-    def most_tokens(self) -> int:
-        return min(FREE, self.job.limit)
 
     def cell(self, setting: Setting, policy: Policy | None, native: Row) -> tuple[Row, list[bool]]:
         row, right = super().cell(setting, policy, native)
@@ -212,6 +208,7 @@ def main(
     engine_args: Annotated[str, typer.Option(help="device and dtype, as a JSON object.")] = "{}",
     count: Annotated[int, typer.Option(min=1, help="Texts, and questions, as many of each kind.")] = 320,
     tokens: Annotated[int, typer.Option(min=2, help="Tokens of a text.")] = 96,
+    free: Annotated[int, typer.Option(min=1, help="Tokens of a text's free continuation.")] = 32,
     answer_tokens: take.MaxTokens = LONGEST,
     batch: Annotated[list[int] | None, typer.Option(help="16 or 32 texts together; both if left out.")] = None,
     jobs: take.Jobs = 1,
@@ -228,7 +225,8 @@ def main(
     if questions is not None and questions.is_file() and questions.stat().st_size:
         sets.append(("questions", QuestionBench, tasks_of(questions, count, 0), answer_tokens))
     for name, kind, tasks, limit in sets:
-        job = Job(model, options, tasks, limit, len(tasks), 0, alone, together)
+        goes_on = min(free, limit) if name == "texts" else None
+        job = Job(model, options, tasks, limit, len(tasks), 0, alone, together, free=goes_on)
         bench = kind(job)
         about = bench.engine(0).about
         part: Row = {"model": about.model, "weights": weights, "device": about.device, "dtype": about.dtype}

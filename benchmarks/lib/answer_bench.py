@@ -60,12 +60,14 @@ class Job:
     threads: int | None = None
     together: int = 16  # sequences per forward pass: several batches, each with its own set
     drafts: int = 0  # num_speculative_tokens, the most of any setting
+    free: int | None = None  # tokens that are decoded freely, where texts are forced; None: `limit`
 
     def identity(self) -> Row:
         """The settings that tell this job's results from those of another."""
         mark = hashlib.sha256(repr(self.tasks).encode()).hexdigest()[:16]
         questions: Row = {"questions": len(self.tasks), "tasks": mark, "tokens": self.limit, "forced": self.forced}
-        return questions | {"seed": self.seed, "together": self.together}
+        free = {} if self.free is None else {"free": self.free}
+        return questions | free | {"seed": self.seed, "together": self.together}
 
     def open(self) -> TransformersEngine:
         if self.threads:
@@ -105,16 +107,16 @@ class Bench:
     def tasks(self, setting: Setting) -> list[Task]:
         return ordered(self.job.tasks, setting.mixed, self.job.seed)
 
-    def most_tokens(self) -> int:
-        """The most tokens of an answer that is decoded freely."""
-        return self.job.limit
-
     def decode(self, setting: Setting, policy: Policy | None, places: Sequence[int] | None = None) -> Outcome:
         """A policy's answers to the tasks, in their order or in that of `places`. None is native routing."""
         tasks, engine = self.tasks(setting), self.engine(setting.drafts)
         tasks_asked = tasks if places is None else [tasks[i] for i in places]
         engine.lanes = max(1, self.job.together // setting.batch)
-        options: dict[str, Any] = {"batch": setting.batch, "limit": self.most_tokens(), "alike": not setting.mixed}
+        options: dict[str, Any] = {
+            "batch": setting.batch,
+            "limit": self.job.free or self.job.limit,
+            "alike": not setting.mixed,
+        }
         outcome = answer(engine, policy, tasks_asked, **options, advance=self.advance)
         outcome.run.answers = []  # their texts have been judged
         return outcome

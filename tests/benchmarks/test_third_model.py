@@ -98,6 +98,8 @@ def test_texts_questions_and_routers_are_measured(measured):
 
     # The tables of its page.
     tables = third_tables.tables()
+    assert tables["third_16"][0] == "third_model"
+    assert tables["prose_32_alike"][0] == "nano_texts"
     titles, cells = tables["third_perplexity"][1](measured)
     assert titles[:3] == ["model", "parameters", "english (95 %)"]
     whole = next(row for row in measured["perplexity"] if row["kind"] is None)

@@ -20,10 +20,8 @@ MODELS = {
     "smol": "the mixture, trained",
     "smol-cpu": "the mixture, trained",
 }
-PROSE = ("k0=0,rho=0.9", "k0=2,m=6", "k0=1,m=12", "k0=1,m=6", "oea:k0=2", "topk:k=2")  # beside the presets
-SETTINGS = {
-    f"third_{batch}{'' if mixed else '_alike'}": (batch, mixed) for batch in (16, 32) for mixed in (True, False)
-}
+PROSE = ("k0=0,rho=0.9", "k0=2,m=6", "k0=1,m=12", "k0=1,m=6", "oea:k0=2", "topk:k=3")  # beside the presets
+SETTINGS = {f"_{batch}{'' if mixed else '_alike'}": (batch, mixed) for batch in (16, 32) for mixed in (True, False)}
 
 
 def perplexity(results: Row) -> Table:
@@ -81,7 +79,7 @@ def routers(
     titles = ["model", "entropy of the load", "dead experts", "heaviest, in even loads", *pairs.values()]
     cells = []
     for name, loads, shared, top in (
-        (results["choice"][0]["model"], results["load"], results["overlap"], 4),
+        ("smol", results["load"], results["overlap"], 4),
         ("nano", _rows(nano_load), _rows(nano_overlap), 4),
         ("lab", [], (lab or {}).get("overlap", []), 5),
         ("gpt-oss-20b", _rows(load), _rows(overlap), 4),
@@ -186,17 +184,12 @@ def questions(results: Row) -> Table:
 
 def tables() -> dict[str, tuple[str, Callable[..., Table]]]:
     """By marker: the result files, and the function that makes their table."""
-    by_marker: dict[str, tuple[str, Callable[..., Any]]] = {
-        name: ("third_model", partial(policies, batch=batch, mixed=mixed)) for name, (batch, mixed) in SETTINGS.items()
-    }
-    by_marker["third_matched"] = ("third_model", matched)
-    by_marker["third_perplexity"] = ("third_model", perplexity)
+    by_marker: dict[str, tuple[str, Callable[..., Any]]] = {}
+    for prefix, file in (("third", "third_model"), ("prose", "nano_texts")):
+        of_texts: dict[str, Callable[..., Table]] = {"": prose, "_kinds": kinds, "_matched": matched}
+        of_texts |= {"_perplexity": perplexity, "_choice": choice}
+        of_texts |= {name: partial(policies, batch=batch, mixed=mixed) for name, (batch, mixed) in SETTINGS.items()}
+        by_marker |= {f"{prefix}{name}": (file, table) for name, table in of_texts.items()}
     by_marker["third_choice"] = ("third_model nano_texts", choice)
     by_marker["third_routers"] = ("third_model nano_load nano_overlap assumptions_lab load overlap", routers)
-    of_prose: dict[str, Callable[..., Table]] = {"": prose, "_kinds": kinds, "_matched": matched}
-    of_prose |= {"_perplexity": perplexity, "_choice": choice}
-    for name, table in of_prose.items():
-        by_marker[f"prose{name}"] = ("nano_texts", table)
-    for name, (batch, mixed) in SETTINGS.items():
-        by_marker[name.replace("third", "prose")] = ("nano_texts", partial(policies, batch=batch, mixed=mixed))
     return by_marker | {"third_questions": ("third_model", questions)}
