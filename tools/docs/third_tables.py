@@ -17,6 +17,7 @@ MODELS = {
     "dense": "SmolLM2-135M, as it came",
     "dense-trained": "SmolLM2-135M, trained on the same rows",
     "start": "the mixture, before training",
+    "smol-fitted": "the mixture, fitted",
     "smol": "the mixture, trained",
     "smol-cpu": "the mixture, trained",
 }
@@ -130,7 +131,7 @@ def worse(row: Row) -> Span:
 def prose(results: Row) -> Table:
     """What the best-known policies cost in text, by setting: the share of native's experts, and of its perplexity."""
     at = {(row["batch"], row["mixed"], row["policy"]): row for row in results["rows"] if row["set"] == "texts"}
-    settings = list(dict.fromkeys((batch, mixed) for batch, mixed, _ in at))
+    settings = sorted({(batch, mixed) for batch, mixed, _ in at}, key=lambda place: (place[0], not place[1]))
     titles, cells = ["policy"], []
     for batch, mixed in settings:
         where = f"{batch}, {'mixed' if mixed else 'one kind'}"
