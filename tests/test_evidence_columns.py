@@ -6,7 +6,9 @@ from math import log
 import pytest
 from evidence_files import check_accuracy, check_change, content
 
-EXPERTS = {"overlap": 32, "nano_overlap": 64, "assumptions": 64, "assumptions_lab": 128}
+READ = ("nano_texts", "third_model")  # whose texts were read under policies
+EXPERTS = {"overlap": 32, "nano_overlap": 64, "assumptions": 64, "assumptions_lab": 128, "nano_texts": 64}
+EXPERTS |= {"third_model": 32}
 
 
 def whole(value):
@@ -52,7 +54,69 @@ def test_answers_that_changed_have_other_tokens(name):
         check_diverged(row)
 
 
-@pytest.mark.parametrize("name", [*ANSWERED, "demo"])
+def mean_over(tokens, values):
+    """Of kinds of texts, each with so many tokens."""
+    return sum(tokens[kind] * values[kind] for kind in tokens) / sum(tokens.values())
+
+
+@pytest.mark.parametrize("name", READ)
+def test_perplexity_is_the_mean_over_kinds(name):
+    rows = content(name)["perplexity"]
+    for model in {row["model"] for row in rows}:
+        (all_kinds,) = (row for row in rows if (row["model"], row["kind"]) == (model, None))
+        parts = {row["kind"]: row for row in rows if row["model"] == model and row["kind"]}
+        for column in ("texts", "tokens"):
+            assert all_kinds[column] == sum(row[column] for row in parts.values())
+        tokens = {kind: row["tokens"] for kind, row in parts.items()}
+        surprise = {kind: log(row["perplexity"]) for kind, row in parts.items()}
+        assert log(all_kinds["perplexity"]) == pytest.approx(mean_over(tokens, surprise))
+        for row in (all_kinds, *parts.values()):
+            assert row["perplexity_low"] < row["perplexity"] < row["perplexity_high"]
+
+
+@pytest.mark.parametrize("name", READ)
+def test_what_policies_cost_is_the_mean_over_kinds(name):
+    """And natively a text is as surprising in a batch as alone, but for the order of sums."""
+    results = content(name)
+    read = [row for row in results["rows"] if row["set"] == "texts"]
+    alone = {row["kind"]: row for row in results["perplexity"] if row["model"] == read[0]["model"]}
+    texts = alone.pop(None)["texts"]
+    tokens = {kind: row["tokens"] for kind, row in alone.items()}
+    for row in read:
+        assert row["questions"] == texts
+        assert row["kl_answers"] == (0 if row["policy"] == "native" else texts)
+        assert row["kl"] == pytest.approx(mean_over(tokens, {kind: row[f"kl {kind}"] for kind in tokens}))
+        for column in ("perplexity", "perplexity_native"):
+            surprise = {kind: log(row[f"{column} {kind}"]) for kind in tokens}
+            assert log(row[column]) == pytest.approx(mean_over(tokens, surprise))
+        assert row["perplexity_ratio"] == pytest.approx(row["perplexity"] / row["perplexity_native"])
+        assert row["perplexity_ratio_low"] <= row["perplexity_ratio"] <= row["perplexity_ratio_high"]
+        assert row["kl_low"] <= row["kl"] <= row["kl_high"]
+        for kind, native in alone.items():
+            assert row[f"perplexity_native {kind}"] == pytest.approx(native["perplexity"], rel=5e-3)
+
+
+@pytest.mark.parametrize("name", READ)
+def test_texts_that_go_on_natively_have_the_same_tokens(name):
+    """The control's all do, and are as likely."""
+    rows = content(name)["rows"]
+    controls = [row for row in rows if row["paper"] == "no-op control"]
+    assert controls
+    for row in rows:
+        differing = whole(row["diverged"] * row["questions"])
+        assert (row["agreement"] == 1) == (differing == 0) == (row["diverged_at"] is None)
+        if row["policy"] == "native" or row in controls:
+            assert (row["agreement"], row["kl"], row["perplexity_ratio"]) == (1, 0, 1)
+
+
+@pytest.mark.parametrize("name", READ)
+def test_weights_of_a_token_sum_to_one(name):
+    for row in content(name)["choice"]:
+        assert sum(row["weights"]) == pytest.approx(1, abs=1e-4)
+        assert row["without_last"] == pytest.approx(1 - row["weights"][-1], abs=1e-4)
+
+
+@pytest.mark.parametrize("name", [*ANSWERED, *READ, "demo"])
 def test_experts_are_the_mean_over_layers(name):
     """Layers were kept to three digits."""
     rows = [row for row in content(name)["rows"] if "experts_active" in row]
@@ -62,10 +126,10 @@ def test_experts_are_the_mean_over_layers(name):
             assert row[column] == pytest.approx(sum(row[layers]) / len(row[layers]), abs=6e-4)
 
 
-@pytest.mark.parametrize("name", ["load", "nano_load"])
+@pytest.mark.parametrize("name", ["load", "nano_load", *READ])
 def test_how_even_a_load_is(name):
     """Loads were kept to four digits, of an even one."""
-    for row in content(name)["rows"]:
+    for row in content(name).get("load") or content(name)["rows"]:
         shares = [load / len(row["load"]) for load in row["load"]]
         assert sum(shares) == pytest.approx(1, abs=1e-4)
         entropy = -sum(share * log(share) for share in shares if share) / log(len(shares))
