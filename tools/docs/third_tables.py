@@ -80,7 +80,7 @@ def routers(
     titles = ["model", "entropy of the load", "dead experts", "heaviest, in even loads", *pairs.values()]
     cells = []
     for name, loads, shared, top in (
-        ("smol", results["load"], results["overlap"], 4),
+        (results["rows"][0]["model"], results["load"], results["overlap"], 4),
         ("nano", _rows(nano_load), _rows(nano_overlap), 4),
         ("lab", [], (lab or {}).get("overlap", []), 5),
         ("gpt-oss-20b", _rows(load), _rows(overlap), 4),
@@ -124,7 +124,7 @@ def policies(results: Row, batch: int, mixed: bool) -> Table:
 
 def worse(row: Row) -> Span:
     """By how much perplexity is above native's."""
-    value, low, high = (f"{100 * (row[f'perplexity_ratio{end}'] - 1):+.1f} %" for end in ("", "_low", "_high"))
+    value, low, high = (f"{100 * (row[f'perplexity_ratio{end}'] - 1):+z.1f} %" for end in ("", "_low", "_high"))
     return Span(f"{value} ({low} to {high})")
 
 
@@ -147,14 +147,14 @@ def kinds(results: Row) -> Table:
     """The same in mixed batches of 16, by what the text is: how much perplexity rises."""
     rows = [row for row in results["rows"] if (row["set"], row["batch"], row["mixed"]) == ("texts", 16, True)]
     at = {row["policy"]: row for row in rows}
-    names = [row["kind"] for row in results["perplexity"] if row["kind"]]
+    names = list(dict.fromkeys(row["kind"] for row in results["perplexity"] if row["kind"]))
     cells = []
     for name in ("native", *RECOMMENDED):
         row = at["native" if name == "native" else str(Policy.parse(name))]
         cells.append([f"`{policy_label(row['policy'])}`"])
         for kind in names:
             of, native = row[f"perplexity {kind}"], row[f"perplexity_native {kind}"]
-            cells[-1].append(f"{native:.1f}" if name == "native" else f"{100 * (of / native - 1):+.1f} %")
+            cells[-1].append(f"{native:.1f}" if name == "native" else f"{100 * (of / native - 1):+z.1f} %")
     return ["policy", *names], cells
 
 
