@@ -7,8 +7,14 @@ import pytest
 from evidence_files import check_accuracy, check_change, content
 
 READ = ("nano_texts", "third_model")  # whose texts were read under policies
-EXPERTS = {"overlap": 32, "nano_overlap": 64, "assumptions": 64, "assumptions_lab": 128, "nano_texts": 64}
-EXPERTS |= {"third_model": 32}
+EXPERTS = {
+    "overlap": 32,
+    "nano_overlap": 64,
+    "assumptions": 64,
+    "assumptions_lab": 128,
+    "nano_texts": 64,
+    "third_model": 32,
+}
 
 
 def whole(value):

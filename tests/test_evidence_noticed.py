@@ -31,7 +31,7 @@ NO_SAMPLES = {
     "paper_quality": (f"{OF_ANSWERS} calibration.* undrafted.*", TOKENS),
     "paper_quality_lab": (f"{OF_ANSWERS} rows.kl rows.accepted undrafted.*", TOKENS),
     **dict.fromkeys(
-        ("nano_texts", "third_model"),
+        test_evidence_columns.READ,
         (
             """rows.mass rows.kl_active rows.kl_high rows.perplexity_ratio_high rows.diverged_at calibration.*
             perplexity.perplexity_high perplexity.parameters overlap.overlap* overlap.pairs choice.company""",
@@ -85,8 +85,7 @@ PARTLY = {
     "paper_quality_lab": ("rows.agreement", "1 where no answer changed"),
     "assumptions_lab": ("rows.agreement", "1 where no answer changed"),
     "frontier": ("rows.agreement", "1 where no answer changed"),
-    "nano_texts": ("rows.agreement", "1 where no text changed"),
-    "third_model": ("rows.agreement", "1 where no text changed"),
+    **dict.fromkeys(test_evidence_columns.READ, ("rows.agreement", "1 where no text changed")),
     "one_model": ("rows.agreement", "1 where no answer changed"),
     "demo": ("rows.agreement rows.active rows.active_native", "the rows of speed have no experts by layer"),
     "cost_aware": ("rows.cost rows.votes_lost", "only on the curve do they decide what is gained"),

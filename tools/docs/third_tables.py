@@ -124,8 +124,12 @@ def policies(results: Row, batch: int, mixed: bool) -> Table:
 
 def worse(row: Row) -> Span:
     """By how much perplexity is above native's."""
-    value, low, high = (f"{100 * (row[f'perplexity_ratio{end}'] - 1):+z.1f} %" for end in ("", "_low", "_high"))
+    value, low, high = (_rise(row[f"perplexity_ratio{end}"]) for end in ("", "_low", "_high"))
     return Span(f"{value} ({low} to {high})")
+
+
+def _rise(ratio: float) -> str:
+    return f"{100 * (ratio - 1):+z.1f} %"
 
 
 def prose(results: Row) -> Table:
@@ -154,7 +158,7 @@ def kinds(results: Row) -> Table:
         cells.append([f"`{policy_label(row['policy'])}`"])
         for kind in names:
             of, native = row[f"perplexity {kind}"], row[f"perplexity_native {kind}"]
-            cells[-1].append(f"{native:.1f}" if name == "native" else f"{100 * (of / native - 1):+z.1f} %")
+            cells[-1].append(f"{native:.1f}" if name == "native" else _rise(of / native))
     return ["policy", *names], cells
 
 
