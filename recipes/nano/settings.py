@@ -25,7 +25,7 @@ LENGTH = {
 MIX = {"tasks": 0.58, "english": 0.10, "french": 0.08, "german": 0.08, "spanish": 0.08, "python": 0.08}
 # smol has learnt English already, and reads the other languages badly: fewer questions, more of those.
 SMOL_MIX = {"tasks": 0.30, "english": 0.14, "french": 0.14, "german": 0.14, "spanish": 0.14, "python": 0.14}
-# On two cores it sees half a million tokens: too few to learn answers, so it gets none.
+# On two cores it sees a quarter of a million tokens: too few to learn answers, so it gets none.
 CPU_MIX = {"english": 0.2, "french": 0.2, "german": 0.2, "spanish": 0.2, "python": 0.2}
 PROSE = {"english": "eng", "french": "fra", "german": "deu", "spanish": "spa"}
 HELD_OUT = 12  # one document in HELD_OUT is never trained on
