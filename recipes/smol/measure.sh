@@ -25,12 +25,10 @@ train=(python recipes/nano/train.py "$corpus" --out "$out" --questions 0 ${TRAIN
   "${train[@]}" --model "$name" --start "$out/start" --seconds "${TRAIN_SECONDS:-430}" --no-keep > "$out/train.log" 2>&1
 [ "$until" = all ] || exit 0
 
-# The dense model sees the same rows, as far as its time goes; smol's answers are judged meanwhile.
-steps=$(tail -1 "$out/log-$name.jsonl" | python -c 'import json, sys; print(json.loads(sys.stdin.read())["step"])')
-resume=$([ ! -f "$out/checkpoint-smol-dense.safetensors" ] || echo --resume)
+# The dense model beside it is trained as smol is, on as many rows as fit; smol's answers are judged meanwhile.
 [ -f "$out/smol-dense/tokenizer.json" ] || [ "${DENSE_SECONDS:-200}" = 0 ] ||
-  "${train[@]}" --model smol-dense --start "$out/dense" --steps "$steps" --seconds "${DENSE_SECONDS:-200}" $resume \
-    --workers 4 >> "$out/train-dense.log" 2>&1 &
+  "${train[@]}" --model smol-dense --start "$out/dense" --seconds "${DENSE_SECONDS:-200}" --no-keep --workers 4 \
+    > "$out/train-dense.log" 2>&1 &
 dense=$!
 # Without answers the texts are measured all the same.
 [ -f "$out/evaluation-$name.json" ] || [ "${EACH:-16}" = 0 ] ||
