@@ -3,6 +3,7 @@
 import re
 from math import log
 
+import numpy as np
 import pytest
 from evidence_files import check_accuracy, check_change, content
 
@@ -100,6 +101,24 @@ def test_what_policies_cost_is_the_mean_over_kinds(name):
         assert row["kl_low"] <= row["kl"] <= row["kl_high"]
         for kind, native in alone.items():
             assert row[f"perplexity_native {kind}"] == pytest.approx(native["perplexity"], rel=5e-3)
+
+
+def test_what_policies_cost_in_answers_is_one_mean_over_kinds():
+    """Kinds count by their tokens. These were not kept, but they are the same in every row, so rows tell them."""
+    rows = [row for row in content("third_model")["rows"] if row["set"] == "questions"]
+    kinds = [column.removeprefix("kl ") for column in rows[0] if column.startswith("kl ")]
+    columns = [("perplexity", np.log), ("perplexity_native", np.log), ("kl", float)]
+    parts = [[of(row[f"{column} {kind}"]) for kind in kinds] for row in rows for column, of in columns]
+    means = [of(row[column]) for row in rows for column, of in columns]
+    shares, *_ = np.linalg.lstsq(np.array(parts), np.array(means))
+    assert len(means) > 2 * len(kinds)
+    assert (min(shares) > 0, sum(shares)) == (True, pytest.approx(1))
+    assert np.array(parts) @ shares == pytest.approx(means, rel=1e-6, abs=1e-9)
+    for row in rows:
+        check_answers(row, rows[0])
+        assert row["kl_answers"] == (0 if row["policy"] == "native" else row["questions"])
+        assert row["perplexity_ratio"] == pytest.approx(row["perplexity"] / row["perplexity_native"])
+        assert row["perplexity_ratio_low"] <= row["perplexity_ratio"] <= row["perplexity_ratio_high"]
 
 
 @pytest.mark.parametrize("name", READ)

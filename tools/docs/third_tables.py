@@ -15,13 +15,12 @@ from xshare.report.labels import policy_label
 
 MODELS = {
     "dense": "SmolLM2-135M, as it came",
-    "dense-trained": "SmolLM2-135M, trained on the same rows",
+    "dense-trained": "SmolLM2-135M, trained as well",
     "start": "the mixture, before training",
-    "smol-fitted": "the mixture, fitted",
     "smol": "the mixture, trained",
     "smol-cpu": "the mixture, trained",
 }
-PROSE = ("k0=0,rho=0.9", "k0=2,m=6", "k0=1,m=12", "k0=1,m=6", "oea:k0=2", "topk:k=3")  # beside the presets
+PROSE = ("k0=0,rho=0.9", "k0=2,m=6", "k0=1,m=12", "k0=1,m=6", "k0=2,m=0,score=full", "topk:k=3")  # beside the presets
 SETTINGS = {f"_{batch}{'' if mixed else '_alike'}": (batch, mixed) for batch in (16, 32) for mixed in (True, False)}
 
 
@@ -110,7 +109,7 @@ def policies(results: Row, batch: int, mixed: bool) -> Table:
     titles = ["policy", "the paper's", "active experts", "of native", "KL", "perplexity", "against native (95 %)"]
     rows = [row for row in results["rows"] if (row["set"], row["batch"], row["mixed"]) == ("texts", batch, mixed)]
     cells = []
-    for row in sorted(rows, key=lambda row: (row["policy"] != "native", -row["active"] / row["active_native"])):
+    for row in sorted(rows, key=_experts):
         line = [
             f"`{policy_label(row['policy'])}`",
             row["paper"].replace(",", ", "),
@@ -120,6 +119,10 @@ def policies(results: Row, batch: int, mixed: bool) -> Table:
         line += [f"{row['kl']:.4f}", f"{row['perplexity']:.2f}", "" if row["policy"] == "native" else worse(row)]
         cells.append([*line, f"{row['agreement']:.1%}"])
     return [*titles, "agreement"], cells
+
+
+def _experts(row: Row) -> tuple[bool, float]:
+    return row["policy"] != "native", -row["active"] / row["active_native"]
 
 
 def worse(row: Row) -> Span:
@@ -181,7 +184,7 @@ def questions(results: Row) -> Table:
     titles = ["policy", "active experts", "of native", "right", "change (95 %)", "KL", "agreement"]
     rows = [row for row in results["rows"] if row["set"] == "questions"]
     cells = []
-    for row in rows:
+    for row in sorted(rows, key=_experts):
         line = [f"`{policy_label(row['policy'])}`", f"{row['active']:.1f}", of_native(row), f"{row['accuracy']:.1%}"]
         cells.append([*line, change(row), f"{row['kl']:.4f}", f"{row['agreement']:.1%}"])
     return titles, cells
