@@ -22,17 +22,17 @@ train=(python recipes/nano/train.py "$corpus" --out "$out" --questions 0 ${TRAIN
 [ -f "$out/start/tokenizer.json" ] ||
   python recipes/smol/upcycle.py "$corpus" "$out/dense" "$out/start" ${UPCYCLING:-} > "$out/upcycle.log" 2>&1
 [ -f "$out/$name/tokenizer.json" ] ||
-  "${train[@]}" --model "$name" --start "$out/start" --seconds "${TRAIN_SECONDS:-430}" --no-keep > "$out/train.log" 2>&1
+  "${train[@]}" --model "$name" --start "$out/start" --seconds "${TRAIN_SECONDS:-580}" --no-keep > "$out/train.log" 2>&1
 [ "$until" = all ] || exit 0
 
 # The dense model beside it is trained as smol is, on as many rows as fit; smol's answers are judged meanwhile.
-[ -f "$out/smol-dense/tokenizer.json" ] || [ "${DENSE_SECONDS:-200}" = 0 ] ||
-  "${train[@]}" --model smol-dense --start "$out/dense" --seconds "${DENSE_SECONDS:-200}" --no-keep --workers 4 \
+[ -f "$out/smol-dense/tokenizer.json" ] || [ "${DENSE_SECONDS:-225}" = 0 ] ||
+  "${train[@]}" --model smol-dense --start "$out/dense" --seconds "${DENSE_SECONDS:-225}" --no-keep --workers 4 \
     > "$out/train-dense.log" 2>&1 &
 dense=$!
 # Without answers the texts are measured all the same.
-[ -f "$out/evaluation-$name.json" ] || [ "${EACH:-16}" = 0 ] ||
-  python recipes/nano/evaluate.py "$corpus" --out "$out" --model "$name" --questions "${EACH:-16}" \
+[ -f "$out/evaluation-$name.json" ] || [ "${EACH:-8}" = 0 ] ||
+  python recipes/nano/evaluate.py "$corpus" --out "$out" --model "$name" --questions "${EACH:-8}" \
     > "$out/evaluation.log" 2>&1 ||
   echo "its answers could not be judged: $out/evaluation.log"
 [ -f "$out/$name.jsonl" ] || [ ! -f "$out/evaluation-$name.json" ] ||
@@ -40,8 +40,8 @@ dense=$!
 gpu='{"device": "cuda", "dtype": "bfloat16"}'
 wait $dense || echo "the dense model is not trained yet: $out/train-dense.log"
 
-python benchmarks/third_model.py "$out/$name" "$out/texts.jsonl" --questions "$out/$name.jsonl" --jobs "${JOBS:-6}" \
+python benchmarks/third_model.py "$out/$name" "$out/texts.jsonl" --questions "$out/$name.jsonl" --jobs "${JOBS:-8}" \
   --count "${QUESTIONS:-320}" --answer-tokens "${ANSWER_TOKENS:-320}" --beside "dense=$out/dense" \
   --beside "dense-trained=$out/smol-dense" --beside "start=$out/start" --engine-args "${ENGINE:-$gpu}" \
-  --seconds "${SECONDS_LEFT:-520}" --json "$out/evidence/third_model.json" ${MORE:-} > "$out/third_model.log" 2>&1
+  --seconds "${SECONDS_LEFT:-560}" --json "$out/evidence/third_model.json" ${MORE:-} > "$out/third_model.log" 2>&1
 tail -1 "$out/third_model.log"
