@@ -77,7 +77,7 @@ def train_tokenizer(corpus: Path) -> Tokenizer:
 
 def write_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    tokenizer.save(str(folder / "tokenizer.json"))
+    tokenizer.save(str(folder / "tokenizer.json"), pretty=False)  # a third of the size
     about = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "eos_token": END,
