@@ -21,7 +21,7 @@ def policies(results: Row, setting: Setting) -> Table:
     """Native, the control, the paper's configurations and the rivals, from most experts to fewest."""
     titles = ["policy", "the paper's", "active experts", "of native", "accuracy", "change (95 %)", "agreement", "KL"]
     cells = []
-    for row in sorted(_rows_in(results["rows"], setting), key=_place):
+    for row in sorted(_rows_in(results["rows"], setting), key=native_first):
         line = [f"`{row['policy']}`", _paper(row, results).replace(",", ", "), f"{row['active']:.1f}"]
         line += [of_native(row), _share(row, "accuracy"), change(row)]
         line += [f"{row['agreement']:.1%}", f"{row['kl']:.4f}"]
@@ -178,7 +178,7 @@ def _rows_in(rows: list[Row], setting: Setting) -> list[Row]:
     return [row for row in rows if (row["batch"], row["drafts"], row["mixed"]) == setting]
 
 
-def _place(row: Row) -> tuple[bool, bool, float]:
+def native_first(row: Row) -> tuple[bool, bool, float]:
     """Native first, then the control, then by experts."""
     return row["policy"] != "native", row["paper"] != "no-op control", -row["active"]
 

@@ -323,7 +323,7 @@ def fit(results: Row, of: str | None) -> Table:
 
 
 def gain_text(ratio: float | None) -> str:
-    return "" if ratio is None else f"{100 * (ratio - 1):+.1f} %"
+    return "" if ratio is None else f"{100 * (ratio - 1):+z.1f} %"
 
 
 def paper_range(row: Row) -> str:

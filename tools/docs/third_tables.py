@@ -7,8 +7,9 @@ from functools import partial
 from statistics import fmean
 from typing import Any
 
-from quality_tables import Row, Table, change, of_native
+from quality_tables import Row, Table, change, native_first, of_native
 from spans import Span
+from speed_tables import gain_text
 
 from xshare.policy import RECOMMENDED, Policy
 from xshare.report.labels import policy_label
@@ -109,7 +110,7 @@ def policies(results: Row, batch: int, mixed: bool) -> Table:
     titles = ["policy", "the paper's", "active experts", "of native", "KL", "perplexity", "against native (95 %)"]
     rows = [row for row in results["rows"] if (row["set"], row["batch"], row["mixed"]) == ("texts", batch, mixed)]
     cells = []
-    for row in sorted(rows, key=_experts):
+    for row in sorted(rows, key=native_first):
         line = [
             f"`{policy_label(row['policy'])}`",
             row["paper"].replace(",", ", "),
@@ -121,18 +122,10 @@ def policies(results: Row, batch: int, mixed: bool) -> Table:
     return [*titles, "agreement"], cells
 
 
-def _experts(row: Row) -> tuple[bool, float]:
-    return row["policy"] != "native", -row["active"] / row["active_native"]
-
-
 def worse(row: Row) -> Span:
     """By how much perplexity is above native's."""
-    value, low, high = (_rise(row[f"perplexity_ratio{end}"]) for end in ("", "_low", "_high"))
+    value, low, high = (gain_text(row[f"perplexity_ratio{end}"]) for end in ("", "_low", "_high"))
     return Span(f"{value} ({low} to {high})")
-
-
-def _rise(ratio: float) -> str:
-    return f"{100 * (ratio - 1):+z.1f} %"
 
 
 def prose(results: Row) -> Table:
@@ -161,7 +154,7 @@ def kinds(results: Row) -> Table:
         cells.append([f"`{policy_label(row['policy'])}`"])
         for kind in names:
             of, native = row[f"perplexity {kind}"], row[f"perplexity_native {kind}"]
-            cells[-1].append(f"{native:.1f}" if name == "native" else _rise(of / native))
+            cells[-1].append(f"{native:.1f}" if name == "native" else gain_text(of / native))
     return ["policy", *names], cells
 
 
@@ -184,7 +177,7 @@ def questions(results: Row) -> Table:
     titles = ["policy", "active experts", "of native", "right", "change (95 %)", "KL", "agreement"]
     rows = [row for row in results["rows"] if row["set"] == "questions"]
     cells = []
-    for row in sorted(rows, key=_experts):
+    for row in sorted(rows, key=native_first):
         line = [f"`{policy_label(row['policy'])}`", f"{row['active']:.1f}", of_native(row), f"{row['accuracy']:.1%}"]
         cells.append([*line, change(row), f"{row['kl']:.4f}", f"{row['agreement']:.1%}"])
     return titles, cells
