@@ -62,14 +62,7 @@ def choice(*results: Row) -> Table:
     return titles, cells
 
 
-def routers(
-    results: Row,
-    nano_load: Row | None,
-    nano_overlap: Row | None,
-    lab: Row | None,
-    load: Row | None,
-    overlap: Row | None,
-) -> Table:
+def routers(results: Row, nano: Row | None, lab: Row | None, load: Row | None, overlap: Row | None) -> Table:
     """How even the load is, and how many of four experts two tokens share, in times chance: models have other numbers
     of experts. lab's load was not recorded, and its overlap is of the best five."""
     pairs = {
@@ -81,7 +74,7 @@ def routers(
     cells = []
     for name, loads, shared, top in (
         (results["rows"][0]["model"], results["load"], results["overlap"], 4),
-        ("nano", _rows(nano_load), _rows(nano_overlap), 4),
+        ("nano", (nano or {}).get("load", []), (nano or {}).get("overlap", []), 4),
         ("lab", [], (lab or {}).get("overlap", []), 5),
         ("gpt-oss-20b", _rows(load), _rows(overlap), 4),
     ):
@@ -192,5 +185,5 @@ def tables() -> dict[str, tuple[str, Callable[..., Table]]]:
         of_texts |= {name: partial(policies, batch=batch, mixed=mixed) for name, (batch, mixed) in SETTINGS.items()}
         by_marker |= {f"{prefix}{name}": (file, table) for name, table in of_texts.items()}
     by_marker["third_choice"] = ("third_model nano_texts", choice)
-    by_marker["third_routers"] = ("third_model nano_load nano_overlap assumptions_lab load overlap", routers)
+    by_marker["third_routers"] = ("third_model nano_texts assumptions_lab load overlap", routers)
     return by_marker | {"third_questions": ("third_model", questions)}
