@@ -103,6 +103,8 @@ evidence: setup
 	@test -f "$(TRACE)" || { echo "say which trace: make evidence TRACE=FILE"; exit 2; }
 	$(REPLAY) --all --batch 16 $(COMMON) --policy oea:k0=2 --policy k0=1,tau=0.9 --policy lynx:drop=7 \
 	  --policy topk:k=2 --policy skip:beta=0.5 --policy random:k0=1,m=6 --out evidence/replay.json
+	$(REPLAY) --all --batch 16 --policy careful --policy balanced --policy fast --policy rho=0.9 \
+	  --out evidence/replay_presets.json
 	$(REPLAY) --batch 4 --drafts 3 --policy k0=1,mr=4 --policy k0=1,mr=5 --policy k0=2,m=0 --policy k0=1,m=8 \
 	  --out evidence/replay_draft.json
 	$(REPLAY) --all --batch 16 --devices 8 --policy k0=1,mg=2 --policy k0=1,mg=2,fill=rounds --policy k0=1,m=6 \

@@ -75,7 +75,7 @@ NO_SAMPLES = {
     "nano_overlap": ("rows.overlap* rows.pairs", BATCHES),
     **dict.fromkeys(("curve", "nano_curve", "nano_curve_single"), (REPLAYED, BATCHES)),
     **dict.fromkeys(("replay", "replay_devices", "replay_draft", "replay_mixed"), ("rows.*", BATCHES)),
-    **dict.fromkeys(("replay_single", "replay_protected"), ("rows.*", BATCHES)),
+    **dict.fromkeys(("replay_presets", "replay_single", "replay_protected"), ("rows.*", BATCHES)),
 }
 # The same of columns of which some values are noticed and others are not.
 PARTLY = {

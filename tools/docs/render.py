@@ -213,6 +213,7 @@ TABLES: dict[str, Callable[[str], str]] = {
     "replay": replay_table,
     "replay_draft": replay_table,
     "replay_devices": replay_table,
+    "replay_presets": replay_table,
     "replay_mixed": replay_table,
     "replay_single": replay_table,
     "curve": curve_table,
