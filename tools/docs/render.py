@@ -53,7 +53,7 @@ def replay_table(name: str) -> str:
     titles = ["policy", "active experts", "of native", "gating mass", "top-1 kept", "max load"]
     cells = [
         [
-            f"`{row['policy']}`",
+            f"`{policy_label(row['policy'])}`",
             mean_text(row, "active", 1),
             quality_tables.of_native(row),
             mean_text(row, "mass", 3),
