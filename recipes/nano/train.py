@@ -7,7 +7,7 @@
 
 Weights are bfloat16 with float32 masters. On a CPU all is float32, but for `--bfloat16`: some compute faster in it.
 `--seconds` stops early and leaves a checkpoint in OUT, `--resume` goes on from it. Without `--steps`, as many are made
-as fit: the number is chosen once the compiler is done, and lowered if steps become slower.
+as fit: the number is chosen once the compiler is done, or after half of the time, and lowered if steps become slower.
 OUT gets the model, its log and its evaluation (accuracy by kind and size, loss by domain).
 """
 
@@ -29,6 +29,8 @@ from padded import use_padded
 from safetensors.torch import load_file, save_file
 from settings import BOTH, DRAFT_MODEL, LAB_MODEL, MODEL, NANO, TRAINING, Training
 from torch import Tensor, nn
+
+EVERY = 50  # steps of a line of the log
 
 
 def new_model(name: str, device: str, tiny: bool, start: Path | None, bfloat16: bool) -> Any:
@@ -258,9 +260,10 @@ def train(
     elif device == "cuda":
         compile_layers(net)
     with (out / f"log-{model}.jsonl").open("a" if first else "w") as log:
-        since, tokens = time.monotonic(), 0
+        began = since = time.monotonic()
+        tokens = 0
         step, fitted = first - 1, not steps
-        fifties: list[float] = []  # seconds of every fifty steps
+        pace: list[float] = []  # seconds of every line's steps
         while (step := step + 1) < steps or not steps:
             feed.short = step < lengthen
             batch = feed.batch()
@@ -272,7 +275,11 @@ def train(
                 loss, balance = loss.detach(), balance.detach()
             norm = masters.step(rate_at(step, steps, settings))
             tokens += inputs.numel()
-            if (step + 1) % 50 == 0 or step + 1 == steps:
+            if not steps and (now := time.monotonic()) > (began + until) / 2:  # too slow for `timed` steps
+                each = (now - began) / (step + 1 - first)
+                steps = step + 1 + max(1, int((until - now) / each))
+                print(f"{steps} steps fit", flush=True)
+            if (step + 1) % EVERY == 0 or step + 1 == steps:
                 line = {"step": step + 1, "loss": round(float(loss), 4), "balance": round(float(balance), 3)}
                 taken = time.monotonic() - since  # float() has waited for the device
                 speed = tokens / taken
@@ -281,9 +288,9 @@ def train(
                 print(json.dumps(line), file=log, flush=True)
                 print(json.dumps(line), flush=True)
                 if fitted and step + 1 - first >= settings.timed:  # the first steps wait for the compiler
-                    fifties.append(taken)
+                    pace.append(taken)
                     left = max(0.0, until - time.monotonic())
-                    fit = step + 1 + int(50 * left * len(fifties) / sum(fifties))
+                    fit = step + 1 + int(EVERY * left * len(pace) / sum(pace))
                     if not steps or fit < steps:
                         steps = fit
                         print(f"{steps} steps fit", flush=True)

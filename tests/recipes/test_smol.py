@@ -3,6 +3,7 @@
 import importlib
 import json
 import lzma
+import re
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -202,12 +203,16 @@ def test_it_is_made_and_trained(recipe, tmp_path, monkeypatch):
     assert 0.75 < last["without_last"] < 1  # the last of four experts weighs least
     assert (out / "checkpoint-smol.safetensors").is_file()
     (out / "checkpoint-smol.safetensors").unlink()
-    # As many steps as fit: their number is chosen after fifty of them.
-    monkeypatch.setitem(recipe("train").TRAINING, "smol", replace(recipe("train").TRAINING["smol"], timed=50))
-    ended = run("train", *options, "--start", tmp_path / "start", "--seconds", 1, "--no-keep")
-    assert ended.exit_code == 0, ended.output
-    assert "\n50 steps fit\n" in ended.output  # the time was over by then
-    assert json.loads((out / "log-smol.jsonl").read_text().splitlines()[-1])["step"] == 50
+    # As many steps as fit: their number is chosen after some of them, or after half of the time if they are slower.
+    for timed, seconds in ((100, 2), (5, 8)):
+        monkeypatch.setattr(recipe("train"), "EVERY", timed)
+        settings = replace(recipe("train").TRAINING["smol"], timed=timed)
+        monkeypatch.setitem(recipe("train").TRAINING, "smol", settings)
+        ended = run("train", *options, "--start", tmp_path / "start", "--seconds", seconds, "--no-keep")
+        assert ended.exit_code == 0, ended.output
+        fit = [int(steps) for steps in re.findall(r"^(\d+) steps fit$", ended.output, flags=re.MULTILINE)]
+        assert 2 <= fit[-1] <= fit[0] < 100
+        assert json.loads((out / "log-smol.jsonl").read_text().splitlines()[-1])["step"] == fit[-1]
     assert not (out / "checkpoint-smol.safetensors").is_file()
     # On a CPU in bfloat16: what neurons read stays as it is.
     options[options.index("smol")] = "smol-cpu"
