@@ -263,7 +263,7 @@ def train(
         began = since = time.monotonic()
         tokens = 0
         step, fitted = first - 1, not steps
-        pace: list[float] = []  # seconds of every line's steps
+        spent, seen = 0.0, 0  # seconds, and tokens in them, of the lines by which the number of steps is chosen
         while (step := step + 1) < steps or not steps:
             feed.short = step < lengthen
             batch = feed.batch()
@@ -275,11 +275,8 @@ def train(
                 loss, balance = loss.detach(), balance.detach()
             norm = masters.step(rate_at(step, steps, settings))
             tokens += inputs.numel()
-            if not steps and (now := time.monotonic()) > (began + until) / 2:  # too slow for `timed` steps
-                each = (now - began) / (step + 1 - first)
-                steps = step + 1 + max(1, int((until - now) / each))
-                print(f"{steps} steps fit", flush=True)
-            if (step + 1) % EVERY == 0 or step + 1 == steps:
+            slow = not steps and time.monotonic() > (began + until) / 2  # too slow for `timed` steps
+            if (step + 1) % EVERY == 0 or step + 1 == steps or slow:
                 line = {"step": step + 1, "loss": round(float(loss), 4), "balance": round(float(balance), 3)}
                 taken = time.monotonic() - since  # float() has waited for the device
                 speed = tokens / taken
@@ -287,10 +284,10 @@ def train(
                 line |= {"norm": round(float(norm), 2), "tokens_per_s": round(speed)}
                 print(json.dumps(line), file=log, flush=True)
                 print(json.dumps(line), flush=True)
-                if fitted and step + 1 - first >= settings.timed:  # the first steps wait for the compiler
-                    pace.append(taken)
+                if fitted and (slow or step + 1 - first >= settings.timed):  # the first steps wait for the compiler
+                    spent, seen = spent + taken, seen + tokens
                     left = max(0.0, until - time.monotonic())
-                    fit = step + 1 + int(EVERY * left * len(pace) / sum(pace))
+                    fit = step + 1 + max(int(slow), int(left * seen / spent / inputs.numel()))
                     if not steps or fit < steps:
                         steps = fit
                         print(f"{steps} steps fit", flush=True)

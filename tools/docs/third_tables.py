@@ -74,9 +74,9 @@ def routers(results: Row, nano: Row | None, lab: Row | None, load: Row | None, o
     cells = []
     for name, loads, shared, top in (
         (results["rows"][0]["model"], results["load"], results["overlap"], 4),
-        ("nano", (nano or {}).get("load", []), (nano or {}).get("overlap", []), 4),
-        ("lab", [], (lab or {}).get("overlap", []), 5),
-        ("gpt-oss-20b", _rows(load), _rows(overlap), 4),
+        ("nano", _list(nano, "load"), _list(nano, "overlap"), 4),
+        ("lab", [], _list(lab, "overlap"), 5),
+        ("gpt-oss-20b", _list(load, "rows"), _list(overlap, "rows"), 4),
     ):
         at = {row["pair"]: row["overlap"] / row["chance"] for row in shared if row["top"] == top}
         if loads or at:
@@ -84,8 +84,8 @@ def routers(results: Row, nano: Row | None, lab: Row | None, load: Row | None, o
     return titles, cells
 
 
-def _rows(results: Row | None) -> list[Row]:
-    return [] if results is None else results["rows"]
+def _list(results: Row | None, name: str) -> list[Row]:
+    return [] if results is None else results[name]
 
 
 def _spread(loads: list[Row]) -> list[str]:
